@@ -1,0 +1,62 @@
+"""Make trained neural networks smaller and faster.
+
+Importing this module is instant: the names below are loaded when they are first used, and neither
+torch nor keras is imported before a model of theirs comes along. Users of one framework import from
+its façade instead: ``from lilliput.torch import LevelPruner``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "lilliput.config.layer": ("LayerInfo", "QuantType"),
+    "lilliput.config.parse": ("schema",),
+    "lilliput.config.spec": ("PruneRule", "QuantRule", "Rule", "ScheduledPruneRule"),
+    "lilliput.config.files": ("read_rules", "write_rules"),
+    "lilliput.core.compressor": ("Compressor",),
+    "lilliput.core.grad": ("QuantGrad",),
+    "lilliput.core.masker": ("WeightMasker",),
+    "lilliput.core.pruner": ("Pruner",),
+    "lilliput.core.quantizer": ("Quantizer",),
+    "lilliput.core.state": ("CompressionState",),
+    "lilliput.errors": (
+        "AlgorithmError",
+        "ConfigError",
+        "ExportError",
+        "LilliputError",
+        "MissingExtraError",
+        "StageError",
+        "StateError",
+        "UnsupportedModelError",
+    ),
+    "lilliput.pruning": (
+        "AGPPruner",
+        "AGP_Pruner",
+        "AGPruner",
+        "LevelPruner",
+        "OneShotPruner",
+        "ScoreMasker",
+    ),
+    "lilliput.quantization": ("DoReFaQuantizer", "NaiveQuantizer"),
+    "lilliput.algorithms": ("pruner", "quantizer", "list_pruners", "list_quantizers"),
+    "lilliput.registry": ("register_pruner", "register_quantizer"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'lilliput' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,93 @@
+"""What the engine asks of a framework. One subclass per framework, and nothing else touches it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.core.grad import QuantGrad
+
+
+class Backend(ABC):
+    """The engine's view of a framework."""
+
+    name: ClassVar[str]
+    default_types: ClassVar[frozenset[str]]
+
+    @abstractmethod
+    def layers(self, model: Any) -> list[LayerInfo]:
+        """Return every layer of the model that could be compressed, in the model's order."""
+
+    @abstractmethod
+    def is_known_type(self, name: str) -> bool:
+        """Whether the framework has a layer class of that name."""
+
+    @abstractmethod
+    def wrap(self, kind: str, layer: LayerInfo, compressor: Any) -> Any:
+        """Return a new wrapper (``kind`` is 'pruner' or 'quantizer'); the model stays untouched."""
+
+    @abstractmethod
+    def attach(self, wrapper: Any) -> None:
+        """Make the layer compute with what the wrapper says."""
+
+    @abstractmethod
+    def detach(self, wrapper: Any) -> None:
+        """Undo :meth:`attach` exactly."""
+
+    @abstractmethod
+    def on_forward(self, wrapper: Any, collector: Callable[..., Any]) -> list[Any]:
+        """Call ``collector(wrapper, input_, output)`` after each forward; return removable handles."""
+
+    @abstractmethod
+    def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
+        """Call ``task()`` after each optimizer step; return a removable handle."""
+
+    @abstractmethod
+    def check_optimizer(self, optimizer: Any, wrappers: Sequence[Any]) -> None:
+        """Raise if the optimizer cannot be hooked or does not hold the weights."""
+
+    @abstractmethod
+    def check_mask(self, wrapper: Any, key: str, mask: Any) -> str | None:
+        """Return what is wrong with a mask for this wrapper, or None."""
+
+    @abstractmethod
+    def apply_masks(self, wrappers: Sequence[Any], optimizer: Any = None) -> None:
+        """Zero the pruned weights, and the optimizer's memory of them, in place."""
+
+    @abstractmethod
+    def quantize(
+        self,
+        tensors: tuple[Any, ...],
+        function: Callable[..., Any],
+        rule: type[QuantGrad] | None,
+        quant_type: QuantType,
+    ) -> tuple[Any, ...]:
+        """Return what ``function`` makes of the tensors, with the gradient that ``rule`` prescribes."""
+
+    @abstractmethod
+    def no_grad(self) -> AbstractContextManager[Any]:
+        """A context in which no gradient is recorded."""
+
+    @abstractmethod
+    def export(
+        self,
+        model: Any,
+        wrappers: Sequence[Any],
+        model_path: str,
+        mask_path: str | None,
+        onnx_path: str | None,
+        input_shape: tuple[int, ...] | None,
+        device: Any,
+    ) -> None:
+        """Write the compressed model as a plain one."""
+
+    @abstractmethod
+    def dump_tensors(self, tensors: dict[str, Any]) -> bytes:
+        """Return tensors as the bytes of a safetensors file."""
+
+    @abstractmethod
+    def parse_tensors(self, data: bytes) -> dict[str, Any]:
+        """Return the tensors of a safetensors file."""

@@ -1,0 +1,172 @@
+"""The torch backend: find layers, wrap them, hook the optimizer, keep pruned weights at zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.backends.base import Backend
+from lilliput.backends.torch import files, instrument
+from lilliput.backends.torch.discover import DEFAULT_TYPES, discover
+from lilliput.backends.torch.grad import with_gradient
+from lilliput.backends.torch.weights import forget_, is_parametrized, multiply_, raw
+from lilliput.backends.torch.wrapper import (
+    Collector,
+    ModuleWrapper,
+    PrunerModuleWrapper,
+    QuantizerModuleWrapper,
+)
+from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.core.grad import QuantGrad
+from lilliput.errors import ConfigError, UnsupportedModelError
+
+_WRAPPERS = {"pruner": PrunerModuleWrapper, "quantizer": QuantizerModuleWrapper}
+
+
+class TorchBackend(Backend):
+    """What the engine needs, done with torch."""
+
+    name = "torch"
+    default_types = DEFAULT_TYPES
+
+    def layers(self, model: nn.Module) -> list[LayerInfo]:
+        """Return every layer that could be compressed; see :mod:`discover`."""
+        return discover(model)
+
+    def is_known_type(self, name: str) -> bool:
+        """Whether ``torch.nn`` has a class of that name."""
+        return isinstance(getattr(nn, name, None), type)
+
+    def wrap(self, kind: str, layer: LayerInfo, compressor: Any) -> ModuleWrapper:
+        """Return a new wrapper; the model stays untouched."""
+        return _WRAPPERS[kind](layer, compressor)
+
+    def attach(self, wrapper: ModuleWrapper) -> None:
+        """Shadow the layer's attributes, in every module that owns them."""
+        for owner in wrapper.layer_info.owners:
+            instrument.attach(owner.module, wrapper, owner.weight_name, owner.bias_name)
+
+    def detach(self, wrapper: ModuleWrapper) -> None:
+        """Take the shadow away; masks are burnt into the raw weights first."""
+        if isinstance(wrapper, PrunerModuleWrapper):
+            self._burn_in(wrapper)
+        for owner in wrapper.layer_info.owners:
+            instrument.detach(owner.module, wrapper)
+
+    def on_forward(self, wrapper: ModuleWrapper, collector: Callable[..., Any]) -> list[Any]:
+        """Register the collector on every module that owns the weight."""
+        hook = Collector(wrapper, collector)
+        return [owner.module.register_forward_hook(hook) for owner in wrapper.layer_info.owners]
+
+    def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
+        """Register a step post hook."""
+        return optimizer.register_step_post_hook(lambda *_: task())
+
+    def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Raise if the optimizer cannot be hooked or holds none of the weights."""
+        if not hasattr(optimizer, "register_step_post_hook"):
+            raise ConfigError(
+                f"optimizer: received {type(optimizer).__name__!r}, expected a torch.optim.Optimizer "
+                "(or none, and call step() yourself)."
+            )
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        weights = [
+            raw(w.module, w.layer_info.weight_name) for w in wrappers if w.weight is not None
+        ]
+        if weights and not any(id(p) in held for p in weights):
+            raise ConfigError(
+                "optimizer: it holds none of the weights to compress; was it made for another model, "
+                "or before the model was moved or wrapped? Make it from this model's parameters()."
+            )
+
+    def check_mask(self, wrapper: ModuleWrapper, key: str, mask: Any) -> str | None:
+        """Return what is wrong with a mask, or None."""
+        target = wrapper.weight if key == "weight_mask" else wrapper.bias
+        if target is None:
+            return "the layer has no bias."
+        if not isinstance(mask, Tensor):
+            return f"received {type(mask).__name__}, expected a tensor of ones and zeros."
+        if mask.shape != target.shape:
+            return f"received shape {tuple(mask.shape)}, expected {tuple(target.shape)}."
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            return "received other values than 0 and 1."
+        return None
+
+    @torch.no_grad()
+    def apply_masks(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
+        """Zero the pruned weights and the optimizer's memory of them, in place."""
+        for wrapper in wrappers:
+            for name, mask in _masks(wrapper):
+                if not is_parametrized(wrapper.module, name):
+                    parameter = raw(wrapper.module, name)
+                    multiply_(parameter, mask)
+                    if optimizer is not None:
+                        forget_(optimizer, parameter, mask)
+
+    def quantize(
+        self,
+        tensors: tuple[Tensor, ...],
+        function: Callable[..., Any],
+        rule: type[QuantGrad] | None,
+        quant_type: QuantType,
+    ) -> tuple[Tensor, ...]:
+        """Return what ``function`` makes of the tensors, with the gradient that ``rule`` prescribes."""
+        seen = tensors if rule is None else tuple(x.detach() for x in tensors)
+        answer = function(*seen)
+        results = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+        if rule is None:
+            return results
+        return tuple(
+            with_gradient(x, y, rule, quant_type) for x, y in zip(tensors, results, strict=False)
+        )
+
+    def no_grad(self) -> AbstractContextManager[Any]:
+        """A context in which no gradient is recorded."""
+        return torch.no_grad()
+
+    def export(self, *args: Any) -> None:
+        """Write the compressed model as a plain one; see :mod:`files`."""
+        files.export_plain(*args)
+
+    def dump_tensors(self, tensors: dict[str, Tensor]) -> bytes:
+        """Return tensors as the bytes of a safetensors file."""
+        return files.dump_tensors(tensors)
+
+    def parse_tensors(self, data: bytes) -> dict[str, Tensor]:
+        """Return the tensors of a safetensors file."""
+        return files.parse_tensors(data)
+
+    @torch.no_grad()
+    def _burn_in(self, wrapper: PrunerModuleWrapper) -> None:
+        """Leave the masks' zeros in the raw weights, or refuse where a parametrization hides them."""
+        self.apply_masks([wrapper])
+        for name, mask in _masks(wrapper):
+            if is_parametrized(wrapper.module, name):
+                masked = raw(wrapper.module, name) * mask
+                parametrized: Any = wrapper.module.parametrizations[name]  # type: ignore[index]
+                parametrized.right_inverse(masked)
+                if not torch.equal(raw(wrapper.module, name), masked):
+                    raise UnsupportedModelError(
+                        f"layer {wrapper.name!r}: its parametrization of {name!r} cannot hold the "
+                        "masked weight exactly; call torch.nn.utils.parametrize."
+                        "remove_parametrizations(...) before pruning."
+                    )
+
+
+def _masks(wrapper: ModuleWrapper) -> list[tuple[str, Tensor]]:
+    """Return the masks in force, by the name of the parameter they belong to."""
+    layer, masks = wrapper.layer_info, []
+    for name, key in ((layer.weight_name, "weight_mask"), (layer.bias_name, "bias_mask")):
+        mask = wrapper._buffers.get(key)
+        if name is not None and mask is not None:
+            masks.append((name, mask))
+    return masks
+
+
+def create() -> TorchBackend:
+    """Return the backend; the one name every backend module has."""
+    return TorchBackend()

@@ -1,0 +1,101 @@
+"""Which layers a model has: one LayerInfo per weight, tied weights joined, wrappers looked through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lilliput.backends.torch.instrument import Sidecar
+from lilliput.backends.torch.weights import bias_name, raw, unshadowed, weight_names
+from lilliput.config.layer import LayerInfo, Owner
+from lilliput.errors import UnsupportedModelError
+
+# What 'default' stands for: layers that hold most of the weights. Never norm layers.
+DEFAULT_TYPES = frozenset(
+    "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d Linear Bilinear PReLU "
+    "Embedding EmbeddingBag RNN LSTM GRU RNNCell LSTMCell GRUCell MultiheadAttention".split()
+)
+
+
+def discover(model: nn.Module) -> list[LayerInfo]:
+    """Return every layer that could be compressed, in the order of ``named_modules()``.
+
+    A layer is a module with weights of its own, or a leaf without any (an activation). Prefixes of
+    DistributedDataParallel, DataParallel and torch.compile are left out of the names.
+    """
+    found: list[LayerInfo] = []
+    by_weight: dict[int, int] = {}
+    for path, module, is_bypassed in _walk(unwrapped(model)):
+        names: list[str | None] = [*weight_names(module)]
+        has_children = any(not isinstance(child, Sidecar) for child in module.children())
+        if not names and not has_children:
+            names = [None]
+        for name in names:
+            weight = None if name is None else raw(module, name)
+            if name is not None and not _is_usable(weight, path, name):
+                continue
+            bias = None if name is None else bias_name(module, name)
+            owner = Owner(path, module, name, bias)
+            if weight is not None and id(weight) in by_weight:
+                index = by_weight[id(weight)]
+                found[index] = _join(found[index], owner)
+                continue
+            if weight is not None:
+                by_weight[id(weight)] = len(found)
+            full_name = path if len(names) == 1 and path else ".".join(filter(None, (path, name)))
+            cls = unshadowed(type(module))
+            shape = () if weight is None else tuple(weight.shape)
+            found.append(
+                LayerInfo(
+                    full_name, cls.__name__, (owner,), shape, _type_names(cls), is_bypassed, {}
+                )
+            )
+    return found
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the user's model inside DDP, DataParallel or a compiled module."""
+    while True:
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Yield path, module, and whether its parent uses its weight without calling it."""
+    bypassed = {
+        id(module.out_proj)
+        for module in model.modules()
+        if isinstance(module, nn.MultiheadAttention)
+    }
+    inside = [name for name, module in model.named_modules() if isinstance(module, Sidecar)]
+    for path, module in model.named_modules():
+        is_ours = any(path == name or path.startswith(f"{name}.") for name in inside)
+        is_parametrization = "parametrizations" in path.split(".")
+        if not is_ours and not is_parametrization:
+            yield path, module, id(module) in bypassed
+
+
+def _is_usable(weight: object, path: str, name: str) -> bool:
+    if isinstance(weight, Tensor) and is_lazy(weight):
+        raise UnsupportedModelError(
+            f"layer {path!r}: its {name} has no shape yet; run one forward pass before compressing."
+        )
+    return isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel() > 0
+
+
+def _type_names(cls: type) -> frozenset[str]:
+    """Return the class names that find a layer: its own and those of its bases."""
+    return frozenset(c.__name__ for c in cls.__mro__ if c not in (nn.Module, object))
+
+
+def _join(layer: LayerInfo, owner: Owner) -> LayerInfo:
+    types = layer.types | _type_names(unshadowed(type(owner.module)))
+    return LayerInfo(
+        layer.name, layer.type, (*layer.owners, owner), layer.shape, types, layer.is_bypassed, {}
+    )

@@ -1,0 +1,63 @@
+"""Gradients of quantization: straight through, or as the user's QuantGrad says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lilliput.config.layer import QuantType
+from lilliput.core.grad import QuantGrad
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Forward the quantized value, backward the gradient as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, quantized: Tensor) -> Tensor:
+        return quantized.view_as(quantized)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+class _CustomGrad(torch.autograd.Function):
+    """Forward the quantized value, backward what ``quant_backward`` makes of the gradient."""
+
+    # Both methods are static on purpose: a classmethod backward cannot be compiled.
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, quantized: Tensor, rule: type[QuantGrad], quant_type: QuantType
+    ) -> Tensor:
+        ctx.save_for_backward(tensor)
+        ctx.rule, ctx.quant_type = rule, quant_type
+        return quantized.view_as(quantized)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (tensor,) = ctx.saved_tensors
+        # A clone: user rules may edit the gradient in place, and autograd may share it.
+        grad = ctx.rule.quant_backward(tensor, grads[0].clone(), ctx.quant_type)
+        return grad, None, None, None
+
+
+def straight_through(tensor: Tensor, quantized: Tensor) -> Tensor:
+    """Return ``quantized``, with the gradient going to ``tensor`` unchanged."""
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
+        return quantized
+    result: Tensor = _StraightThrough.apply(tensor, quantized)
+    return result
+
+
+def with_gradient(
+    tensor: Tensor, quantized: Tensor, rule: type[QuantGrad], quant_type: QuantType
+) -> Tensor:
+    """Return ``quantized``, with the gradient going to ``tensor`` through a QuantGrad rule."""
+    if rule.quant_backward is QuantGrad.quant_backward:
+        return straight_through(tensor, quantized)
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
+        return quantized
+    result: Tensor = _CustomGrad.apply(tensor, quantized, rule, quant_type)
+    return result

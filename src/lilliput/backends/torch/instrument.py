@@ -1,0 +1,192 @@
+"""How masks and fake quantization reach a module: a shadow property and a sidecar.
+
+The raw Parameter keeps its place and name in the module. The module's class is replaced by a cached
+subclass of the same name, on which the attribute (``weight``) is a property that returns the
+compressed value. Wrappers with their buffers live in a child module, the sidecar. Whoever reads the
+attribute sees the compressed weight: the module's own forward, its parent (MultiheadAttention),
+``F.linear(x, layer.weight)``, torch.compile and torch.export.
+
+Invariants
+----------
+- A module is shadowed if and only if it has a sidecar, unless somebody else changed its class in
+  between (FSDP2): then the property without a sidecar returns the raw weight.
+- A parameter's chain is ordered: masks first, quantizers second.
+- The sidecar is looked up through ``_modules`` at each access, never captured, so that deepcopy and
+  DataParallel replicas see their own masks.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from lilliput.backends.torch.weights import floating, is_sharded, raw, unshadowed
+from lilliput.errors import UnsupportedModelError
+
+SIDECAR = "lilliput"
+
+
+class Sidecar(nn.Module):
+    """The wrappers of one module, and which of its attributes each of them changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chains: dict[str, list[tuple[str, str]]] = {}  # attribute -> [(child, role)]
+        self.input_keys: list[str] = []
+        self.output_keys: list[str] = []
+
+    def add(self, wrapper: Any, weight: str | None, bias: str | None) -> None:
+        """Enter a wrapper at its place in the chains."""
+        key = next(str(i) for i in range(len(self._modules) + 1) if str(i) not in self._modules)
+        self._modules[key] = wrapper
+        for attribute, role in ((weight, "weight"), (bias, "bias")):
+            if attribute is not None and role in wrapper.roles:
+                chain = [*self.chains.get(attribute, []), (key, role)]
+                chain.sort(key=lambda link: self._modules[link[0]].order)  # type: ignore[union-attr]
+                self.chains[attribute] = chain
+        self.input_keys += [key] * ("input" in wrapper.roles)
+        self.output_keys += [key] * ("output" in wrapper.roles)
+
+    def drop(self, wrapper: Any) -> None:
+        """Take a wrapper out again."""
+        key = next(key for key, child in self._modules.items() if child is wrapper)
+        del self._modules[key]
+        chains = {a: [x for x in chain if x[0] != key] for a, chain in self.chains.items()}
+        self.chains = {attribute: chain for attribute, chain in chains.items() if chain}
+        self.input_keys = [x for x in self.input_keys if x != key]
+        self.output_keys = [x for x in self.output_keys if x != key]
+
+    def transform(self, attribute: str, value: Tensor) -> Tensor:
+        """Return the compressed value of an attribute."""
+        masks: list[Tensor] = []
+        for key, role in self.chains.get(attribute, ()):
+            value = self._modules[key].transform(role, value, masks)  # type: ignore[union-attr,operator]
+        return value
+
+
+def attach(module: nn.Module, wrapper: Any, weight: str | None, bias: str | None) -> None:
+    """Put a wrapper in charge of attributes of a module."""
+    if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        raise UnsupportedModelError(
+            f"layer {wrapper.name!r} is a {type(module).__name__} with weights of its own; move them "
+            "into a submodule, since containers iterate over all their children."
+        )
+    sidecar = module._modules.get(SIDECAR)
+    if sidecar is None:
+        sidecar = module._modules[SIDECAR] = Sidecar().train(module.training)
+    sidecar.add(wrapper, weight, bias)  # type: ignore[operator]
+    _update(module)
+
+
+def detach(module: nn.Module, wrapper: Any) -> None:
+    """Undo :func:`attach`."""
+    sidecar = module._modules[SIDECAR]
+    sidecar.drop(wrapper)  # type: ignore[union-attr,operator]
+    _update(module)
+
+
+def _update(module: nn.Module) -> None:
+    """Make class, hooks and sidecar of a module agree with its chains."""
+    sidecar: Any = module._modules[SIDECAR]
+    base = unshadowed(type(module))
+    names = tuple(sorted(sidecar.chains))
+    if type(module) is base or type(module).__dict__.get("_lilliput_base") is base:
+        module.__class__ = shadow_class(base, names) if names else base
+    _drop_hook(module._forward_pre_hooks, _quantize_inputs)
+    if sidecar.input_keys:
+        module.register_forward_pre_hook(_quantize_inputs, with_kwargs=True)
+    _drop_hook(module._forward_hooks, _quantize_output)
+    if sidecar.output_keys:
+        module.register_forward_hook(_quantize_output)
+    if not sidecar._modules:
+        del module._modules[SIDECAR]
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
+
+
+@lru_cache(maxsize=None)
+def shadow_class(base: type, names: tuple[str, ...]) -> type:
+    """Return the subclass of ``base`` on which ``names`` are compressed attributes."""
+    members: dict[str, Any] = {name: _shadow_property(name) for name in names}
+    members |= {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "__reduce_ex__": _reduce_ex,
+        "_lilliput_base": base,
+        "_lilliput_names": names,
+    }
+    if issubclass(base, nn.RNNBase):
+        members["_flat_weights"] = property(_flat_weights, _ignore)
+    return type(base.__name__, (base,), members)
+
+
+def _shadow_property(name: str) -> property:
+    def get(self: nn.Module) -> Any:
+        value = raw(self, name)
+        sidecar = self._modules.get(SIDECAR)
+        # FSDP2 reads the attribute to find its own shards: those must come back untouched.
+        if value is None or sidecar is None or is_sharded(value):
+            return value
+        return sidecar.transform(name, value)  # type: ignore[operator]
+
+    def set_(self: nn.Module, value: Any) -> None:
+        self.__dict__[name] = value
+
+    return property(get, set_)
+
+
+def _flat_weights(self: Any) -> list[Any]:
+    """What recurrent layers compute with: kept as raw parameters otherwise."""
+    return [getattr(self, name, None) for name in self._flat_weights_names]
+
+
+def _ignore(self: Any, value: Any) -> None:
+    """Recurrent layers refresh this list themselves; here it is always computed."""
+
+
+def _reduce_ex(self: Any, protocol: Any) -> Any:
+    """Let pickle and deepcopy rebuild the shadow from the class that can be imported."""
+    cls = type(self)
+    parts = list(super(cls, self).__reduce_ex__(protocol))
+    if parts[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+        parts[:2] = [_rebuild, (cls._lilliput_base, cls._lilliput_names)]
+    return tuple(parts)
+
+
+def _rebuild(base: type, names: tuple[str, ...]) -> Any:
+    cls = shadow_class(base, names)
+    return cls.__new__(cls)
+
+
+def _quantize_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    sidecar: Any = module._modules[SIDECAR]
+    named = list(kwargs)
+    items = [*args, *kwargs.values()]
+    where = floating(items)
+    tensors = tuple(items[i] for i in where)
+    for key in sidecar.input_keys:
+        tensors = sidecar._modules[key].quantize_inputs(tensors)
+    for i, tensor in zip(where, tensors, strict=True):
+        items[i] = tensor
+    return tuple(items[: len(args)]), dict(zip(named, items[len(args) :], strict=True))
+
+
+def _quantize_output(module: nn.Module, args: Any, output: Any) -> Any:
+    sidecar: Any = module._modules[SIDECAR]
+    is_tuple = isinstance(output, tuple)
+    items = output if is_tuple else (output,)
+    where = floating(items)
+    for key in sidecar.output_keys:
+        wrapper = sidecar._modules[key]
+        done = {i: wrapper.quantize_output(items[i]) for i in where}
+        items = tuple(done.get(i, x) for i, x in enumerate(items))
+    return items if is_tuple else items[0]
+
+
+def _drop_hook(hooks: dict[int, Any], hook: Any) -> None:
+    for key in [key for key, value in hooks.items() if value is hook]:
+        del hooks[key]

@@ -1,0 +1,94 @@
+"""The tensor vocabulary of :mod:`lilliput.ops.namespace`, for torch."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lilliput.backends.torch.grad import straight_through as straight_through
+
+abs = torch.abs
+any = torch.any
+clip = torch.clamp
+detach = torch.detach
+flatten = torch.flatten
+isnan = torch.isnan
+max = torch.max
+mean = torch.mean
+min = torch.min
+ones_like = torch.ones_like
+reshape = torch.reshape
+round = torch.round
+sign = torch.sign
+tanh = torch.tanh
+where = torch.where
+zeros_like = torch.zeros_like
+
+# Below this size kthvalue is fast enough; above, bracketing by a sample reads the tensor a few times
+# at full vector speed instead of selecting element by element.
+_SAMPLED_FROM = 1 << 20
+_SAMPLE_SIZE = 1 << 16
+
+
+def size(tensor: Tensor) -> int:
+    """Return the number of entries."""
+    return tensor.numel()
+
+
+def shape(tensor: Tensor) -> torch.Size:
+    """Return the shape."""
+    return tensor.shape
+
+
+def concat(tensors: Sequence[Tensor]) -> Tensor:
+    """Join flat tensors end to end."""
+    return torch.cat(list(tensors))
+
+
+def count_nonzero(tensor: Tensor) -> int:
+    """Return the number of entries that are not zero, as a Python integer."""
+    return int(torch.count_nonzero(tensor))
+
+
+def cumsum(flags: Tensor) -> Tensor:
+    """Return the running count of true flags in a flat tensor."""
+    return torch.cumsum(flags, dim=0)
+
+
+def to_float(tensor: Tensor, like: Tensor) -> Tensor:
+    """Cast to the dtype of another tensor."""
+    return tensor.to(like.dtype)
+
+
+def kth_smallest(flat: Tensor, k: int) -> Tensor:
+    """Return the k-th smallest value (k from 1) of a flat tensor, exactly.
+
+    Large tensors: a strided sample gives two values that enclose the answer almost surely; only
+    what lies between them is searched. Where the answer lies outside, the plain way is taken.
+    """
+    total = flat.numel()
+    if total < _SAMPLED_FROM or flat.device.type == "meta":
+        return torch.kthvalue(flat, k).values
+    sample = flat[:: total // _SAMPLE_SIZE].sort().values
+    center = k / total * sample.numel()
+    slack = 4 * math.sqrt(sample.numel()) * 0.5 + 2
+    low = sample[int(builtins.max(center - slack, 0))]
+    high = sample[int(builtins.min(center + slack, sample.numel() - 1))]
+    below = count_nonzero(flat < low)
+    inside = flat[(flat >= low) & (flat <= high)]
+    if below < k <= below + inside.numel():
+        return torch.kthvalue(inside, k - below).values
+    return torch.kthvalue(flat, k).values
+
+
+def fake_quantize(tensor: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
+    """Return ``scale * clip(round(tensor / scale), low, high)``, bit-equal to torch's own kernel.
+
+    Multiplying by the reciprocal and working in place on one buffer is several times faster than
+    ``torch.fake_quantize_per_tensor_affine`` on CPU.
+    """
+    return (tensor * scale.reciprocal()).round_().clamp_(low, high).mul_(scale)

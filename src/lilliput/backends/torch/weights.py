@@ -1,0 +1,95 @@
+"""Raw weights: the trainable parameter behind a compressed attribute, whole or sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether a tensor is spread over several processes (a DTensor)."""
+    return type(tensor) is not nn.Parameter and hasattr(tensor, "device_mesh")
+
+
+def raw(module: nn.Module, name: str) -> Any:
+    """Return the parameter as the module holds it, or the value of a parametrized one."""
+    if name in module._parameters:
+        return module._parameters[name]
+    held = module.__dict__.get(name)
+    if held is not None:  # a replica of DataParallel keeps its copies as plain attributes
+        return held
+    inherited = getattr(unshadowed(type(module)), name, None)
+    if isinstance(inherited, property) and inherited.fget is not None:
+        return inherited.fget(module)
+    return None
+
+
+def unshadowed(cls: type) -> type:
+    """Return the class that a shadow class was made from, or the class itself."""
+    return cls.__dict__.get("_lilliput_base", cls)
+
+
+def whole(tensor: Any) -> Tensor:
+    """Return a weight in full; a sharded one is gathered, so all processes must call this."""
+    gathered: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return gathered
+
+
+def multiply_(tensor: Tensor, mask: Tensor) -> None:
+    """Multiply a weight, or an optimizer's record of it, by a mask in place."""
+    if is_sharded(tensor):
+        from torch.distributed.tensor import distribute_tensor
+
+        # Every process holds the whole mask, so each can cut its own part: no communication.
+        mask = distribute_tensor(  # type: ignore[no-untyped-call]
+            mask.to(tensor.dtype), tensor.device_mesh, tensor.placements, src_data_rank=None
+        )
+    tensor.mul_(mask.to(tensor.dtype))
+
+
+def forget_(optimizer: torch.optim.Optimizer, parameter: Tensor, mask: Tensor) -> None:
+    """Zero what an optimizer remembers (momentum and the like) of the pruned entries."""
+    for record in optimizer.state.get(parameter, {}).values():
+        if isinstance(record, Tensor) and record.shape == parameter.shape:
+            multiply_(record, mask)
+
+
+def is_parametrized(module: nn.Module, name: str) -> bool:
+    """Whether ``torch.nn.utils.parametrize`` computes this attribute."""
+    return parametrize.is_parametrized(module, name)
+
+
+def weight_names(module: nn.Module) -> list[str]:
+    """Return the attributes that are this module's own weights, its main one first.
+
+    ``weight`` if there is one; else every parameter whose name speaks of a weight (LSTM,
+    MultiheadAttention); else every matrix or larger.
+    """
+    names = [name for name, value in module._parameters.items() if value is not None]
+    if hasattr(module, "parametrizations"):
+        names += list(module.parametrizations)
+    if "weight" in names:
+        return ["weight"]
+    spoken = [name for name in names if "weight" in name]
+    return spoken or [name for name in names if _dimensions(module, name) >= 2]
+
+
+def bias_name(module: nn.Module, weight: str) -> str | None:
+    """Return the bias that goes with a weight: the same name with 'bias' in it."""
+    name = weight.replace("weight", "bias")
+    has_one = name != weight and module._parameters.get(name) is not None
+    return name if has_one else None
+
+
+def _dimensions(module: nn.Module, name: str) -> int:
+    value = raw(module, name)
+    return value.dim() if isinstance(value, Tensor) else 0
+
+
+def floating(tensors: Iterable[Any]) -> list[int]:
+    """Return the positions of floating-point tensors in a call's arguments."""
+    return [i for i, x in enumerate(tensors) if isinstance(x, Tensor) and x.is_floating_point()]

@@ -1,0 +1,224 @@
+"""Wrappers: what one compressor knows about one layer. They hold the buffers, not the layer.
+
+A wrapper refers to its module but is not in the model's call path; the sidecar of the module holds
+it, so that its buffers are saved, moved and broadcast with the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.backends.torch.weights import raw, whole
+from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.errors import StageError
+
+
+class Link:
+    """A reference to the compressor that copies share and files leave out.
+
+    Without it, copying or saving a model would drag the compressor, its optimizer and whatever
+    these refer to along.
+    """
+
+    def __init__(self, compressor: Any = None) -> None:
+        self.compressor = compressor
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Link:
+        return self
+
+    def __reduce__(self) -> tuple[type[Link], tuple[()]]:
+        return Link, ()
+
+
+class ModuleWrapper(nn.Module):
+    """One layer of the model as a compressor sees it.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The layer itself, still in its place in the model.
+    name, type : str
+        Its name and class name.
+    config : dict
+        The rule that took it.
+    layer_info : LayerInfo
+        The same as one object.
+    """
+
+    order: ClassVar[int] = 0
+    name: str
+    type: str
+    config: dict[str, Any]
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        super().__init__()
+        self.layer_info = layer
+        self.name, self.type = layer.name, layer.type  # type: ignore[assignment]
+        self.config = layer.config
+        self.roles: tuple[str, ...] = ()
+        self._link = Link(compressor)
+        self._fixed = frozenset(self.__dict__)
+
+    @property
+    def module(self) -> nn.Module:
+        """The layer itself."""
+        found: nn.Module = self.layer_info.module
+        return found
+
+    @property
+    def compressor(self) -> Any:
+        """The compressor in charge, None in a model that came out of a pickle."""
+        return self._link.compressor
+
+    pruner = compressor
+    quantizer = compressor
+
+    @property
+    def weight(self) -> Any:
+        """The raw trainable weight: edit this one, not ``module.weight``, to change the layer.
+
+        Gathered in full (a copy) where it is sharded over processes.
+        """
+        name = self.layer_info.weight_name
+        return None if name is None else whole(raw(self.module, name))
+
+    @property
+    def bias(self) -> Any:
+        """The raw trainable bias, None if there is none."""
+        name = self.layer_info.bias_name
+        return None if name is None else whole(raw(self.module, name))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer, compressed as it is."""
+        return self.module(*args, **kwargs)
+
+    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+        """Return what the layer shall see in place of a raw weight or bias."""
+        raise NotImplementedError
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute of this wrapper's own; a tensor becomes a buffer, or updates it in place."""
+        if not isinstance(value, Tensor):
+            setattr(self, name, value)
+        elif isinstance(self._buffers.get(name), Tensor):
+            with torch.no_grad():
+                self._buffers[name].copy_(value)  # type: ignore[union-attr]
+        else:
+            device = self.weight.device if self.weight is not None else value.device
+            self.register_buffer(name, value.detach().clone().to(device))
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return copies of the buffers, and the plain attributes that an algorithm set."""
+        buffers = {k: v.detach().clone() for k, v in self._buffers.items() if v is not None}
+        own = {k: v for k, v in self.__dict__.items() if k not in self._fixed and k != "_fixed"}
+        return buffers, {k: v for k, v in own.items() if k != "training"}
+
+    def restore(self, buffers: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Put a snapshot back."""
+        for name, tensor in buffers.items():
+            self.set_attribute(name, tensor)
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, *rest: Any
+    ) -> None:
+        # A checkpoint from before compression lacks our buffers: that is fine, they stay as they are.
+        for name, value in list(self._buffers.items()):
+            saved = state_dict.get(prefix + name)
+            if value is None and saved is not None:
+                self._buffers[name] = torch.ones_like(saved)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, [], *rest)
+
+
+class PrunerModuleWrapper(ModuleWrapper):
+    """A layer under a pruner: ``weight_mask`` and, once an algorithm sets it, ``bias_mask``."""
+
+    order = 0
+    weight_mask: Tensor
+    bias_mask: Tensor | None
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        super().__init__(layer, compressor)
+        self.roles = ("weight", "bias")
+        self.register_buffer("weight_mask", torch.ones_like(self.weight.detach()))
+        self.register_buffer("bias_mask", None)
+        self._fixed = frozenset(self.__dict__)
+
+    def set_masks(self, masks: Mapping[str, Tensor]) -> None:
+        """Take over new masks, in place where there were some."""
+        for name, mask in masks.items():
+            if getattr(self, name) is None:
+                self.register_buffer(name, torch.ones_like(self.bias.detach()))
+            with torch.no_grad():
+                getattr(self, name).copy_(mask)
+
+    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+        """Multiply a raw weight or bias by its mask."""
+        mask = self.weight_mask if role == "weight" else self.bias_mask
+        if mask is None:
+            return value
+        if mask.dtype != value.dtype:  # mixed precision casts parameters, not buffers
+            mask = mask.to(value.dtype)
+        masks.append(mask)
+        return value * mask
+
+
+class QuantizerModuleWrapper(ModuleWrapper):
+    """A layer under a quantizer."""
+
+    order = 1
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        super().__init__(layer, compressor)
+        self.roles = tuple(layer.config.get("quant_types", ("weight",)))
+        self._fixed = frozenset(self.__dict__)
+
+    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+        """Quantize a raw weight."""
+        quantizer = self._quantizer()
+        (result,) = quantizer.run(self, QuantType.WEIGHT, (value,))
+        if not quantizer.keeps_zero:
+            for mask in masks:
+                result = result * mask
+        return result  # type: ignore[no-any-return]
+
+    def quantize_inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Quantize what the layer is called with."""
+        return self._quantizer().run(self, QuantType.INPUT, tensors)  # type: ignore[no-any-return]
+
+    def quantize_output(self, tensor: Tensor) -> Tensor:
+        """Quantize what the layer returns."""
+        return self._quantizer().run(self, QuantType.OUTPUT, (tensor,))[0]  # type: ignore[no-any-return]
+
+    def _quantizer(self) -> Any:
+        if self._link.compressor is None:
+            raise StageError(
+                f"layer {self.name!r} was quantized by an algorithm that did not come along when the "
+                "model was unpickled; build the model anew, make the quantizer and load its state."
+            )
+        return self._link.compressor
+
+
+class Collector:
+    """A forward hook that calls a user's function with the wrapper; pickles without the function."""
+
+    def __init__(self, wrapper: ModuleWrapper, function: Callable[..., Any] | None) -> None:
+        self.wrapper = wrapper
+        self.function = function
+
+    def __call__(self, module: nn.Module, input_: Any, output: Any) -> None:
+        """Hand a forward's input and output to the user's function."""
+        if self.function is not None:
+            self.function(self.wrapper, input_, output)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"wrapper": self.wrapper, "function": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Collector:
+        return Collector(copy.deepcopy(self.wrapper, memo), self.function)

@@ -1,0 +1,1 @@
+"""1. What the user asks: rules, files, dialects, selection."""

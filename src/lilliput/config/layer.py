@@ -1,0 +1,92 @@
+"""What a rule selects: one weight of one layer, described without naming a framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class QuantType(str, Enum):
+    """Which tensor of a layer a quantizer is looking at; ``QUANT_INPUT`` is ``INPUT``, and so on.
+
+    Examples
+    --------
+    >>> QuantType.QUANT_OUTPUT is QuantType.OUTPUT, QuantType("weight")
+    (True, <QuantType.WEIGHT: 'weight'>)
+    """
+
+    WEIGHT = "weight"
+    INPUT = "input"
+    OUTPUT = "output"
+    QUANT_WEIGHT = "weight"
+    QUANT_INPUT = "input"
+    QUANT_OUTPUT = "output"
+
+
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """A module that holds the weight: tied weights have several."""
+
+    path: str
+    module: Any
+    weight_name: str | None
+    bias_name: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class LayerInfo:
+    """One compressible layer: the unit that a rule selects and a wrapper is made for.
+
+    A module with several weights (an LSTM) gives one ``LayerInfo`` per weight, so that no algorithm
+    has to know of it. A weight shared by several modules gives one ``LayerInfo`` with several owners.
+
+    Parameters
+    ----------
+    name : str
+        Path of the module, or path and weight name where the module holds several weights.
+    type : str
+        Class name of the module.
+    owners : tuple of Owner
+        Every module that holds this weight; the first one gives ``module``.
+    shape : tuple of int
+        Shape of the weight, empty where there is none (an activation layer).
+    types : frozenset of str
+        Class names under which ``op_types`` finds it: its owners' classes and their bases.
+    is_bypassed : bool
+        Whether its parent uses the weight without calling the module, so that input and output are
+        never seen (``out_proj`` of ``MultiheadAttention``).
+    config : dict
+        The rule that took this layer, filled in by selection.
+    """
+
+    name: str
+    type: str
+    owners: tuple[Owner, ...]
+    shape: tuple[int, ...] = ()
+    types: frozenset[str] = frozenset()
+    is_bypassed: bool = False
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def module(self) -> Any:
+        """The framework's own layer object."""
+        return self.owners[0].module
+
+    layer = module
+    op = module
+
+    @property
+    def weight_name(self) -> str | None:
+        """Attribute under which the module holds the weight, None for a layer without one."""
+        return self.owners[0].weight_name
+
+    @property
+    def bias_name(self) -> str | None:
+        """Attribute of the bias that belongs to the weight, None if there is none."""
+        return self.owners[0].bias_name
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name under which ``op_names`` finds it."""
+        return frozenset({self.name, *(owner.path for owner in self.owners if owner.path)})

@@ -1,0 +1,176 @@
+"""From what the user wrote (dicts, a file, an old dialect) to typed rules, or all errors at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from lilliput.config.dialects import translate
+from lilliput.config.files import read_rules
+from lilliput.config.spec import Rule
+from lilliput.errors import ConfigError, Problem, nearest
+
+ConfigList = Sequence[Mapping[str, Any] | Rule] | Mapping[str, Any] | Rule | str | os.PathLike[str]
+AnyRule = TypeVar("AnyRule", bound=Rule)
+
+log = logging.getLogger("lilliput")
+
+
+@dataclass(frozen=True)
+class ParsedRules:
+    """Typed rules, for each the index of the user's rule that it came from, and all faults."""
+
+    rules: list[Rule]
+    origins: list[int]
+    problems: list[Problem]
+
+
+def parse_rules(
+    config_list: ConfigList,
+    rule: type[Rule] = Rule,
+    algorithm: str = "",
+    sections: Sequence[str] = (),
+    framework: str = "torch",
+    users_of_key: Mapping[str, Sequence[str]] | None = None,
+) -> ParsedRules:
+    """Turn a config list into typed rules and collect what is wrong with it.
+
+    Parameters
+    ----------
+    config_list : list of dict, dict, or path of a YAML or JSON file
+        What the user asks for, in the modern keys or in those of NNI v0 to v3.
+    rule : type of Rule
+        The keys that the algorithm understands.
+    algorithm : str
+        Name for messages.
+    sections : sequence of str
+        Names under which the algorithm may stand in a file.
+    framework : str
+        ``"torch"`` or ``"keras"``: decides which prefixed sections of a file count.
+    users_of_key : mapping
+        For a key this algorithm does not have: who does. Used in hints only.
+
+    Examples
+    --------
+    >>> parse_rules({"op_types": "Linear"}).rules[0].op_types
+    ['Linear']
+    >>> print(parse_rules([{"op_type": ["Linear"]}]).problems[0])
+    rule 0 → op_type: unknown key. Did you mean 'op_types'?
+    """
+    raw = _as_rule_list(config_list, sections, framework)
+    if isinstance(raw, Problem):
+        return ParsedRules([], [], [raw])
+    translation = translate(raw)
+    for note in translation.notes:
+        log.warning("%s", note)
+    rules: list[Rule] = []
+    origins: list[int] = []
+    problems = list(translation.problems)
+    for origin, entry in zip(translation.origins, translation.rules, strict=True):
+        place = f"rule {origin}"
+        if not isinstance(entry, Mapping):
+            problems.append(Problem(place, f"received {_short(entry)}, expected a dict of keys."))
+            continue
+        try:
+            rules.append(rule.model_validate(dict(entry)))
+            origins.append(origin)
+        except ValidationError as error:
+            problems.extend(_explain(error, place, rule, algorithm, users_of_key or {}))
+            rules.extend(_selection_only(entry))
+            origins.extend([origin] * (len(rules) - len(origins)))
+    return ParsedRules(rules, origins, list(dict.fromkeys(problems)))
+
+
+def schema(rule: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schema of a config list made of such rules, for editors and validators."""
+    items = rule.model_json_schema()
+    definitions = items.pop("$defs", {})
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"config list of {rule.__name__}",
+        "type": "array",
+        "items": items,
+        **({"$defs": definitions} if definitions else {}),
+    }
+
+
+def _selection_only(entry: Mapping[str, Any]) -> list[Rule]:
+    """Return the part of a faulty rule that selects layers, so that its names are checked as well."""
+    keys = {key: entry[key] for key in Rule.model_fields if key in entry}
+    try:
+        return [Rule.model_validate(keys)]
+    except ValidationError:
+        return []
+
+
+def _as_rule_list(
+    config_list: Any, sections: Sequence[str], framework: str
+) -> list[Mapping[str, Any]] | Problem:
+    if isinstance(config_list, (str, Path, os.PathLike)):
+        return read_rules(config_list, sections, framework)
+    if isinstance(config_list, (Mapping, Rule)):
+        config_list = [config_list]
+    if not isinstance(config_list, Sequence) or isinstance(config_list, (bytes, bytearray)):
+        received = _short(config_list)
+        return Problem("", f"received {received}, expected a list of rules such as {_EXAMPLE}.")
+    if not config_list:
+        return Problem(
+            "", f"the config list is empty; write at least one rule, such as {_EXAMPLE}."
+        )
+    return [
+        entry.model_dump(exclude_unset=True) if isinstance(entry, Rule) else entry
+        for entry in config_list
+    ]
+
+
+_EXAMPLE = "[{'op_types': ['default'], 'sparsity': 0.8}]"
+
+
+def _explain(
+    error: ValidationError,
+    place: str,
+    rule: type[Rule],
+    algorithm: str,
+    users_of_key: Mapping[str, Sequence[str]],
+) -> Iterable[Problem]:
+    """Say each pydantic error in our words; branches of one union become one message."""
+    by_key: dict[str, list[str]] = {}
+    received: dict[str, Any] = {}
+    for fault in error.errors(include_url=False):
+        key = str(fault["loc"][0]) if fault["loc"] else ""
+        if fault["type"] == "extra_forbidden":
+            hint = nearest(key, rule.model_fields)
+            if key in users_of_key:
+                hint = f" {algorithm or 'This algorithm'} does not use it; {_join(users_of_key[key])} does."
+            yield Problem(f"{place} → {key}", f"unknown key.{hint}")
+            continue
+        by_key.setdefault(key, []).append(_sentence(fault))
+        received[key] = fault["input"]
+    for key, messages in by_key.items():
+        path = f"{place} → {key}" if key else place
+        value = f" Received: {_short(received[key])}." if key else ""
+        yield Problem(path, f"{' Or: '.join(dict.fromkeys(messages))}{value}")
+
+
+def _sentence(fault: Any) -> str:
+    text = str(fault["msg"]).removeprefix("Value error, ")
+    text = text if text.endswith((".", "?")) else f"{text}."
+    return text[0].lower() + text[1:]
+
+
+def _short(value: object) -> str:
+    text = f"{value!r}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _join(names: Sequence[str]) -> str:
+    return " or ".join(names)
+
+
+__all__ = ["ConfigError", "ConfigList", "ParsedRules", "parse_rules", "schema"]

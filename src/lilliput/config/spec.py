@@ -1,0 +1,134 @@
+"""Typed rules: what each key of a config list may hold.
+
+An algorithm that needs a key of its own extends the rule it starts from and names it::
+
+    class MyRule(PruneRule):
+        temperature: float = 1.0
+
+    class MyPruner(Pruner):
+        rule = MyRule
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+QuantTarget = Literal["weight", "input", "output"]
+Scheme = Literal["symmetric", "affine"]
+Dtype = Literal["int", "uint"]
+
+
+def _as_list(value: Any) -> Any:
+    if isinstance(value, str):
+        return [value]
+    return list(value) if isinstance(value, (tuple, set, frozenset)) else value
+
+
+def _check_fraction(value: Any) -> Any:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 <= value < 1:
+        hint = f" Did you mean {value / 100:g}?" if 1 < value < 100 else ""
+        raise ValueError(f"expected a fraction in [0, 1).{hint}")
+    return value
+
+
+_NAMES_SCHEMA = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]
+}
+Names = Annotated[
+    list[str],
+    Field(min_length=1),
+    BeforeValidator(_as_list),
+    WithJsonSchema(_NAMES_SCHEMA),
+]
+Targets = Annotated[list[QuantTarget], Field(min_length=1), BeforeValidator(_as_list)]
+Fraction = Annotated[
+    float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_check_fraction)
+]
+Bits = Annotated[int, Field(ge=1, le=16)]
+Epoch = Annotated[int, Field(ge=0)]
+
+
+class Rule(BaseModel):
+    """Which layers: the keys that every algorithm shares."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    op_types: Names | None = Field(
+        None,
+        description="Layer classes, or 'default' for the algorithm's own list. '!Name' leaves one out.",
+    )
+    op_names: Names | None = Field(
+        None,
+        description="Layer names: exact, glob ('encoder.*') or 're:<regex>'. '!name' leaves one out.",
+    )
+    exclude: bool = Field(False, description="True: these layers are left alone.")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the rule as the plain dict that a wrapper carries, without the keys nobody set."""
+        return self.model_dump(exclude_none=True, exclude={"exclude"})
+
+
+class PruneRule(Rule):
+    """How much to prune."""
+
+    sparsity: Fraction | None = Field(None, description="Share of each layer's weights to remove.")
+
+
+class ScheduledPruneRule(PruneRule):
+    """How much to prune, and when."""
+
+    initial_sparsity: Fraction = Field(0.0, description="Share removed at start_epoch.")
+    final_sparsity: Fraction | None = Field(None, description="Share removed at end_epoch.")
+    start_epoch: Epoch = Field(0, description="First epoch with pruning.")
+    end_epoch: Epoch = Field(1, description="Epoch at which final_sparsity is reached.")
+    frequency: Annotated[int, Field(ge=1)] = Field(
+        1, description="Epochs between two mask updates."
+    )
+
+    @model_validator(mode="after")
+    def _check_target(self) -> ScheduledPruneRule:
+        if self.exclude:
+            return self
+        if self.sparsity is not None and self.final_sparsity is not None:
+            raise ValueError("'sparsity' and 'final_sparsity' are the same key here; give one.")
+        if self.target is None:
+            raise ValueError("'final_sparsity' is missing: a fraction in [0, 1) is expected.")
+        if self.target < self.initial_sparsity:
+            raise ValueError(
+                f"'final_sparsity' {self.target} is below 'initial_sparsity' "
+                f"{self.initial_sparsity}; sparsity can only grow."
+            )
+        return self
+
+    @property
+    def target(self) -> float | None:
+        """The sparsity to end with, under whichever of its two names it was given."""
+        return self.sparsity if self.final_sparsity is None else self.final_sparsity
+
+    def settings(self) -> dict[str, Any]:
+        """As in :meth:`Rule.settings`, with the target under ``final_sparsity``."""
+        settings = super().settings()
+        settings.pop("sparsity", None)
+        return settings if self.target is None else settings | {"final_sparsity": self.target}
+
+
+class QuantRule(Rule):
+    """Which tensors of a layer to quantize, and to how many bits."""
+
+    quant_types: Targets = Field(["weight"], description="Tensors to quantize.")
+    quant_bits: Bits | dict[QuantTarget, Bits] = Field(8, description="Bits, for all or by tensor.")
+    quant_scheme: Scheme | dict[QuantTarget, Scheme] | None = None
+    quant_dtype: Dtype | dict[QuantTarget, Dtype] | None = None
+    quant_start_step: Annotated[int, Field(ge=0)] = Field(0, description="Steps before it begins.")
+
+    @model_validator(mode="after")
+    def _check_bits(self) -> QuantRule:
+        if isinstance(self.quant_bits, dict):
+            missing = [target for target in self.quant_types if target not in self.quant_bits]
+            if missing and not self.exclude:
+                raise ValueError(
+                    f"'quant_bits' has no entry for {missing}, which quant_types names."
+                )
+        return self

@@ -1,0 +1,1 @@
+"""3. The engine, free of any framework."""

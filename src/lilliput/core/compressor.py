@@ -1,0 +1,408 @@
+"""The base of all pruners and quantizers: bind a model, wrap its layers, follow the training."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, ClassVar
+
+from lilliput.backends import backend_of
+from lilliput.config.files import read_rules
+from lilliput.config.layer import LayerInfo
+from lilliput.config.parse import ParsedRules, parse_rules
+from lilliput.config.select import Selection, select
+from lilliput.config.spec import Rule
+from lilliput.core.state import CompressionState, capture, restore
+from lilliput.errors import ConfigError, StageError, UnsupportedModelError
+from lilliput.registry import pruners, quantizers
+
+_CONFIG_TYPES = (list, tuple, Mapping, Rule, str, os.PathLike)
+
+
+def _then_refresh(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Make an author's ``step`` or ``update_epoch`` end with a refresh of the masks."""
+
+    @functools.wraps(method)
+    def call(self: Compressor, *args: Any, **kwargs: Any) -> Any:
+        self._depth += 1
+        try:
+            result = method(self, *args, **kwargs)
+        finally:
+            self._depth -= 1
+        if self._depth == 0 and self.is_wrapped:
+            self._refresh()
+        return result
+
+    return call
+
+
+class Compressor:
+    """Wrap the layers that a config list selects, and keep them compressed while the model trains.
+
+    Constructing one reads the model and checks the config, but changes nothing. ``compress()``
+    changes the model in place and returns it; ``strip()`` is its exact inverse.
+
+    Parameters
+    ----------
+    model : object, optional
+        The model. May be left out, and given to ``compressor(model)`` later.
+    config_list : list of dict, or path of a YAML or JSON file
+        What to compress and how; see the config language in the documentation.
+    optimizer : object, optional
+        The optimizer that trains the model. After each of its steps, masks are kept up to date.
+        Without it, call ``step()`` and ``update_epoch()`` yourself.
+    """
+
+    kind: ClassVar[str] = "pruner"
+    rule: ClassVar[type[Rule]] = Rule
+    default_types: ClassVar[frozenset[str] | None] = None  # None: the backend's own list
+    backends: ClassVar[tuple[str, ...]] = ("torch", "keras")
+    tracked: ClassVar[tuple[str, ...]] = ()  # attributes that belong to the saved state
+
+    # Class-level values, so that a subclass whose __init__ never calls super() works as well.
+    bound_model: Any = None
+    config_list: Any = None
+    optimizer: Any = None
+    is_wrapped: bool = False
+    _backend: Any = None
+    _wrappers: list[Any] | None = None
+    _selection: Selection | None = None
+    _attributes: tuple[tuple[str, Any], ...] = ()
+    _step_handles: tuple[Any, ...] = ()
+    _collectors: Mapping[int, list[Any]] = {}
+    _collector_ids: Any = None
+    _depth: int = 0
+
+    def __init__(self, model: Any = None, config_list: Any = None, optimizer: Any = None) -> None:
+        if config_list is None and isinstance(model, _CONFIG_TYPES):
+            model, config_list = None, model
+        self.config_list = config_list
+        self.optimizer = optimizer
+        self.bound_model = model
+        if model is not None and not self._preprocesses:
+            self._bind()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("step", "update_epoch"):
+            if name in cls.__dict__:
+                setattr(cls, name, _then_refresh(cls.__dict__[name]))
+
+    # -- the journey ------------------------------------------------------------------------------
+
+    def compress(self, model: Any = None) -> Any:
+        """Wrap the selected layers in place and return the model."""
+        self._take(model)
+        if self.is_wrapped:
+            return self.bound_model
+        if self._preprocesses and self._wrappers is None:
+            changed = self.preprocess_model(self.bound_model)
+            self.bound_model = self.bound_model if changed is None else changed
+        if self._wrappers is None:
+            self._bind()
+        self.bind_model(self.bound_model)
+        self._prepare()
+        self._wrap_model()
+        try:
+            self._refresh()
+            self.patch_optimizer(self._on_step)
+        except BaseException:
+            self._unwrap_model()
+            raise
+        return self.bound_model
+
+    def __call__(self, model: Any = None) -> Any:
+        """Compress ``model``, the 2019 way of writing ``compress()``."""
+        return self.compress(model)
+
+    def step(self) -> None:
+        """Follow one training step; called after ``optimizer.step()`` if an optimizer was given."""
+
+    def update_epoch(self, epoch: int) -> None:
+        """Follow one epoch; call it at the start of each epoch, counting from 0."""
+
+    def strip(self) -> Any:
+        """Leave the model as a plain one that holds the compressed weights, and return it.
+
+        Parameters keep their identity, the state dict its original keys; every hook is gone.
+        """
+        if self.bound_model is None:
+            raise StageError("strip() came before a model was bound; call compress() first.")
+        self._unwrap_model()
+        for handle in self._step_handles:
+            handle.remove()
+        self._step_handles = ()
+        for identifier in list(self._collectors):
+            self.remove_activation_collector(identifier)
+        return self.bound_model
+
+    # -- what authors override ----------------------------------------------------------------------
+
+    def preprocess_model(self, model: Any) -> Any:
+        """Change the model before its layers are looked up; return the new one, or None."""
+
+    def bind_model(self, model: Any) -> None:
+        """Prepare for a model whose layers have just been wrapped in ``get_modules_wrapper()``."""
+
+    def validate_config(self, model: Any, config_list: Any) -> None:
+        """Check the config list; raise to refuse it. Overriding this permits keys of your own."""
+
+    # -- what authors and users call ---------------------------------------------------------------
+
+    def get_modules_wrapper(self) -> list[Any]:
+        """Return the wrappers, one per selected layer, in the model's order."""
+        return list(self._wrappers or [])
+
+    get_wrappers = get_modules_wrapper
+
+    @property
+    def modules_wrapper(self) -> list[Any]:
+        """The wrappers, one per selected layer."""
+        return self.get_modules_wrapper()
+
+    def get_modules_to_compress(self) -> list[tuple[LayerInfo, dict[str, Any]]]:
+        """Return the selected layers, each with the rule that took it."""
+        return [(layer, layer.config) for layer in self.selection.chosen]
+
+    def select_config(self, layer: Any) -> dict[str, Any] | None:
+        """Return the rule that takes a layer, None if it is left alone."""
+        return next((x.config for x in self.selection.chosen if x.name == layer.name), None)
+
+    @property
+    def selection(self) -> Selection:
+        """Which rule took which layer."""
+        if self._selection is None:
+            raise StageError("no model is bound yet; call compress(model) first.")
+        return self._selection
+
+    def explain(self) -> str:
+        """Return a table of which rule took which layer, and why."""
+        return str(self.selection)
+
+    def set_wrappers_attribute(self, name: str, value: Any) -> None:
+        """Give every wrapper an attribute of its own; a tensor becomes a buffer.
+
+        Each wrapper gets a copy, so a list is never shared between layers.
+        """
+        self._attributes = (*self._attributes, (name, value))
+        for wrapper in self.get_modules_wrapper():
+            wrapper.set_attribute(name, copy.deepcopy(value))
+
+    def add_activation_collector(self, collector: Callable[[Any, Any, Any], Any]) -> int:
+        """Call ``collector(wrapper, input_, output)`` after each forward; return its identifier."""
+        if self._wrappers is None:
+            raise StageError("add_activation_collector() needs a model; bind one first.")
+        if self._collector_ids is None:
+            self._collector_ids, self._collectors = count(), {}
+        identifier: int = next(self._collector_ids)
+        handles = [h for w in self._wrappers for h in self._backend.on_forward(w, collector)]
+        self._collectors = {**self._collectors, identifier: handles}
+        return identifier
+
+    def remove_activation_collector(self, fwd_id: int) -> None:
+        """Stop calling the collector of that identifier."""
+        if fwd_id not in self._collectors:
+            raise StageError(
+                f"no collector has the identifier {fwd_id!r}; it may be removed already."
+            )
+        remaining = dict(self._collectors)
+        for handle in remaining.pop(fwd_id):
+            handle.remove()
+        self._collectors = remaining
+
+    def load_configure(self, path: Any) -> None:
+        """Append the rules of a YAML or JSON file to the config list; call it before binding."""
+        if self._wrappers is not None:
+            raise StageError("load_configure() came after a model was bound; call it before.")
+        rules = read_rules(path, self._names(), "torch")
+        self.config_list = [*(self.config_list or []), *rules]
+
+    def patch_optimizer(self, *tasks: Callable[[], None]) -> None:
+        """Call each task after every step of the optimizer, until ``strip()``."""
+        if self.optimizer is not None and not self._step_handles:
+            handles = [self._backend.after_step(self.optimizer, task) for task in tasks]
+            self._step_handles = tuple(handles)
+
+    def reset(self, checkpoint: Mapping[str, Any] | None = None) -> None:
+        """Unwrap the model, load a state dict of the plain model if given, and start anew."""
+        was_wrapped = self.is_wrapped
+        self.strip()
+        if checkpoint is not None:
+            self.bound_model.load_state_dict(checkpoint)
+        self._wrappers = None
+        self._bind()
+        if was_wrapped:
+            self._prepare()
+            self._wrap_model()
+            self.patch_optimizer(self._on_step)
+
+    def load_model_state_dict(self, model_state: Mapping[str, Any]) -> None:
+        """Load a state dict of the plain or of the compressed model into the bound one."""
+        self.bound_model.load_state_dict(model_state)
+
+    def state(self) -> CompressionState:
+        """Return masks, scales and progress as data that can be saved; see CompressionState."""
+        return capture(self)
+
+    def load_state(self, state: CompressionState) -> None:
+        """Continue from a saved state; the model must have the same layers."""
+        restore(self, state)
+        if self.is_wrapped:
+            self._backend.apply_masks(self.get_modules_wrapper(), self.optimizer)
+
+    def export_model(
+        self,
+        model_path: str,
+        mask_path: str | None = None,
+        onnx_path: str | None = None,
+        input_shape: tuple[int, ...] | None = None,
+        device: Any = None,
+    ) -> None:
+        """Write the compressed model as a plain one; the bound model stays wrapped.
+
+        Parameters
+        ----------
+        model_path : str
+            Weights with masks and weight quantization applied: ``.safetensors``, or ``.pt`` /
+            ``.pth`` for a state dict that ``torch.load`` reads with its safe defaults.
+        mask_path : str, optional
+            The masks, in the same formats.
+        onnx_path, input_shape : optional
+            Also write an ONNX file, traced with an input of that shape.
+        device : optional
+            Where to trace; by default where the model is.
+        """
+        if self._wrappers is None:
+            raise StageError("export_model() came before a model was bound; call compress() first.")
+        self._backend.export(
+            self.bound_model, self._wrappers, model_path, mask_path, onnx_path, input_shape, device
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise StageError(
+            f"a {type(self).__name__} is tied to its model; copy the model (it stays compressed) or "
+            "save state() and load it into a new one."
+        )
+
+    @property
+    def backend_name(self) -> str:
+        """The framework of the bound model."""
+        return str(self._backend.name)
+
+    # -- the engine room ---------------------------------------------------------------------------
+
+    @property
+    def _preprocesses(self) -> bool:
+        return type(self).preprocess_model is not Compressor.preprocess_model
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        registered = [*pruners.names_of(cls), *quantizers.names_of(cls)]
+        return [cls.__name__, *registered]
+
+    def _take(self, model: Any) -> None:
+        if model is None and self.bound_model is None:
+            raise StageError("compress() has no model; give it one: compress(model).")
+        if model is not None and self.bound_model is not None and model is not self.bound_model:
+            raise StageError(
+                f"this {type(self).__name__} is bound to another model; make a new one for this model."
+            )
+        self.bound_model = model if self.bound_model is None else self.bound_model
+
+    def _bind(self) -> None:
+        """Check the config against the model, and make the wrappers; the model is only read."""
+        backend = self._backend = backend_of(self.bound_model)
+        if backend.name not in self.backends:
+            raise UnsupportedModelError(
+                f"{type(self).__name__} works on {' and '.join(self.backends)} models, "
+                f"received a {backend.name} model."
+            )
+        own_check = type(self).validate_config is not Compressor.validate_config
+        if own_check:
+            self.validate_config(self.bound_model, self.config_list)
+        parsed = self._parse(permissive=own_check)
+        layers = [x for x in backend.layers(self.bound_model) if self._can_wrap(x)]
+        defaults = backend.default_types if self.default_types is None else self.default_types
+        self._selection = select(
+            layers, parsed.rules, defaults, parsed.origins, backend.is_known_type
+        )
+        problems = (
+            [*parsed.problems, *self._selection.problems] if parsed.rules else parsed.problems
+        )
+        problems += [p for p in self._find_problems(self._selection) if not parsed.problems]
+        if problems:
+            raise ConfigError(problems, title=type(self).__name__)
+        self._wrappers = [backend.wrap(self.kind, x, self) for x in self._selection.chosen]
+        if self.optimizer is not None:
+            backend.check_optimizer(self.optimizer, self._wrappers)
+        for name, value in self._attributes:
+            for wrapper in self._wrappers:
+                wrapper.set_attribute(name, copy.deepcopy(value))
+
+    def _parse(self, permissive: bool) -> ParsedRules:
+        rule = self.rule
+        if permissive:
+            rule = type(rule.__name__, (rule,), {"model_config": {"extra": "allow"}})
+        config_list = self.config_list
+        if config_list is None:
+            config_list = [{"op_types": ["default"]}]
+        return parse_rules(
+            config_list, rule, type(self).__name__, self._names(), "torch", _users_of_keys()
+        )
+
+    def _can_wrap(self, layer: LayerInfo) -> bool:
+        return layer.weight_name is not None
+
+    def _find_problems(self, selection: Selection) -> list[Any]:
+        """Return what only this kind of compressor can find wrong with a selection."""
+        return []
+
+    def _prepare(self) -> None:
+        """Get ready to run, after all of the author's constructor has been executed."""
+
+    def _refresh(self) -> None:
+        """Bring masks up to date; called after ``compress``, ``step`` and ``update_epoch``."""
+
+    def _on_step(self) -> None:
+        self.step()
+        self.step_with_optimizer()
+
+    def step_with_optimizer(self) -> None:
+        """Older name of :meth:`step`; called right after it."""
+
+    def _wrap_model(self) -> None:
+        if self.is_wrapped:
+            return
+        attached: list[Any] = []
+        try:
+            for wrapper in self.get_modules_wrapper():
+                self._backend.attach(wrapper)
+                attached.append(wrapper)
+        except BaseException:
+            for wrapper in reversed(attached):
+                self._backend.detach(wrapper)
+            raise
+        self.is_wrapped = True
+
+    def _unwrap_model(self) -> None:
+        if self.is_wrapped:
+            for wrapper in reversed(self.get_modules_wrapper()):
+                self._backend.detach(wrapper)
+            self.is_wrapped = False
+
+
+def _users_of_keys() -> dict[str, Sequence[str]]:
+    """Return, for every config key, the registered algorithms that understand it."""
+    users: dict[str, list[str]] = {}
+    for cls in [*pruners, *quantizers]:
+        for key in cls.rule.model_fields:
+            users.setdefault(key, []).append(cls.__name__)
+    return dict(users)
+
+
+# The base class has no __init_subclass__ call of its own.
+Compressor.step = _then_refresh(Compressor.step)  # type: ignore[method-assign]
+Compressor.update_epoch = _then_refresh(Compressor.update_epoch)  # type: ignore[method-assign]

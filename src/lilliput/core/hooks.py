@@ -1,0 +1,100 @@
+"""Call an author's method the way its signature asks for.
+
+Over the years the same hook was documented as ``quantize_weight(weight, config, **kwargs)``,
+``(weight, wrapper, **kwargs)`` and ``(layer_info, weight)``, and likewise for ``calc_mask``. All of
+them work: the parameter names say what is wanted. They are read once, when the compressor binds
+a model, and never in forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from lilliput.errors import AlgorithmError
+
+# Parameter name -> where its value is found on the wrapper.
+_FROM_WRAPPER: dict[str, Callable[[Any], Any]] = {
+    "wrapper": lambda wrapper: wrapper,
+    "config": attrgetter("config"),
+    "layer_info": attrgetter("layer_info"),
+    "layer": attrgetter("layer_info"),
+    "op": attrgetter("module"),
+    "module": attrgetter("module"),
+    "op_type": attrgetter("type"),
+    "op_name": attrgetter("name"),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A method together with the plan of how to call it.
+
+    ``slots`` holds, per parameter, its keyword (None if positional) and the getter that reads its
+    value from the wrapper; a None getter is the tensor itself.
+    """
+
+    method: Callable[..., Any]
+    slots: tuple[tuple[str | None, Callable[[Any], Any] | None], ...]
+    takes_all: bool
+    index_name: str | None
+
+    def __call__(self, wrapper: Any, *tensors: Any, index: int = 0) -> Any:
+        """Call the method for one wrapper; ``tensors`` is what the engine has to offer."""
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        for keyword, getter in self.slots:
+            if getter is None:
+                positional.append(tensors[0])
+            elif keyword is None:
+                positional.append(getter(wrapper))
+            else:
+                named[keyword] = getter(wrapper)
+        if self.takes_all:
+            positional.extend(tensors)
+        if self.index_name:
+            named[self.index_name] = index
+        return self.method(*positional, **named)
+
+
+def plan_call(method: Callable[..., Any]) -> Call:
+    """Read a bound method's parameters and plan how to call it.
+
+    Examples
+    --------
+    >>> def quantize_weight(layer_info, weight): ...
+    >>> plan_call(quantize_weight).slots[1]
+    (None, None)
+    """
+    slots: list[tuple[str | None, Callable[[Any], Any] | None]] = []
+    takes_all, has_tensor, index_name = False, False, None
+    for parameter in inspect.signature(method).parameters.values():
+        name, kind = parameter.name, parameter.kind
+        keyword = name if kind is parameter.KEYWORD_ONLY else None
+        if kind is parameter.VAR_POSITIONAL:
+            takes_all = True
+        elif kind is parameter.VAR_KEYWORD:
+            continue
+        elif name == "wrapper_idx":
+            index_name = name
+        elif name in _FROM_WRAPPER:
+            slots.append((keyword, _FROM_WRAPPER[name]))
+        elif parameter.default is not parameter.empty:
+            continue
+        elif keyword is None and not has_tensor:
+            has_tensor = True
+            slots.append((None, None))
+        else:
+            known = ", ".join(_FROM_WRAPPER)
+            raise AlgorithmError(
+                f"{_title(method)} has a parameter {name!r} that the engine cannot fill; expected "
+                f"the tensor first and then any of: {known}."
+            )
+    return Call(method, tuple(slots), takes_all, index_name)
+
+
+def _title(method: Callable[..., Any]) -> str:
+    return getattr(method, "__qualname__", repr(method))

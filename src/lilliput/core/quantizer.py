@@ -1,0 +1,128 @@
+"""The base of all quantizers: each forward sees what the algorithm makes of weight, input, output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.config.select import Selection
+from lilliput.config.spec import QuantRule, Rule
+from lilliput.core.compressor import Compressor
+from lilliput.core.grad import QuantGrad, gradient_rule
+from lilliput.core.hooks import Call, plan_call
+from lilliput.errors import AlgorithmError, Problem
+
+_METHODS = {
+    QuantType.WEIGHT: "quantize_weight",
+    QuantType.INPUT: "quantize_input",
+    QuantType.OUTPUT: "quantize_output",
+}
+
+
+class Quantizer(Compressor):
+    """Simulate low precision in training; an algorithm overrides ``quantize_weight`` and the like.
+
+    The float weight keeps being trained; the gradient passes the quantizer as ``quant_grad`` says.
+
+    Examples
+    --------
+    >>> import torch
+    >>> class Halves(Quantizer):
+    ...     def quantize_weight(self, weight, config, **kwargs):
+    ...         return (weight * 2).round() / 2
+    >>> model = Halves(torch.nn.Linear(2, 2), [{"op_types": ["Linear"]}]).compress()
+    >>> bool((model.weight * 2 == (model.weight * 2).round()).all())
+    True
+    """
+
+    kind: ClassVar[str] = "quantizer"
+    rule: ClassVar[type[Rule]] = QuantRule
+    # Whether zero is quantized to exactly zero. If not, masks are applied again afterwards.
+    keeps_zero: ClassVar[bool] = False
+
+    quant_grad: Any = QuantGrad
+    _calls: dict[QuantType, Call] | None = None
+    _gradient: type[QuantGrad] | None = QuantGrad
+
+    def quantize_weight(self, weight: Any, wrapper: Any, **kwargs: Any) -> Any:
+        """Return the weight as the layer shall see it.
+
+        Parameters
+        ----------
+        weight : tensor
+            The float weight, with masks applied.
+        wrapper : QuantizerModuleWrapper
+            The layer's wrapper. Name the parameter ``config`` to get the rule instead.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override quantize_weight().")
+
+    def quantize_output(self, output: Any, wrapper: Any, **kwargs: Any) -> Any:
+        """Return the layer's output as the next layer shall see it."""
+        raise NotImplementedError(f"{type(self).__name__} must override quantize_output().")
+
+    def quantize_input(self, *inputs: Any, wrapper: Any, **kwargs: Any) -> Any:
+        """Return the layer's inputs as the layer shall see them."""
+        raise NotImplementedError(f"{type(self).__name__} must override quantize_input().")
+
+    def run(self, wrapper: Any, quant_type: QuantType, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """Quantize tensors of one layer, with the gradient that ``quant_grad`` prescribes.
+
+        The engine calls this in forward; it is not meant to be overridden.
+        """
+        if self._calls is None:
+            self._prepare()
+        call = (self._calls or {})[quant_type]
+        if not call.takes_all:
+            return tuple(
+                self._backend.quantize(
+                    (x,), lambda y: call(wrapper, y), self._gradient, quant_type
+                )[0]
+                for x in tensors
+            )
+        quantized: tuple[Any, ...] = self._backend.quantize(
+            tuple(tensors), lambda *ys: call(wrapper, *ys), self._gradient, quant_type
+        )
+        if len(quantized) != len(tensors):
+            raise AlgorithmError(
+                f"{type(self).__name__}.{_METHODS[quant_type]} returned {len(quantized)} tensors for "
+                f"layer {wrapper.name!r}, which has {len(tensors)}."
+            )
+        return quantized
+
+    def _prepare(self) -> None:
+        self._gradient = gradient_rule(self.quant_grad)
+        self._calls = {kind: plan_call(getattr(self, name)) for kind, name in _METHODS.items()}
+
+    def _implements(self, quant_type: QuantType) -> bool:
+        name = _METHODS[quant_type]
+        return getattr(type(self), name) is not getattr(Quantizer, name)
+
+    def _can_wrap(self, layer: LayerInfo) -> bool:
+        return True
+
+    def _find_problems(self, selection: Selection) -> list[Problem]:
+        problems = []
+        for decision in selection.decisions:
+            if decision.rule is None or decision.excluded:
+                continue
+            layer = decision.layer
+            asked = [QuantType(x) for x in layer.config["quant_types"]]
+            place = f"rule {decision.rule} → quant_types"
+            for quant_type in asked:
+                if not self._implements(quant_type):
+                    able = [str(kind.value) for kind in QuantType if self._implements(kind)]
+                    text = f"{type(self).__name__} quantizes {able}, not {quant_type.value!r}."
+                    problems.append(Problem(place, text))
+            if QuantType.WEIGHT in asked and layer.weight_name is None:
+                text = (
+                    f"layer {layer.name!r} ({layer.type}) has no weight; ask for 'output' instead."
+                )
+                problems.append(Problem(place, text))
+            if layer.is_bypassed and set(asked) - {QuantType.WEIGHT}:
+                text = (
+                    f"layer {layer.name!r} is computed by its parent without being called, so its "
+                    "input and output cannot be quantized; ask for 'weight' only."
+                )
+                problems.append(Problem(place, text))
+        return list(dict.fromkeys(problems))

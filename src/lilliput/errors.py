@@ -1,0 +1,93 @@
+"""Every error a user can meet, in one family.
+
+Catch :class:`LilliputError` to catch them all. Each subclass also derives from the built-in exception
+that its situation calls for, so ``except ValueError`` around a bad config works as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+class LilliputError(Exception):
+    """Base of all errors raised on purpose by Lilliput."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong in a config list.
+
+    Parameters
+    ----------
+    path : str
+        Where, as a reader would say it: ``"rule 2 → op_types"``.
+    message : str
+        What was received, what was expected, and the fix.
+    """
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class ConfigError(LilliputError, ValueError):
+    """A config list or config file is wrong; ``problems`` lists every fault found in it.
+
+    Examples
+    --------
+    >>> print(ConfigError([Problem("rule 0 → sparsity", "received 80.")]))
+    rule 0 → sparsity: received 80.
+    """
+
+    def __init__(self, problems: Iterable[Problem] | str, title: str = "") -> None:
+        found = [Problem("", problems)] if isinstance(problems, str) else list(problems)
+        self.problems: tuple[Problem, ...] = tuple(found)
+        lines = [str(problem) for problem in found]
+        if len(lines) == 1:
+            text = f"{title}: {lines[0]}" if title else lines[0]
+        else:
+            text = "\n".join(
+                [f"{title or 'config'}: {len(lines)} problems", *(f"  - {x}" for x in lines)]
+            )
+        super().__init__(text)
+
+
+class UnsupportedModelError(LilliputError, TypeError):
+    """The model, or one layer of it, cannot be compressed as asked; the message names the layer."""
+
+
+class StageError(LilliputError, RuntimeError):
+    """A call came at the wrong time, such as ``strip()`` before ``compress()``."""
+
+
+class AlgorithmError(LilliputError, ValueError):
+    """An algorithm returned something the engine cannot use, such as a mask of the wrong shape."""
+
+
+class StateError(LilliputError, ValueError):
+    """A saved compression state is damaged, too new, or belongs to another model."""
+
+
+class ExportError(LilliputError, RuntimeError):
+    """The compressed model cannot be written exactly in the requested format."""
+
+
+class MissingExtraError(LilliputError, ImportError):
+    """An optional dependency is not installed; the message says what to install."""
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` for the closest known name, or an empty string.
+
+    Examples
+    --------
+    >>> nearest("conv2d", ["Conv2d", "Linear"])
+    " Did you mean 'Conv2d'?"
+    """
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    close = get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.6)
+    return f" Did you mean {by_lower[close[0]]!r}?" if close else ""

@@ -1,0 +1,1 @@
+"""2. Numerics, written once for all frameworks."""

@@ -1,0 +1,7 @@
+"""Pruning algorithms, one per file."""
+
+from lilliput.pruning.agp import AGP_Pruner, AGPPruner, AGPruner
+from lilliput.pruning.level import LevelPruner
+from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
+
+__all__ = ["AGP_Pruner", "AGPPruner", "AGPruner", "LevelPruner", "OneShotPruner", "ScoreMasker"]

@@ -1,0 +1,36 @@
+"""NaiveQuantizer: round weights to the nearest of ``2**bits - 1`` levels around zero.
+
+``scale = max|w| / (2**(bits-1) - 1)`` per layer, ``q(w) = scale * round(w / scale)``.
+
+>>> import torch
+>>> model = NaiveQuantizer(torch.nn.Linear(50, 50), [{"quant_bits": 2}]).compress()
+>>> len(model.weight.unique())
+3
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lilliput.core.quantizer import Quantizer
+from lilliput.ops.fakequant import quantize_symmetric
+from lilliput.ops.namespace import Tensor
+from lilliput.quantization.bits import bits_of
+from lilliput.registry import register_quantizer
+
+
+@register_quantizer("naive")
+class NaiveQuantizer(Quantizer):
+    """Quantize weights symmetrically by their largest magnitude; the gradient passes straight through.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``quant_bits``, 8 if not given.
+    """
+
+    keeps_zero = True
+
+    def quantize_weight(self, weight: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:
+        """Return the weight on its integer grid."""
+        return quantize_symmetric(weight, bits_of(wrapper.config, "weight"))

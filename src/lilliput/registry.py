@@ -1,0 +1,99 @@
+"""Find an algorithm by name: a dict, a decorator, and entry points for third-party packages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from lilliput.errors import ConfigError, nearest
+
+Class = TypeVar("Class", bound=type)
+
+
+def normalize(name: str) -> str:
+    """Fold case and separators, so ``"AGP_Pruner"`` and ``"agp-pruner"`` are one name."""
+    return re.sub(r"[\W_]+", "", name).lower()
+
+
+class Registry:
+    """Names and aliases of the algorithms of one kind.
+
+    Parameters
+    ----------
+    kind : str
+        What is registered: ``"pruner"`` or ``"quantizer"``. A name may leave it out:
+        ``get("level")`` finds ``LevelPruner``.
+    group : str
+        Entry-point group through which other packages add theirs; read on the first lookup.
+
+    Examples
+    --------
+    >>> pruners = Registry("pruner", "example.pruners")
+    >>> @pruners.register("half")
+    ... class HalfPruner: ...
+    >>> pruners.get("half_pruner").__name__
+    'HalfPruner'
+    """
+
+    def __init__(self, kind: str, group: str) -> None:
+        self.kind = kind
+        self.group = group
+        self._classes: dict[str, Any] = {}
+        self._aliases: dict[str, str] = {}
+        self._plugins_loaded = False
+
+    def register(self, name: str, *aliases: str) -> Callable[[Class], Class]:
+        """Return a class decorator that enters the class under ``name``, its class name and aliases."""
+
+        def enter(cls: Class) -> Class:
+            keys = {normalize(alias) for alias in (name, cls.__name__, *aliases)}
+            taken = sorted(key for key in keys if self._aliases.get(key, name) != name)
+            if taken:
+                raise ConfigError(
+                    f"{self.kind} name {taken[0]!r} is already taken; choose another."
+                )
+            self._classes[name] = cls
+            self._aliases.update(dict.fromkeys(keys, name))
+            return cls
+
+        return enter
+
+    def get(self, name: str) -> Any:
+        """Return the class registered under ``name`` or an alias of it."""
+        self._load_plugins()
+        key = normalize(name)
+        found = self._aliases.get(key) or self._aliases.get(f"{key}{self.kind}")
+        if found is None:
+            hint = nearest(name, [*self._classes, *(c.__name__ for c in self._classes.values())])
+            known = ", ".join(sorted(self._classes))
+            raise ConfigError(f"no {self.kind} is called {name!r}.{hint} Known: {known}.")
+        return self._classes[found]
+
+    def list(self, pattern: str = "*") -> list[str]:
+        """Return the sorted names that match a glob, such as ``list("*norm*")``."""
+        self._load_plugins()
+        return sorted(name for name in self._classes if fnmatchcase(name, pattern))
+
+    def names_of(self, cls: type) -> list[str]:
+        """Return every normalised name under which ``cls`` can be asked for."""
+        names = [name for name, known in self._classes.items() if known is cls]
+        return sorted(alias for alias, name in self._aliases.items() if name in names)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._load_plugins()
+        return iter(list(self._classes.values()))
+
+    def _load_plugins(self) -> None:
+        if not self._plugins_loaded:
+            self._plugins_loaded = True
+            for plugin in entry_points(group=self.group):
+                self.register(plugin.name)(plugin.load())
+
+
+pruners = Registry("pruner", "lilliput.pruners")
+quantizers = Registry("quantizer", "lilliput.quantizers")
+register_pruner = pruners.register
+register_quantizer = quantizers.register

@@ -1,0 +1,152 @@
+"""lilliput.files: after any failure the old file is intact and nothing else is left."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lilliput.files import write_atomically
+
+
+def test_a_new_file_holds_exactly_the_data(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "new.bin", b"\r\n\x00\xff")
+    assert (tmp_path / "new.bin").read_bytes() == b"\r\n\x00\xff"
+
+
+def test_a_string_is_a_path_too(tmp_path: Path) -> None:
+    write_atomically(str(tmp_path / "new.bin"), b"x")
+    assert os.listdir(tmp_path) == ["new.bin"]
+
+
+def test_a_relative_path_is_written_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_atomically("here.bin", b"x")
+    assert os.listdir(tmp_path) == ["here.bin"]
+
+
+@pytest.mark.parametrize("function", ["replace", "fsync"])
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_a_failure_keeps_the_old_file_and_leaves_no_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, error: BaseException
+) -> None:
+    target = tmp_path / "state.bin"
+    target.write_bytes(b"old")
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(os, function, fail)
+    with pytest.raises(type(error)):
+        write_atomically(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["state.bin"]
+
+
+def test_the_new_content_is_on_disk_before_it_gets_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("replace"), replace(a, b)))
+    write_atomically(tmp_path / "a.bin", b"x")
+    assert calls[:2] == ["fsync", "replace"]
+    if os.name == "posix":
+        assert calls == ["fsync", "replace", "fsync"]
+
+
+def test_the_temporary_file_is_hidden_and_beside_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Path] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (seen.append(Path(a)), replace(a, b)))
+    for _ in range(2):
+        write_atomically(tmp_path / "a.bin", b"x")
+    assert all(path.parent == tmp_path and path.name.startswith(".a.bin.") for path in seen)
+    assert seen[0] != seen[1]
+
+
+def test_a_folder_that_cannot_be_synced_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def refuse_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError("not supported")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    write_atomically(tmp_path / "a.bin", b"x")
+    assert (tmp_path / "a.bin").read_bytes() == b"x"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o755])
+def test_an_existing_file_keeps_its_permissions(tmp_path: Path, mode: int) -> None:
+    target = tmp_path / "a.bin"
+    target.write_bytes(b"old")
+    target.chmod(mode)
+    write_atomically(target, b"new")
+    assert stat.S_IMODE(target.stat().st_mode) == mode
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    write_atomically(tmp_path / "atomic", b"")
+    assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.skipif(os.name != "posix", reason="symbolic links of POSIX")
+def test_a_link_stays_a_link_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    real, link = tmp_path / "real" / "a.bin", tmp_path / "link.bin"
+    real.write_bytes(b"old")
+    link.symlink_to(real)
+    write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert real.read_bytes() == b"new"
+
+
+def test_a_folder_as_target_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        write_atomically(tmp_path / "folder", b"x")
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_atomically(tmp_path / "missing" / "a.bin", b"x")
+
+
+def test_the_longest_file_name_can_be_written(tmp_path: Path) -> None:
+    write_atomically(tmp_path / ("n" * 255), b"x")
+    assert (tmp_path / ("n" * 255)).read_bytes() == b"x"
+
+
+def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
+    target = tmp_path / "a.bin"
+    contents = [bytes([value]) * 200_000 for value in (1, 2)]
+    write_atomically(target, contents[0])
+    done = threading.Event()
+
+    def write() -> None:
+        for turn in range(40):
+            write_atomically(target, contents[turn % 2])
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        assert target.read_bytes() in contents
+    writer.join()
