@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,16 @@ def test_the_new_content_is_on_disk_before_it_gets_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd)))
-    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("replace"), replace(a, b)))
+
+    def record(name: str, function: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            calls.append(name)
+            function(*args)
+
+        return call
+
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, record(name, getattr(os, name)))
     write_atomically(tmp_path / "a.bin", b"x")
     assert calls[:2] == ["fsync", "replace"]
     if os.name == "posix":
@@ -67,7 +75,12 @@ def test_the_temporary_file_is_hidden_and_beside_the_target(
 ) -> None:
     seen: list[Path] = []
     replace = os.replace
-    monkeypatch.setattr(os, "replace", lambda a, b: (seen.append(Path(a)), replace(a, b)))
+
+    def record(source: Path, target: Path) -> None:
+        seen.append(source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", record)
     for _ in range(2):
         write_atomically(tmp_path / "a.bin", b"x")
     assert all(path.parent == tmp_path and path.name.startswith(".a.bin.") for path in seen)

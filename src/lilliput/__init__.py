@@ -14,7 +14,6 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "lilliput.config.layer": ("LayerInfo", "QuantType"),
-    "lilliput.config.parse": ("schema",),
     "lilliput.config.spec": ("PruneRule", "QuantRule", "Rule", "ScheduledPruneRule"),
     "lilliput.config.files": ("read_rules", "write_rules"),
     "lilliput.core.compressor": ("Compressor",),
@@ -42,12 +41,18 @@ _HOMES = {
         "ScoreMasker",
     ),
     "lilliput.quantization": ("DoReFaQuantizer", "NaiveQuantizer"),
-    "lilliput.algorithms": ("pruner", "quantizer", "list_pruners", "list_quantizers"),
+    "lilliput.algorithms": (
+        "config_schema",
+        "list_pruners",
+        "list_quantizers",
+        "pruner",
+        "quantizer",
+    ),
     "lilliput.registry": ("register_pruner", "register_quantizer"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import lilliput.pruning
 import lilliput.quantization  # noqa: F401  (imported for their registrations)
+from lilliput.config.parse import schema
 from lilliput.registry import pruners, quantizers
 
 
@@ -25,6 +26,18 @@ def quantizer(name: str) -> Any:
     return quantizers.get(name)
 
 
+def config_schema(name: str) -> dict[str, Any]:
+    """Return the JSON schema of an algorithm's config list, for editors and validators.
+
+    Examples
+    --------
+    >>> sorted(config_schema("naive")["items"]["properties"])[:3]
+    ['exclude', 'op_names', 'op_types']
+    """
+    registry = quantizers if name in quantizers else pruners
+    return schema(registry.get(name).rule)
+
+
 def list_pruners(pattern: str = "*") -> list[str]:
     """Return the names of the pruners that match a glob.
 
@@ -33,9 +46,9 @@ def list_pruners(pattern: str = "*") -> list[str]:
     >>> list_pruners("lev*")
     ['level']
     """
-    return pruners.list(pattern)
+    return pruners.names(pattern)
 
 
 def list_quantizers(pattern: str = "*") -> list[str]:
     """Return the names of the quantizers that match a glob."""
-    return quantizers.list(pattern)
+    return quantizers.names(pattern)

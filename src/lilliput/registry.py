@@ -63,17 +63,18 @@ class Registry:
 
     def get(self, name: str) -> Any:
         """Return the class registered under ``name`` or an alias of it."""
-        self._load_plugins()
-        key = normalize(name)
-        found = self._aliases.get(key) or self._aliases.get(f"{key}{self.kind}")
+        found = self._find(name)
         if found is None:
             hint = nearest(name, [*self._classes, *(c.__name__ for c in self._classes.values())])
             known = ", ".join(sorted(self._classes))
             raise ConfigError(f"no {self.kind} is called {name!r}.{hint} Known: {known}.")
         return self._classes[found]
 
-    def list(self, pattern: str = "*") -> list[str]:
-        """Return the sorted names that match a glob, such as ``list("*norm*")``."""
+    def __contains__(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """Return the sorted names that match a glob, such as ``names("*norm*")``."""
         self._load_plugins()
         return sorted(name for name in self._classes if fnmatchcase(name, pattern))
 
@@ -85,6 +86,11 @@ class Registry:
     def __iter__(self) -> Iterator[Any]:
         self._load_plugins()
         return iter(list(self._classes.values()))
+
+    def _find(self, name: str) -> str | None:
+        self._load_plugins()
+        key = normalize(name)
+        return self._aliases.get(key) or self._aliases.get(f"{key}{self.kind}")
 
     def _load_plugins(self) -> None:
         if not self._plugins_loaded:

@@ -349,9 +349,10 @@ def test_shared_values_are_written_without_aliases(tmp_path: Path) -> None:
 
 
 def test_tuples_and_string_enums_are_written_as_plain_values(tmp_path: Path) -> None:
-    scheme = Enum("Scheme", {"AFFINE": "affine"}, type=str)
+    class Scheme(str, Enum):  # noqa: UP042 - StrEnum needs Python 3.11
+        AFFINE = "affine"
 
-    write_rules([{"op_types": ("Linear",), "quant_scheme": scheme["AFFINE"]}], tmp_path / "a.yaml")
+    write_rules([{"op_types": ("Linear",), "quant_scheme": Scheme.AFFINE}], tmp_path / "a.yaml")
     assert read_rules(tmp_path / "a.yaml") == [{"op_types": ["Linear"], "quant_scheme": "affine"}]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ def backend_of(model: Any) -> Backend:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def backend_named(name: str) -> Backend:
     """Return the backend of a framework, importing it."""
     backend: Backend = import_module(f"lilliput.backends.{name}.backend").create()

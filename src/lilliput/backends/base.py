@@ -34,6 +34,10 @@ class Backend(ABC):
         """Make the layer compute with what the wrapper says."""
 
     @abstractmethod
+    def settle(self, wrappers: Sequence[Any]) -> None:
+        """Leave the pruned zeros in the raw weights for good, or raise and change nothing."""
+
+    @abstractmethod
     def detach(self, wrapper: Any) -> None:
         """Undo :meth:`attach` exactly."""
 

@@ -102,6 +102,12 @@ TARGETS = {
 
 OLD_SELECTORS = {"support_type": "op_types", "support_layer": "op_types", "support_op": "op_names"}
 NEW_SELECTORS = ("op_types", "op_names", *(row[0] for row in PATTERNS))
+# Keys of a rule as a whole, which make no sense among the settings of one target.
+RULE_KEYS = {
+    *OLD_SELECTORS,
+    *NEW_SELECTORS,
+    *("prune", "exclude", "target_names", "target_settings", "quant_types"),
+}
 QUANTIZATION_KEYS = {
     *("quant_types", "quant_bits", "quant_scheme", "quant_dtype", "quant_start_step"),
     *("q_bits", "fuse_names"),

@@ -33,6 +33,7 @@ from lilliput.config._nni_keys import (
     PRUNING_KEYS,
     QUANTIZATION_KEYS,
     RENAMES,
+    RULE_KEYS,
     TARGETS,
     UNSUPPORTED,
 )
@@ -233,7 +234,9 @@ class _Draft:
             source = f"{where} → {key}" if isinstance(key, str) else where
             if value is None or kind is None or (kind == "bias" and _follows_weight(key, value)):
                 continue
-            if kind == "bias":
+            if key in RULE_KEYS:
+                self.problem(source, "belongs to the rule, not to one target; move it up.")
+            elif kind == "bias":
                 self.problem(source, "the bias follows its weight; remove this setting.")
             elif quantizes and key not in PRUNING_KEYS:
                 self.put(key, {kind: value}, source)

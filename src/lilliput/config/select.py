@@ -56,10 +56,12 @@ class Selection:
             shape = "×".join(map(str, layer.shape)) or "-"
             rows.append((layer.name + shared, layer.type, shape, decision.why, asks))
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        return "\n".join(
-            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[4]]).rstrip()
-            for row in rows
-        )
+        return "\n".join(_line(row, widths) for row in rows)
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+    return "  ".join([*padded, row[-1]]).rstrip()
 
 
 def select(

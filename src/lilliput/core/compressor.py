@@ -16,7 +16,7 @@ from lilliput.config.parse import ParsedRules, parse_rules
 from lilliput.config.select import Selection, select
 from lilliput.config.spec import Rule
 from lilliput.core.state import CompressionState, capture, restore
-from lilliput.errors import ConfigError, StageError, UnsupportedModelError
+from lilliput.errors import ConfigError, Problem, StageError, UnsupportedModelError
 from lilliput.registry import pruners, quantizers
 
 _CONFIG_TYPES = (list, tuple, Mapping, Rule, str, os.PathLike)
@@ -97,6 +97,7 @@ class Compressor:
         """Wrap the selected layers in place and return the model."""
         self._take(model)
         if self.is_wrapped:
+            self._refresh()
             return self.bound_model
         if self._preprocesses and self._wrappers is None:
             changed = self.preprocess_model(self.bound_model)
@@ -108,6 +109,7 @@ class Compressor:
         self._wrap_model()
         try:
             self._refresh()
+            self._backend.apply_masks(self.get_modules_wrapper(), self.optimizer)
             self.patch_optimizer(self._on_step)
         except BaseException:
             self._unwrap_model()
@@ -245,10 +247,14 @@ class Compressor:
 
     def state(self) -> CompressionState:
         """Return masks, scales and progress as data that can be saved; see CompressionState."""
+        if self._wrappers is None:
+            raise StageError("state() came before a model was bound; call compress() first.")
         return capture(self)
 
     def load_state(self, state: CompressionState) -> None:
         """Continue from a saved state; the model must have the same layers."""
+        if self._wrappers is None:
+            raise StageError("load_state() came before a model was bound; call compress() first.")
         restore(self, state)
         if self.is_wrapped:
             self._backend.apply_masks(self.get_modules_wrapper(), self.optimizer)
@@ -334,7 +340,7 @@ class Compressor:
         )
         problems += [p for p in self._find_problems(self._selection) if not parsed.problems]
         if problems:
-            raise ConfigError(problems, title=type(self).__name__)
+            raise ConfigError(sorted(problems, key=_place), title=type(self).__name__)
         self._wrappers = [backend.wrap(self.kind, x, self) for x in self._selection.chosen]
         if self.optimizer is not None:
             backend.check_optimizer(self.optimizer, self._wrappers)
@@ -356,7 +362,7 @@ class Compressor:
     def _can_wrap(self, layer: LayerInfo) -> bool:
         return layer.weight_name is not None
 
-    def _find_problems(self, selection: Selection) -> list[Any]:
+    def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return what only this kind of compressor can find wrong with a selection."""
         return []
 
@@ -389,9 +395,16 @@ class Compressor:
 
     def _unwrap_model(self) -> None:
         if self.is_wrapped:
+            self._backend.settle(self.get_modules_wrapper())
             for wrapper in reversed(self.get_modules_wrapper()):
                 self._backend.detach(wrapper)
             self.is_wrapped = False
+
+
+def _place(problem: Problem) -> int:
+    """Sort problems by the number of their rule, those of the whole list first."""
+    number = problem.path.removeprefix("rule ").partition(" ")[0]
+    return int(number) if number.isdigit() else -1
 
 
 def _users_of_keys() -> dict[str, Sequence[str]]:

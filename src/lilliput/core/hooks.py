@@ -42,6 +42,11 @@ class Call:
     takes_all: bool
     index_name: str | None
 
+    @property
+    def wants_tensor(self) -> bool:
+        """Whether the method takes the tensor itself, which may be costly to get."""
+        return self.takes_all or any(getter is None for _, getter in self.slots)
+
     def __call__(self, wrapper: Any, *tensors: Any, index: int = 0) -> Any:
         """Call the method for one wrapper; ``tensors`` is what the engine has to offer."""
         positional: list[Any] = []

@@ -65,7 +65,9 @@ class Pruner(Compressor):
         updates = []
         with self._backend.no_grad():
             for index, wrapper in enumerate(self._wrappers or []):
-                answer = self._calc_mask(wrapper, wrapper.weight, index=index)
+                # A sharded weight is gathered when it is read: only if the algorithm takes it.
+                tensors = (wrapper.weight,) if self._calc_mask.wants_tensor else ()
+                answer = self._calc_mask(wrapper, *tensors, index=index)
                 if answer is not None:
                     updates.append((wrapper, self._check_masks(wrapper, answer)))
         for wrapper, masks in updates:

@@ -91,8 +91,9 @@ class CompressionState:
             for path, tensor in backend_named(framework).parse_tensors(data).items():
                 layer, _, key = path.rpartition("/")
                 tensors.setdefault(layer, {})[key] = tensor
-            fields = (document[key] for key in ("algorithm", "layers"))
-            return cls(*fields, tensors, document["progress"], framework)
+            return cls(
+                document["algorithm"], document["layers"], tensors, document["progress"], framework
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, StateError):
                 raise

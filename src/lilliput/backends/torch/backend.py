@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -51,11 +51,18 @@ class TorchBackend(Backend):
             instrument.attach(owner.module, wrapper, owner.weight_name, owner.bias_name)
 
     def detach(self, wrapper: ModuleWrapper) -> None:
-        """Take the shadow away; masks are burnt into the raw weights first."""
-        if isinstance(wrapper, PrunerModuleWrapper):
-            self._burn_in(wrapper)
+        """Take the shadow away."""
         for owner in wrapper.layer_info.owners:
             instrument.detach(owner.module, wrapper)
+
+    @torch.no_grad()
+    def settle(self, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Leave the pruned zeros in the raw weights, or refuse where a parametrization hides them."""
+        for wrapper in wrappers:
+            for name, mask in _masks(wrapper):
+                if is_parametrized(wrapper.module, name):
+                    _settle_parametrized(wrapper, name, mask)
+        self.apply_masks(wrappers)
 
     def on_forward(self, wrapper: ModuleWrapper, collector: Callable[..., Any]) -> list[Any]:
         """Register the collector on every module that owns the weight."""
@@ -74,9 +81,7 @@ class TorchBackend(Backend):
                 "(or none, and call step() yourself)."
             )
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        weights = [
-            raw(w.module, w.layer_info.weight_name) for w in wrappers if w.weight is not None
-        ]
+        weights = [raw(w.module, name) for w in wrappers if (name := w.layer_info.weight_name)]
         if weights and not any(id(p) in held for p in weights):
             raise ConfigError(
                 "optimizer: it holds none of the weights to compress; was it made for another model, "
@@ -140,22 +145,6 @@ class TorchBackend(Backend):
         """Return the tensors of a safetensors file."""
         return files.parse_tensors(data)
 
-    @torch.no_grad()
-    def _burn_in(self, wrapper: PrunerModuleWrapper) -> None:
-        """Leave the masks' zeros in the raw weights, or refuse where a parametrization hides them."""
-        self.apply_masks([wrapper])
-        for name, mask in _masks(wrapper):
-            if is_parametrized(wrapper.module, name):
-                masked = raw(wrapper.module, name) * mask
-                parametrized: Any = wrapper.module.parametrizations[name]  # type: ignore[index]
-                parametrized.right_inverse(masked)
-                if not torch.equal(raw(wrapper.module, name), masked):
-                    raise UnsupportedModelError(
-                        f"layer {wrapper.name!r}: its parametrization of {name!r} cannot hold the "
-                        "masked weight exactly; call torch.nn.utils.parametrize."
-                        "remove_parametrizations(...) before pruning."
-                    )
-
 
 def _masks(wrapper: ModuleWrapper) -> list[tuple[str, Tensor]]:
     """Return the masks in force, by the name of the parameter they belong to."""
@@ -165,6 +154,21 @@ def _masks(wrapper: ModuleWrapper) -> list[tuple[str, Tensor]]:
         if name is not None and mask is not None:
             masks.append((name, mask))
     return masks
+
+
+def _settle_parametrized(wrapper: ModuleWrapper, name: str, mask: Tensor) -> None:
+    masked = raw(wrapper.module, name) * mask
+    parametrization: Any = wrapper.module.parametrizations[name]  # type: ignore[index]
+    originals = [p.detach().clone() for p in parametrization.parameters()]
+    with suppress(NotImplementedError, RuntimeError, ValueError):
+        parametrization.right_inverse(masked)
+    if not torch.equal(raw(wrapper.module, name), masked):
+        for parameter, original in zip(parametrization.parameters(), originals, strict=True):
+            parameter.copy_(original)
+        raise UnsupportedModelError(
+            f"layer {wrapper.name!r}: its parametrization of {name!r} cannot hold the masked weight "
+            "exactly; call torch.nn.utils.parametrize.remove_parametrizations before pruning."
+        )
 
 
 def create() -> TorchBackend:

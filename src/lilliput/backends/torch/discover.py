@@ -14,8 +14,11 @@ from lilliput.errors import UnsupportedModelError
 
 # What 'default' stands for: layers that hold most of the weights. Never norm layers.
 DEFAULT_TYPES = frozenset(
-    "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d Linear Bilinear PReLU "
-    "Embedding EmbeddingBag RNN LSTM GRU RNNCell LSTMCell GRUCell MultiheadAttention".split()
+    {
+        *("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
+        *("Linear", "Bilinear", "PReLU", "Embedding", "EmbeddingBag", "MultiheadAttention"),
+        *("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"),
+    }
 )
 
 

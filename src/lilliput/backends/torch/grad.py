@@ -47,7 +47,7 @@ def straight_through(tensor: Tensor, quantized: Tensor) -> Tensor:
     """Return ``quantized``, with the gradient going to ``tensor`` unchanged."""
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return quantized
-    result: Tensor = _StraightThrough.apply(tensor, quantized)
+    result: Tensor = _StraightThrough.apply(tensor, quantized)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -59,5 +59,7 @@ def with_gradient(
         return straight_through(tensor, quantized)
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return quantized
-    result: Tensor = _CustomGrad.apply(tensor, quantized, rule, quant_type)
+    result: Tensor = _CustomGrad.apply(  # type: ignore[no-untyped-call]
+        tensor, quantized, rule, quant_type
+    )
     return result

@@ -18,7 +18,7 @@ Invariants
 from __future__ import annotations
 
 import copyreg
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ class Sidecar(nn.Module):
         for attribute, role in ((weight, "weight"), (bias, "bias")):
             if attribute is not None and role in wrapper.roles:
                 chain = [*self.chains.get(attribute, []), (key, role)]
-                chain.sort(key=lambda link: self._modules[link[0]].order)  # type: ignore[union-attr]
+                chain.sort(key=self._order)
                 self.chains[attribute] = chain
         self.input_keys += [key] * ("input" in wrapper.roles)
         self.output_keys += [key] * ("output" in wrapper.roles)
@@ -58,6 +58,10 @@ class Sidecar(nn.Module):
         self.chains = {attribute: chain for attribute, chain in chains.items() if chain}
         self.input_keys = [x for x in self.input_keys if x != key]
         self.output_keys = [x for x in self.output_keys if x != key]
+
+    def _order(self, link: tuple[str, str]) -> int:
+        wrapper: Any = self._modules[link[0]]
+        return int(wrapper.order)
 
     def transform(self, attribute: str, value: Tensor) -> Tensor:
         """Return the compressed value of an attribute."""
@@ -91,10 +95,11 @@ def detach(module: nn.Module, wrapper: Any) -> None:
 def _update(module: nn.Module) -> None:
     """Make class, hooks and sidecar of a module agree with its chains."""
     sidecar: Any = module._modules[SIDECAR]
-    base = unshadowed(type(module))
+    base: Any = unshadowed(type(module))
     names = tuple(sorted(sidecar.chains))
-    if type(module) is base or type(module).__dict__.get("_lilliput_base") is base:
-        module.__class__ = shadow_class(base, names) if names else base
+    shadow = shadow_class(base, names) if names else base
+    if type(module) is base or "_lilliput_base" in type(module).__dict__:
+        object.__setattr__(module, "__class__", shadow)
     _drop_hook(module._forward_pre_hooks, _quantize_inputs)
     if sidecar.input_keys:
         module.register_forward_pre_hook(_quantize_inputs, with_kwargs=True)
@@ -107,8 +112,8 @@ def _update(module: nn.Module) -> None:
             module._init_flat_weights()
 
 
-@lru_cache(maxsize=None)
-def shadow_class(base: type, names: tuple[str, ...]) -> type:
+@cache
+def shadow_class(base: Any, names: tuple[str, ...]) -> type:
     """Return the subclass of ``base`` on which ``names`` are compressed attributes."""
     members: dict[str, Any] = {name: _shadow_property(name) for name in names}
     members |= {
@@ -158,7 +163,7 @@ def _reduce_ex(self: Any, protocol: Any) -> Any:
 
 
 def _rebuild(base: type, names: tuple[str, ...]) -> Any:
-    cls = shadow_class(base, names)
+    cls: Any = shadow_class(base, names)
     return cls.__new__(cls)
 
 
@@ -168,7 +173,7 @@ def _quantize_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> An
     items = [*args, *kwargs.values()]
     where = floating(items)
     tensors = tuple(items[i] for i in where)
-    for key in sidecar.input_keys:
+    for key in sidecar.input_keys if where else ():
         tensors = sidecar._modules[key].quantize_inputs(tensors)
     for i, tensor in zip(where, tensors, strict=True):
         items[i] = tensor

@@ -30,7 +30,8 @@ def raw(module: nn.Module, name: str) -> Any:
 
 def unshadowed(cls: type) -> type:
     """Return the class that a shadow class was made from, or the class itself."""
-    return cls.__dict__.get("_lilliput_base", cls)
+    base: type = cls.__dict__.get("_lilliput_base", cls)
+    return base
 
 
 def whole(tensor: Any) -> Tensor:
@@ -39,7 +40,7 @@ def whole(tensor: Any) -> Tensor:
     return gathered
 
 
-def multiply_(tensor: Tensor, mask: Tensor) -> None:
+def multiply_(tensor: Any, mask: Tensor) -> None:
     """Multiply a weight, or an optimizer's record of it, by a mask in place."""
     if is_sharded(tensor):
         from torch.distributed.tensor import distribute_tensor
@@ -70,8 +71,7 @@ def weight_names(module: nn.Module) -> list[str]:
     MultiheadAttention); else every matrix or larger.
     """
     names = [name for name, value in module._parameters.items() if value is not None]
-    if hasattr(module, "parametrizations"):
-        names += list(module.parametrizations)
+    names += list(getattr(module, "parametrizations", ()))
     if "weight" in names:
         return ["weight"]
     spoken = [name for name in names if "weight" in name]

@@ -52,13 +52,13 @@ class ModuleWrapper(nn.Module):
 
     order: ClassVar[int] = 0
     name: str
-    type: str
+    type: str  # type: ignore[assignment]
     config: dict[str, Any]
 
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         super().__init__()
         self.layer_info = layer
-        self.name, self.type = layer.name, layer.type  # type: ignore[assignment]
+        self.name, self.type = layer.name, layer.type
         self.config = layer.config
         self.roles: tuple[str, ...] = ()
         self._link = Link(compressor)
