@@ -21,7 +21,7 @@ def test_a_new_file_holds_exactly_the_data(tmp_path: Path) -> None:
 
 def test_a_string_is_a_path_too(tmp_path: Path) -> None:
     write_atomically(str(tmp_path / "new.bin"), b"x")
-    assert os.listdir(tmp_path) == ["new.bin"]
+    assert [path.name for path in tmp_path.iterdir()] == ["new.bin"]
 
 
 def test_a_relative_path_is_written_in_the_current_folder(
@@ -29,7 +29,7 @@ def test_a_relative_path_is_written_in_the_current_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_atomically("here.bin", b"x")
-    assert os.listdir(tmp_path) == ["here.bin"]
+    assert [path.name for path in tmp_path.iterdir()] == ["here.bin"]
 
 
 @pytest.mark.parametrize("function", ["replace", "fsync"])
@@ -47,7 +47,7 @@ def test_a_failure_keeps_the_old_file_and_leaves_no_temporary_one(
     with pytest.raises(type(error)):
         write_atomically(target, b"new")
     assert target.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["state.bin"]
+    assert [path.name for path in tmp_path.iterdir()] == ["state.bin"]
 
 
 def test_the_new_content_is_on_disk_before_it_gets_the_name(
@@ -134,7 +134,7 @@ def test_a_folder_as_target_is_refused_and_nothing_is_left(tmp_path: Path) -> No
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="folder"):
         write_atomically(tmp_path / "folder", b"x")
-    assert os.listdir(tmp_path) == ["folder"]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:

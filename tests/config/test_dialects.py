@@ -523,7 +523,7 @@ TARGETS = st.dictionaries(
     max_size=3,
 )
 V3_RULE = st.fixed_dictionaries(
-    {"target_settings": TARGETS}, optional={key: SCALARS for key in KEYS[6:12]}
+    {"target_settings": TARGETS}, optional=dict.fromkeys(KEYS[6:12], SCALARS)
 )
 
 

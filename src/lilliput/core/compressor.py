@@ -338,7 +338,8 @@ class Compressor:
         problems = (
             [*parsed.problems, *self._selection.problems] if parsed.rules else parsed.problems
         )
-        problems += [p for p in self._find_problems(self._selection) if not parsed.problems]
+        if not parsed.problems:
+            problems += self._find_problems(self._selection)
         if problems:
             raise ConfigError(sorted(problems, key=_place), title=type(self).__name__)
         self._wrappers = [backend.wrap(self.kind, x, self) for x in self._selection.chosen]

@@ -24,4 +24,6 @@ def cubic_sparsity(
     done = (epoch - start) // frequency
     if done >= updates:
         return final
+    if done == 0:
+        return initial
     return final + (initial - final) * (1 - done / updates) ** 3

@@ -1,1 +1,17 @@
-"""."""
+"""Run code that was written for NNI's model compression: its import paths lead to our classes.
+
+Nothing happens until you ask for it, in one of two ways::
+
+    python -m lilliput.compat.nni train.py --epochs 3     # a script, unchanged
+
+    from lilliput.compat.nni import install               # or the first lines of your program
+    install()
+
+The classes behind the old paths are Lilliput's own, so a model pruned through them is the same as
+one pruned through ``lilliput.torch``. A process that does not start as a copy of this one (such as
+a spawned data loader worker) has to call ``install()`` itself.
+"""
+
+from lilliput.compat.nni.finder import install, uninstall
+
+__all__ = ["install", "uninstall"]

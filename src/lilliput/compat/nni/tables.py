@@ -1,0 +1,114 @@
+"""What NNI called things, and where: data only, for every generation from 2019 to v3.0."""
+
+from __future__ import annotations
+
+# Names that the shim offers, by the part of NNI they belong to. A pruner or quantizer is looked up
+# in Lilliput's registry, everything else in lilliput.torch; one that is found nowhere is reported as
+# not available in this version. A new algorithm therefore needs no change here.
+NAMES: dict[str, tuple[str, ...]] = {
+    "framework": (
+        *("Compressor", "Pruner", "Quantizer", "WeightMasker", "LayerInfo"),
+        *("PrunerModuleWrapper", "QuantizerModuleWrapper", "QuantGrad", "QuantType"),
+    ),
+    "bases of 2019": ("TorchCompressor", "TorchPruner", "TorchQuantizer"),
+    "pruners": (
+        *("LevelPruner", "AGPruner", "AGP_Pruner", "AGPPruner", "SensitivityPruner"),
+        *("SlimPruner", "L1FilterPruner", "L2FilterPruner", "L1NormPruner", "L2NormPruner"),
+        *("FPGMPruner", "TaylorFOWeightFilterPruner", "TaylorFOWeightPruner", "TaylorPruner"),
+        *("ActivationAPoZRankFilterPruner", "ActivationAPoZRankPruner"),
+        *("ActivationMeanRankFilterPruner", "ActivationMeanRankPruner"),
+        *("LotteryTicketPruner", "LinearPruner", "MovementPruner", "TransformerHeadPruner"),
+        *("ADMMPruner", "NetAdaptPruner", "SimulatedAnnealingPruner"),
+        *("AutoCompressPruner", "AMCPruner"),
+    ),
+    "quantizers": (
+        *("NaiveQuantizer", "QATquantizer", "QAT_Quantizer", "QATQuantizer", "DoReFaQuantizer"),
+        *("BNNQuantizer", "LsqQuantizer", "LsqPlusQuantizer"),
+        *("ObserverQuantizer", "PtqQuantizer"),
+    ),
+    "maskers": ("WeightMasker", "LevelPrunerMasker", "StructuredWeightMasker"),
+    "speedup": ("ModelSpeedup", "apply_compression_results"),
+    "utils": ("count_flops_params", "SensitivityAnalysis"),
+    "evaluators": ("Evaluator", "TorchEvaluator", "LightningEvaluator", "TransformersEvaluator"),
+    "tensorflow": (
+        *("TfCompressor", "TfPruner", "TfQuantizer", "Compressor", "Pruner", "Quantizer"),
+        *("LevelPruner", "AGPruner", "AGP_Pruner", "SensitivityPruner", "SlimPruner"),
+        *("FPGMPruner", "NaiveQuantizer", "QATquantizer", "QAT_Quantizer", "DoReFaQuantizer"),
+    ),
+    "tuning": (
+        *("trace", "get_next_parameter", "get_current_parameter", "report_intermediate_result"),
+        *("report_final_result", "get_experiment_id", "get_trial_id", "get_sequence_id"),
+        *("nas", "retiarii", "experiment", "hpo", "trial", "tuner", "assessor"),
+    ),
+}
+
+# What today's class is called, where it is not called the same.
+TODAY = {
+    "TorchCompressor": "Compressor",
+    "TorchPruner": "Pruner",
+    "TorchQuantizer": "Quantizer",
+    "TfCompressor": "Compressor",
+    "TfPruner": "Pruner",
+    "TfQuantizer": "Quantizer",
+}
+
+# NNI renamed these algorithms between v1 and v3; the registry is asked for the other names as well.
+RENAMED = {
+    "L1FilterPruner": ("L1NormPruner",),
+    "L2FilterPruner": ("L2NormPruner",),
+    "TaylorFOWeightFilterPruner": ("TaylorFOWeightPruner", "TaylorPruner"),
+    "TaylorFOWeightPruner": ("TaylorPruner", "TaylorFOWeightFilterPruner"),
+    "TaylorPruner": ("TaylorFOWeightPruner", "TaylorFOWeightFilterPruner"),
+    "ActivationAPoZRankFilterPruner": ("ActivationAPoZRankPruner",),
+    "ActivationMeanRankFilterPruner": ("ActivationMeanRankPruner",),
+}
+
+_ALGORITHMS = ("pruners", "quantizers")
+_V0 = ("framework", "bases of 2019", *_ALGORITHMS)
+_V1 = ("framework", *_ALGORITHMS, "speedup", "utils")
+
+# Import path -> the parts of NNI that are found there. Every prefix of a path has its own row.
+PATHS: dict[str, tuple[str, ...]] = {
+    "nni": ("tuning",),
+    # August and September 2019, never released
+    "nni.compressors": (),
+    "nni.compressors.torchCompressor": _V0,
+    "nni.compressors.torch_compressor": _V0,
+    "nni.compressors.tfCompressor": ("tensorflow",),
+    "nni.compressors.tf_compressor": ("tensorflow",),
+    # v1.1 to v1.9
+    "nni.compression": ("framework", "evaluators"),
+    "nni.compression.torch": _V1,
+    "nni.compression.torch.compressor": ("framework",),
+    "nni.compression.torch.pruning": ("pruners", "maskers"),
+    "nni.compression.torch.pruning.one_shot": ("pruners",),
+    "nni.compression.torch.pruning.weight_masker": ("maskers",),
+    "nni.compression.torch.quantization": ("quantizers",),
+    "nni.compression.torch.speedup": ("speedup",),
+    "nni.compression.torch.utils": ("utils",),
+    "nni.compression.tensorflow": ("tensorflow",),
+    # v2.0 to v2.10
+    "nni.compression.pytorch": (*_V1, "evaluators"),
+    "nni.compression.pytorch.compressor": ("framework",),
+    "nni.compression.pytorch.pruning": ("pruners", "maskers"),
+    "nni.compression.pytorch.quantization": ("quantizers",),
+    "nni.compression.pytorch.speedup": ("speedup",),
+    "nni.compression.pytorch.utils": ("utils",),
+    "nni.algorithms": (),
+    "nni.algorithms.compression": (),
+    "nni.algorithms.compression.pytorch": (),
+    "nni.algorithms.compression.pytorch.pruning": ("pruners", "maskers"),
+    "nni.algorithms.compression.pytorch.pruning.one_shot": ("pruners",),
+    "nni.algorithms.compression.pytorch.pruning.weight_masker": ("maskers",),
+    "nni.algorithms.compression.pytorch.quantization": ("quantizers",),
+    "nni.algorithms.compression.tensorflow": (),
+    "nni.algorithms.compression.tensorflow.pruning": ("tensorflow",),
+    "nni.algorithms.compression.v2": (),
+    "nni.algorithms.compression.v2.pytorch": ("evaluators",),
+    "nni.algorithms.compression.v2.pytorch.pruning": ("pruners",),
+    # v3.0
+    "nni.compression.pruning": ("pruners",),
+    "nni.compression.quantization": ("quantizers",),
+    "nni.compression.speedup": ("speedup",),
+    "nni.compression.utils": ("utils",),
+}

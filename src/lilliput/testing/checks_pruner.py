@@ -1,0 +1,240 @@
+"""Promises of pruners: exact counts, zeros that stay zero, and all masks or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.core.compressor import Compressor
+from lilliput.core.hooks import plan_call
+from lilliput.quantization.naive import NaiveQuantizer
+from lilliput.testing.expect import expect, expect_equal, expect_zero
+from lilliput.testing.models import Specimen, TinyCNN, TinyMLP
+from lilliput.testing.observe import Anatomy, entries, outputs, sgd, tensors_of, train
+from lilliput.testing.subject import Check, Subject, seeded
+
+_SPARSITIES = (0.0, 0.1, 0.5, 0.8, 0.99)
+
+
+@seeded
+def check_masks(subject: Subject) -> None:
+    """Masks are ones and zeros in the weight's shape, dtype and device, and part of the model."""
+    for model in subject.models():
+        compressor = subject.compress(model)
+        expect(compressor.get_modules_wrapper(), f"no layer of {type(model).__name__} is wrapped.")
+        registered = {id(buffer) for buffer in model.buffers()}
+        for entry in entries(compressor, with_bias=True):
+            mask = entry.mask
+            if mask is None:
+                continue
+            received = (tuple(mask.shape), mask.dtype, mask.device)
+            wanted = (tuple(entry.raw.shape), entry.raw.dtype, entry.raw.device)
+            expect(received == wanted, f"mask of {entry.label}: {received}, expected {wanted}.")
+            is_binary = bool(((mask == 0) | (mask == 1)).all())
+            expect(is_binary, f"mask of {entry.label} has other values than 0 and 1.")
+            expect(id(mask) in registered, f"mask of {entry.label} is no buffer of the model.")
+            expect(not mask.requires_grad, f"mask of {entry.label} asks for a gradient.")
+            what = f"{entry.label} as its layer sees it"
+            expect_equal(entry.seen, entry.raw.detach() * mask, what)
+
+
+@seeded
+def check_exact_sparsity(subject: Subject) -> None:
+    """Each layer loses exactly ``round(n * sparsity)`` weights, however many are equal."""
+    key = subject.sparsity_key
+    if key is None or not getattr(subject.cls, "exact_sparsity", True):
+        return
+    for fill_name, fill in _FILLS.items():
+        for sparsity in _SPARSITIES:
+            for model in subject.models(TinyCNN, TinyMLP):
+                _fill(model, fill)
+                compressor = subject.compress(model, **{key: sparsity})
+                for entry in entries(compressor):
+                    size, zeros = entry.seen.numel(), int((entry.seen == 0).sum())
+                    wanted = round(size * sparsity)
+                    layer = entry.label.rpartition(".")[0]
+                    expect(
+                        zeros == wanted,
+                        f"sparsity {sparsity:g} with {fill_name} weights: layer {layer!r} has "
+                        f"{zeros} zeros of {size}, expected {wanted}.",
+                    )
+
+
+def _grid(weight: Tensor) -> Tensor:
+    steps = torch.arange(weight.numel()) * 5 % 8 - 4
+    return (torch.where(steps >= 0, steps + 1, steps) / 8).view_as(weight)
+
+
+_FILLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "random": lambda weight: weight,
+    "constant": lambda weight: torch.full_like(weight, 0.5),
+    "few distinct": _grid,
+}
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, fill: Callable[[Tensor], Tensor]) -> None:
+    for parameter in model.parameters():
+        if parameter.dim() >= 2:
+            parameter.copy_(fill(parameter))
+
+
+@seeded
+def check_pruned_weights_stay_zero(subject: Subject) -> None:
+    """Neither momentum from before, nor weight decay, nor Adam moves a pruned weight."""
+    if getattr(subject.cls, "regrows", False):
+        return
+    for make_optimizer in (sgd, _adamw):
+        for model in subject.models():
+            optimizer = make_optimizer(model)
+            train(model, optimizer, 3)
+            compressor = subject.compress(model, optimizer)
+            pruned = {e.label: e.seen == 0 for e in entries(compressor)}
+            before = {e.label: e.raw.detach().clone() for e in entries(compressor)}
+            for step in range(6):
+                train(model, optimizer, 1, compressor)
+                _expect_pruned(compressor, pruned, f"{type(optimizer).__name__} step {step + 1}")
+            for entry in entries(compressor):
+                kept = ~pruned[entry.label]
+                is_moving = (entry.raw.detach() != before[entry.label])[kept].any()
+                expect(is_moving or not kept.any(), f"{entry.label}: no kept weight is training.")
+
+
+def _expect_pruned(compressor: Compressor, pruned: dict[str, Tensor], when: str) -> None:
+    for entry in entries(compressor):
+        where = pruned[entry.label]
+        expect_zero(entry.seen[where], f"{when}, pruned weights of {entry.label}")
+        if compressor.optimizer is not None:
+            expect_zero(entry.raw[where], f"{when}, raw pruned weights of {entry.label}")
+        if entry.raw.grad is not None:
+            expect_zero(entry.raw.grad[where], f"{when}, gradient of pruned {entry.label}")
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.05)
+
+
+@seeded
+def check_failing_calc_mask_leaves_model_alone(subject: Subject) -> None:
+    """If the algorithm fails on one layer, no layer is changed: at compress() or later."""
+    model = subject.model()
+    optimizer = sgd(model)
+    anatomy = Anatomy(model, optimizer)
+    compressor = subject.build(model, optimizer)
+    if _compress_with_fault(compressor, model):
+        anatomy.expect_same(model, "after calc_mask failed", optimizer)
+    model = subject.model()
+    compressor = subject.compress(model, sgd(model))
+    before, inputs = tensors_of(compressor), model.make_input()
+    expected = outputs(model, inputs)
+    _break_last_layer(compressor)
+    for update in (compressor.step, lambda: compressor.update_epoch(1)):
+        try:
+            update()
+        except _FaultError:
+            for key, value in tensors_of(compressor).items():
+                expect_equal(value, before[key], f"{key} after calc_mask failed in an update")
+    expect_equal(outputs(model, inputs), expected, "outputs after calc_mask failed in an update")
+
+
+@seeded
+def check_compress_works_after_a_failure(subject: Subject) -> None:
+    """Once the cause of a failure is gone, compress() does the whole job."""
+    model = subject.model()
+    compressor = subject.build(model)
+    reference = type(model)()
+    reference.load_state_dict(model.state_dict())
+    if _compress_with_fault(compressor, model):
+        compressor.compress(model)
+        wanted = tensors_of(subject.compress(reference))
+        for key, value in tensors_of(compressor).items():
+            zeros = [int((x == 0).sum()) for x in (value, wanted[key])]
+            what = f"{key} after calc_mask failed once and worked the second time"
+            expect(zeros[0] == zeros[1], f"{what}: {zeros[0]} zeros, expected {zeros[1]}.")
+
+
+class _FaultError(Exception):
+    """Raised on purpose."""
+
+
+def _compress_with_fault(compressor: Compressor, model: Specimen) -> bool:
+    """Compress while the last layer fails; return whether that was noticed."""
+    _break_last_layer(compressor)
+    try:
+        compressor.compress(model)
+    except _FaultError:
+        return True
+    finally:
+        _repair(compressor)
+    return False
+
+
+def _break_last_layer(compressor: Any) -> None:
+    """Make ``calc_mask`` of this one object raise, after all layers but the last are done."""
+    call = plan_call(compressor.calc_mask)
+
+    def calc_mask(wrapper: Any, wrapper_idx: int = 0) -> Any:
+        answer = call(wrapper, wrapper.weight, index=wrapper_idx)
+        if wrapper_idx == len(compressor.get_modules_wrapper()) - 1:
+            raise _FaultError("calc_mask fails on purpose.")
+        return answer
+
+    compressor.calc_mask = calc_mask
+    compressor._calc_mask = None
+
+
+def _repair(compressor: Any) -> None:
+    del compressor.calc_mask
+    compressor._calc_mask = None
+
+
+@seeded
+def check_quantizing_keeps_zeros(subject: Subject) -> None:
+    """A quantizer on top leaves pruned weights at exactly zero, also while training."""
+    for model in subject.models(TinyCNN, TinyMLP):
+        optimizer = sgd(model)
+        anatomy = Anatomy(model, optimizer)
+        pruner = subject.compress(model, optimizer)
+        pruned = {e.label: e.seen == 0 for e in entries(pruner)}
+        quantizer = NaiveQuantizer(model, [{"quant_bits": 4}], optimizer)
+        quantizer.compress()
+        for _ in range(2):
+            for entry in entries(pruner):
+                what = f"quantized after pruning, {entry.label}"
+                expect_zero(entry.seen[pruned[entry.label]], what)
+            if not getattr(subject.cls, "regrows", False):
+                train(model, optimizer, 2, pruner)
+        pruner.strip()
+        quantizer.strip()
+        anatomy.expect_same(model, "after both were stripped", optimizer, values=False)
+
+
+@seeded
+def check_pruning_again(subject: Subject) -> None:
+    """A second pruner, on top of the first or after strip, brings none of its zeros back."""
+    more = {subject.sparsity_key: 0.7} if subject.sparsity_key else {}
+    for is_stripped in (False, True):
+        model = subject.model()
+        first = subject.compress(model)
+        zeros = {e.label: e.seen == 0 for e in entries(first)}
+        if is_stripped:
+            first.strip()
+        second = subject.compress(model, **more)
+        for entry in entries(second):
+            what = f"pruned twice ({'after strip' if is_stripped else 'on top'}), {entry.label}"
+            expect_zero(entry.seen[zeros[entry.label]], what)
+        second.strip()
+
+
+PRUNER_CHECKS: tuple[Check, ...] = (
+    check_masks,
+    check_exact_sparsity,
+    check_pruned_weights_stay_zero,
+    check_failing_calc_mask_leaves_model_alone,
+    check_compress_works_after_a_failure,
+    check_quantizing_keeps_zeros,
+    check_pruning_again,
+)

@@ -1,0 +1,112 @@
+"""What a check says when it fails, and what the whole battery says in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lilliput.errors import LilliputError
+
+# Room for another order of summation; a wrong weight is off by far more.
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+class ConformanceError(LilliputError, AssertionError):
+    """An algorithm breaks a promise that Lilliput makes to its users.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong.
+    failures : mapping of str to Exception
+        The cause for each failed check, when several were run.
+    """
+
+    def __init__(self, message: str, failures: Mapping[str, Exception] | None = None) -> None:
+        super().__init__(message)
+        self.failures = dict(failures or {})
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the battery found out about one class.
+
+    Parameters
+    ----------
+    name : str
+        The class.
+    seconds : dict
+        How long each check took, in the order they ran.
+    failures : dict
+        The cause for each check that failed.
+    skipped : tuple of str
+        Checks that were left out on request.
+    """
+
+    name: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, Exception] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Print the verdict, and one line per failure."""
+        total, bad = len(self.seconds), len(self.failures)
+        left_out = f" ({len(self.skipped)} skipped)" if self.skipped else ""
+        if not bad:
+            return f"{self.name} passes {total} checks{left_out}."
+        lines = [f"  - {check}: {reason(error)}" for check, error in self.failures.items()]
+        return "\n".join([f"{self.name} fails {bad} of {total} checks{left_out}:", *lines])
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of an error, with its type where that is news.
+
+    Examples
+    --------
+    >>> reason(ConformanceError("too few zeros.")), reason(KeyError("x"))
+    ('too few zeros.', "KeyError: 'x'")
+    """
+    lines = str(error).strip().splitlines()
+    first = lines[0] if lines else "(no message)"
+    return first if isinstance(error, ConformanceError) else f"{type(error).__name__}: {first}"
+
+
+def expect(condition: object, message: str) -> None:
+    """Raise a ConformanceError unless the condition holds."""
+    if not condition:
+        raise ConformanceError(message)
+
+
+def expect_equal(actual: Tensor, expected: Tensor, what: str) -> None:
+    """Expect two tensors to agree in shape, dtype and every bit."""
+    _expect_alike(actual, expected, what)
+    expect(torch.equal(actual, expected), f"{what}: {_gap(actual, expected)}, expected no difference.")
+
+
+def expect_close(actual: Tensor, expected: Tensor, what: str) -> None:
+    """Expect two tensors to agree up to rounding."""
+    _expect_alike(actual, expected, what)
+    tolerance = _TOLERANCES.get(actual.dtype, 1e-5)
+    scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+    is_close = torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * scale)
+    expect(is_close, f"{what}: {_gap(actual, expected)}, expected at most {tolerance * scale:g}.")
+
+
+def expect_zero(values: Tensor, what: str) -> None:
+    """Expect nothing but exact zeros."""
+    count = int(torch.count_nonzero(values))
+    expect(count == 0, f"{what}: {count} of {values.numel()} are not zero.")
+
+
+def _expect_alike(actual: Tensor, expected: Tensor, what: str) -> None:
+    received = (tuple(actual.shape), actual.dtype)
+    wanted = (tuple(expected.shape), expected.dtype)
+    expect(received == wanted, f"{what}: received {received}, expected {wanted}.")
+
+
+def _gap(actual: Tensor, expected: Tensor) -> str:
+    gap = (actual.double() - expected.double()).abs().max()
+    return f"they differ by up to {float(gap):.3g}"

@@ -1,0 +1,144 @@
+"""The class under test, and how to make one for a given model."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lilliput.backends.torch.discover import DEFAULT_TYPES
+from lilliput.core.compressor import Compressor
+from lilliput.errors import ConfigError
+from lilliput.testing.models import SPECIMENS, Specimen
+
+Make = Callable[[nn.Module, list[dict[str, Any]], Any], Compressor]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A pruner or quantizer class, with the settings to test it with.
+
+    Parameters
+    ----------
+    cls : type of Compressor
+        The class.
+    config : mapping, optional
+        Settings that go into every rule. By default half of the weights are pruned at once, or
+        weights are quantized to 8 bits. ``op_types`` narrows the test to models with such layers.
+    make : callable, optional
+        ``make(model, config_list, optimizer)`` returns a compressor, for a class whose constructor
+        takes something else than these three. ``optimizer`` is None in most checks.
+
+    Examples
+    --------
+    >>> from lilliput.torch import AGPPruner
+    >>> Subject(AGPPruner).rules(op_names=["fc"])
+    [{'final_sparsity': 0.5, 'start_epoch': 0, 'end_epoch': 0, 'op_names': ['fc']}]
+    """
+
+    cls: type[Compressor]
+    config: Mapping[str, Any] | None = None
+    make: Make | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the class."""
+        return self.cls.__name__
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What goes into every rule."""
+        return self._defaults() if self.config is None else dict(self.config)
+
+    @property
+    def sparsity_key(self) -> str | None:
+        """The setting that asks for a sparsity in each layer, None if there is none."""
+        return next((k for k in ("final_sparsity", "sparsity") if k in self.settings), None)
+
+    def rules(self, **settings: Any) -> list[dict[str, Any]]:
+        """Return a config list of one rule."""
+        return [{**self.settings, **settings}]
+
+    def handles(self, model: type[Specimen] | nn.Module) -> bool:
+        """Whether the class compresses any layer of such a model."""
+        built = model if isinstance(model, nn.Module) else model()
+        present = {c.__name__ for module in built.modules() for c in type(module).__mro__}
+        return not present.isdisjoint(self._wanted_types())
+
+    def models(self, *kinds: type[Specimen]) -> list[Specimen]:
+        """Return fresh models of these kinds (all by default), without those of no use here."""
+        return [kind() for kind in kinds or SPECIMENS if self.handles(kind)]
+
+    def model(self) -> Specimen:
+        """Return a fresh model for checks that need only one."""
+        kind = next((kind for kind in SPECIMENS if self.handles(kind)), None)
+        if kind is None:
+            wanted = ", ".join(sorted(self._wanted_types()))
+            raise ConfigError(
+                f"{self.name} compresses {wanted} only, of which no test model has any; set "
+                "config={'op_types': [...]} to layers such as Conv2d or Linear."
+            )
+        return kind()
+
+    def build(self, model: nn.Module, optimizer: Any = None, **settings: Any) -> Compressor:
+        """Return a compressor for a model that is still untouched."""
+        return self.build_from(model, self.rules(**settings), optimizer)
+
+    def build_from(self, model: nn.Module, rules: Any, optimizer: Any = None) -> Compressor:
+        """Return a compressor with exactly this config list."""
+        if self.make is not None:
+            return self.make(model, rules, optimizer)
+        return self.cls(model, rules) if optimizer is None else self.cls(model, rules, optimizer)
+
+    def compress(self, model: nn.Module, optimizer: Any = None, **settings: Any) -> Compressor:
+        """Compress a model in place and return the compressor."""
+        compressor = self.build(model, optimizer, **settings)
+        compressor.compress(model)
+        return compressor
+
+    def _defaults(self) -> dict[str, Any]:
+        keys = self.cls.rule.model_fields
+        if "final_sparsity" in keys:
+            return {"final_sparsity": 0.5, "start_epoch": 0, "end_epoch": 0}
+        wanted: dict[str, Any] = {"sparsity": 0.5, "quant_bits": 8}
+        return {key: value for key, value in wanted.items() if key in keys}
+
+    def _wanted_types(self) -> set[str]:
+        own = DEFAULT_TYPES if self.cls.default_types is None else self.cls.default_types
+        asked = self.settings.get("op_types", ["default"])
+        names = {x for x in ([asked] if isinstance(asked, str) else asked) if x[:1] != "!"}
+        return (names - {"default"}) | (set(own) if "default" in names or not names else set())
+
+
+Check = Callable[[Subject], None]
+
+
+def seeded(check: Check) -> Check:
+    """Run a check from fixed seeds, and give the random numbers back as they were."""
+
+    @functools.wraps(check)
+    def run(subject: Subject) -> None:
+        before = random.getstate()
+        with torch.random.fork_rng(devices=[]):
+            set_seed(0)
+            try:
+                check(subject)
+            finally:
+                random.setstate(before)
+
+    return run
+
+
+def set_seed(seed: int) -> None:
+    """Seed every source of random numbers that an algorithm is likely to use."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)

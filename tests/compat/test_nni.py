@@ -1,0 +1,290 @@
+"""The import shim: which paths and names it offers, when it refuses, and that it leaves no trace."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+import lilliput.torch
+from lilliput.compat.nni import install, uninstall
+from lilliput.compat.nni.tables import NAMES, PATHS
+from lilliput.errors import LilliputError, StageError, UnsupportedModelError
+from lilliput.registry import pruners
+
+FRAMEWORK = [
+    *("Compressor", "Pruner", "Quantizer", "WeightMasker", "LayerInfo"),
+    *("PrunerModuleWrapper", "QuantizerModuleWrapper", "QuantGrad", "QuantType"),
+]
+PRUNERS = ["LevelPruner", "AGPruner", "AGP_Pruner", "AGPPruner"]
+QUANTIZERS = ["NaiveQuantizer", "DoReFaQuantizer"]
+PRUNING_HOMES = [
+    "nni.compression.torch",
+    "nni.compression.pytorch",
+    "nni.compressors.torchCompressor",
+    "nni.compressors.torch_compressor",
+    "nni.compression.torch.pruning",
+    "nni.compression.pytorch.pruning",
+    "nni.algorithms.compression.pytorch.pruning",
+    "nni.algorithms.compression.v2.pytorch.pruning",
+    "nni.compression.pruning",
+]
+QUANTIZATION_HOMES = [
+    *PRUNING_HOMES[:4],
+    "nni.compression.torch.quantization",
+    "nni.compression.pytorch.quantization",
+    "nni.algorithms.compression.pytorch.quantization",
+    "nni.compression.quantization",
+]
+FRAMEWORK_HOMES = [
+    *PRUNING_HOMES[:4],
+    "nni.compression",
+    "nni.compression.torch.compressor",
+    "nni.compression.pytorch.compressor",
+]
+NEVER_HAD = "no_such_name_anywhere"
+
+
+@pytest.fixture
+def shim():
+    install()
+    yield
+    uninstall()
+
+
+@pytest.fixture
+def never(shim, monkeypatch):
+    """A pruner that NNI had and Lilliput never will."""
+    monkeypatch.setitem(NAMES, "pruners", (*NAMES["pruners"], "NeverPruner"))
+
+
+@pytest.fixture
+def fake_nni(tmp_path, monkeypatch):
+    """A real package called nni on the path, with a submodule."""
+    package = tmp_path / "site" / "nni"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("REAL = True\n")
+    (package / "compression.py").write_text("REAL = True\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    yield package.parent
+    uninstall()
+    for name in [name for name in sys.modules if name.split(".")[0] == "nni"]:
+        del sys.modules[name]
+
+
+def nni_modules():
+    return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "nni"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_imports_as_a_package_with_a_spec(shim, path):
+    module = importlib.import_module(path)
+    assert module.__name__ == path
+    assert module.__spec__.name == path
+    assert module.__path__ == []
+    assert module.__package__ == path
+    assert importlib.util.find_spec(path) is module.__spec__
+    assert repr(module) == f"<module {path!r} (lilliput.compat.nni)>"
+
+
+def test_every_path_has_its_parents_in_the_table():
+    assert {path.rpartition(".")[0] for path in PATHS} - {""} <= PATHS.keys()
+    assert {part for parts in PATHS.values() for part in parts} == NAMES.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        *((path, name) for path in FRAMEWORK_HOMES for name in FRAMEWORK),
+        *((path, name) for path in PRUNING_HOMES for name in PRUNERS),
+        *((path, name) for path in QUANTIZATION_HOMES for name in QUANTIZERS),
+    ],
+)
+def test_old_names_are_lilliputs_own_objects(shim, path, name):
+    namespace = {}
+    exec(f"from {path} import {name}", namespace)
+    assert namespace[name] is getattr(lilliput.torch, name)
+
+
+@pytest.mark.parametrize("module", ["torchCompressor", "torch_compressor"])
+@pytest.mark.parametrize("name", ["Compressor", "Pruner", "Quantizer"])
+def test_base_classes_of_2019_are_todays(shim, module, name):
+    home = importlib.import_module(f"nni.compressors.{module}")
+    assert getattr(home, f"Torch{name}") is getattr(lilliput.torch, name)
+
+
+def test_attributes_reach_modules_that_were_never_imported(shim):
+    import nni
+
+    assert nni.compressors.torchCompressor.LevelPruner is lilliput.torch.LevelPruner
+    assert nni.algorithms.compression.pytorch.pruning.AGPPruner is lilliput.torch.AGPPruner
+
+
+def test_import_as_binds_the_innermost_module(shim):
+    import nni.compression.torch as z
+    import nni.compression.torch.compressor as y
+
+    assert z.__name__ == "nni.compression.torch"
+    assert y.QuantType.QUANT_OUTPUT is lilliput.torch.QuantType.OUTPUT
+
+
+def test_star_import_takes_what_is_available_and_no_submodules(never):
+    namespace = {}
+    exec("from nni.compression.pytorch import *", namespace)
+    assert {*FRAMEWORK, *PRUNERS, *QUANTIZERS} <= namespace.keys()
+    assert not {"compressor", "pruning", "NeverPruner"} & namespace.keys()
+
+
+def test_dir_lists_names_and_submodules(shim):
+    import nni.compression.torch
+
+    assert {"LevelPruner", "QuantGrad", "compressor"} <= {*dir(nni.compression.torch)}
+
+
+def test_an_import_of_what_is_missing_says_so_and_lists_what_there_is(never):
+    with pytest.raises(ImportError, match="NeverPruner is not available in this version") as caught:
+        from nni.compression.torch import NeverPruner  # noqa: F401
+    assert isinstance(caught.value, LilliputError)
+    assert "LevelPruner" in str(caught.value)
+    with pytest.raises(ImportError, match="not available in this version"):
+        import nni.compression.pytorch.NeverPruner  # noqa: F401
+
+
+def test_an_attribute_that_is_missing_says_so_and_lists_what_there_is(never):
+    import nni
+
+    pruning = nni.algorithms.compression.pytorch.pruning
+    with pytest.raises(AttributeError, match=r"NeverPruner is not available.*AGPPruner") as caught:
+        _ = pruning.NeverPruner
+    assert isinstance(caught.value, LilliputError)
+    assert not hasattr(pruning, "NeverPruner")
+    with pytest.raises(AttributeError, match="Did you mean 'LevelPruner'"):
+        _ = pruning.LevelPrunr
+
+
+def test_what_nni_never_had_fails_as_in_any_package(shim):
+    assert importlib.util.find_spec(f"nni.compression.{NEVER_HAD}") is None
+    with pytest.raises(ModuleNotFoundError, match=NEVER_HAD):
+        importlib.import_module(f"nni.{NEVER_HAD}")
+    with pytest.raises(ImportError, match="cannot import name"):
+        exec(f"from nni.compression.torch import {NEVER_HAD}", {})
+
+
+def test_the_rest_of_nni_is_declined_by_name(shim):
+    import nni
+
+    with pytest.raises(AttributeError, match="model compression only"):
+        nni.report_final_result(0.9)
+    with pytest.raises(ImportError, match="model compression only"):
+        import nni.retiarii
+
+
+def test_a_missing_algorithm_appears_once_it_is_registered(never, monkeypatch):
+    monkeypatch.setattr(pruners, "_classes", dict(pruners._classes))
+    monkeypatch.setattr(pruners, "_aliases", dict(pruners._aliases))
+
+    import nni.compression.torch
+
+    assert not hasattr(nni.compression.torch, "NeverPruner")
+
+    @pruners.register("never")
+    class NeverPruner(lilliput.torch.Pruner): ...
+
+    from nni.compression.torch import NeverPruner as found
+
+    assert found is NeverPruner
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if "tensorflow" in PATHS[path]])
+@pytest.mark.parametrize("name", ["TfPruner", "LevelPruner"])
+def test_tensorflow_classes_can_be_imported_and_name_the_keras_route_on_use(shim, path, name):
+    cls = getattr(importlib.import_module(path), name)
+    assert inspect.isclass(cls)
+    with pytest.raises(UnsupportedModelError, match=rf"{path}\.{name} .* Keras .*lilliput\.keras"):
+        cls([{"sparsity": 0.8}])
+
+    class Mine(cls):
+        def __init__(self, anything):
+            pass
+
+    with pytest.raises(UnsupportedModelError, match="Keras"):
+        Mine(1)
+
+
+def test_install_twice_is_install_once():
+    before = list(sys.meta_path)
+    install()
+    install()
+    assert len(sys.meta_path) == len(before) + 1
+    uninstall()
+    uninstall()
+    assert sys.meta_path == before
+
+
+def test_uninstall_leaves_no_trace():
+    before, modules = list(sys.meta_path), nni_modules()
+    install()
+    importlib.import_module("nni.compression.torch.compressor")
+    assert nni_modules().keys() > modules.keys()
+    uninstall()
+    assert sys.meta_path == before
+    assert nni_modules() == modules == {}
+    assert importlib.util.find_spec("nni") is None
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("nni.compression")
+
+
+def test_refuses_when_the_real_nni_is_installed(fake_nni):
+    with pytest.raises(StageError, match=r"installed .*force=True"):
+        install()
+    assert nni_modules() == {}
+    import nni
+
+    assert nni.REAL
+
+
+def test_refuses_when_the_real_nni_is_imported(fake_nni):
+    import nni.compression
+
+    with pytest.raises(StageError, match="imported already"):
+        install()
+    assert sys.modules["nni.compression"] is nni.compression
+
+
+def test_force_shadows_the_real_nni_and_uninstall_gives_it_back(fake_nni):
+    import nni.compression as real
+
+    install(force=True)
+    from nni.compression.torch import LevelPruner
+
+    assert LevelPruner is lilliput.torch.LevelPruner
+    uninstall()
+    import nni.compression
+
+    assert nni.compression is real
+    assert nni.REAL
+    assert {*nni_modules()} == {"nni", "nni.compression"}
+
+
+def test_a_folder_called_nni_is_no_real_nni(tmp_path, monkeypatch):
+    (tmp_path / "nni").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    install()
+    try:
+        from nni.compression.torch import LevelPruner
+
+        assert LevelPruner is lilliput.torch.LevelPruner
+    finally:
+        uninstall()
+
+
+def test_nothing_in_lilliput_imports_the_shim():
+    source = Path(lilliput.__file__).parent
+    users = [
+        file
+        for file in source.rglob("*.py")
+        if "compat" not in file.relative_to(source).parts and "lilliput.compat" in file.read_text()
+    ]
+    assert users == []
