@@ -53,7 +53,9 @@ def test_a_key_of_another_algorithm_is_recognised():
     assert "LevelPruner does not use it; AGPPruner does." in problem
 
 
-@pytest.mark.parametrize("value", [1, 1.0, -0.1, float("nan"), float("inf"), "0.5", True, [0.5], {}])
+@pytest.mark.parametrize(
+    "value", [1, 1.0, -0.1, float("nan"), float("inf"), "0.5", True, [0.5], {}]
+)
 def test_sparsity_outside_its_range_or_of_another_type_is_refused(value):
     (problem,) = problems_of([{"sparsity": value}])
     assert problem.startswith("rule 0 → sparsity")
@@ -111,7 +113,15 @@ def test_the_schema_of_every_algorithm_is_json_and_names_its_keys():
 KEYS = sorted(
     {key for name in lilliput.list_pruners() for key in lilliput.pruner(name).rule.model_fields}
     | set(QuantRule.model_fields)
-    | {"support_type", "support_op", "prune", "q_bits", "sparse_ratio", "target_names", "op_names_re"}
+    | {
+        "support_type",
+        "support_op",
+        "prune",
+        "q_bits",
+        "sparse_ratio",
+        "target_names",
+        "op_names_re",
+    }
     | {"exclude_op_names", "target_settings", "sparsity_per_layer", "op_partial_names", "nonsense"}
 )
 SCALARS = (
@@ -120,13 +130,21 @@ SCALARS = (
     | st.integers(-3, 20)
     | st.floats(allow_nan=True)
     | st.floats(0, 1)
-    | st.sampled_from(["default", "Linear", "Conv2d", "0", "3", "re:[", "re:.*", "!3", "*", "weight", ""])
+    | st.sampled_from(
+        ["default", "Linear", "Conv2d", "0", "3", "re:[", "re:.*", "!3", "*", "weight", ""]
+    )
     | st.text(max_size=4)
 )
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["weight", "input", "output", "x"]) | st.text(max_size=2), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["weight", "input", "output", "x"]) | st.text(max_size=2),
+            inner,
+            max_size=2,
+        )
+    ),
     max_leaves=6,
 )
 RULES = st.lists(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5) | SCALARS, max_size=4)

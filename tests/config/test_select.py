@@ -23,7 +23,9 @@ def make_layers():
 def pick(*rules):
     parsed = parse_rules(list(rules), PruneRule)
     assert not parsed.problems
-    return select(make_layers(), parsed.rules, DEFAULT_TYPES, parsed.origins, lambda n: hasattr(nn, n))
+    return select(
+        make_layers(), parsed.rules, DEFAULT_TYPES, parsed.origins, lambda n: hasattr(nn, n)
+    )
 
 
 def names(*rules):

@@ -245,7 +245,9 @@ def test_nni_attributes_mean_what_they_meant():
     pruner = LevelPruner(model, RULES)
     assert pruner.bound_model is model and pruner.config_list == RULES and not pruner.is_wrapped
     layers = pruner.get_modules_to_compress()
-    assert [(layer.name, layer.type, layer.module, config["sparsity"]) for layer, config in layers] == [
+    assert [
+        (layer.name, layer.type, layer.module, config["sparsity"]) for layer, config in layers
+    ] == [
         ("0", "Linear", model[0], 0.5),
         ("2", "Linear", model[2], 0.5),
     ]

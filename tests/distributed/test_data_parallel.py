@@ -76,16 +76,18 @@ def test_a_replica_is_masked_by_the_mask_it_holds() -> None:
     assert torch.equal(model(toy.probe()), expected)
 
 
-def test_gradients_reach_the_model_through_the_masks_of_its_replicas() -> None:
+def test_gradients_of_replicas_add_up_to_those_of_the_masked_model() -> None:
     model = toy.Net()
     pruner = toy.compress("level", model)
-    halves = toy.probe().chunk(2)
-    replicas = [replicate(model, is_first=True), replicate(model, is_first=False)]
-    for replica, images in zip(replicas, halves, strict=True):
-        replica(images).square().sum().backward()
-    for wrapper in pruner.get_modules_wrapper():
-        gradient = wrapper.weight.grad
-        assert torch.equal(gradient != 0, wrapper.weight_mask != 0)
+    first, second = toy.probe().chunk(2)
+    replicate(model, is_first=True)(first).square().sum().backward()
+    replicate(model, is_first=False)(second).square().sum().backward()
+    received = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    model(toy.probe()).square().sum().backward()
+    expected = {name: weight.grad for name, weight in model.named_parameters()}
+    toy.assert_equal_but_for_rounding(received, expected)
+    toy.assert_pruned_weights_are_zero(toy.masks_of(pruner), received)
 
 
 class Counter(Quantizer):

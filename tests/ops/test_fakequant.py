@@ -8,7 +8,9 @@ from lilliput.backends.torch import ops
 from lilliput.ops.fakequant import integer_range, quantize_symmetric, quantize_unit
 
 FLOATS = st.lists(
-    st.floats(-1e4, 1e4, width=32).filter(lambda x: x == 0 or abs(x) > 1e-20), min_size=1, max_size=40
+    st.floats(-1e4, 1e4, width=32).filter(lambda x: x == 0 or abs(x) > 1e-20),
+    min_size=1,
+    max_size=40,
 )
 
 

@@ -40,7 +40,9 @@ def test_masks_keep_shape_dtype_and_device():
     assert int((mask == 0).sum()) == 30
 
 
-@pytest.mark.parametrize("kind", ["normal", "constant", "grid", "sorted", "two-sided", "heavy-ties"])
+@pytest.mark.parametrize(
+    "kind", ["normal", "constant", "grid", "sorted", "two-sided", "heavy-ties"]
+)
 @pytest.mark.parametrize("sparsity", [1e-6, 0.2, 0.5, 0.999999])
 def test_large_tensors_get_the_exact_kth_value(kind, sparsity):
     generator = torch.Generator().manual_seed(0)
@@ -75,6 +77,6 @@ def test_shared_counts_add_up_respect_caps_and_rank_globally(sizes, share, cap, 
     assert sum(shares) == min(count, sum(caps))
     assert all(0 <= given_ <= limit for given_, limit in zip(shares, caps, strict=True))
     uncapped = share_count(scores, count, sizes)
-    border = np.sort(np.concatenate([s.numpy() for s in scores]))[: count][-1:] if count else []
+    border = np.sort(np.concatenate([s.numpy() for s in scores]))[:count][-1:] if count else []
     for value in border:
         assert uncapped == [int((s <= value).sum()) for s in scores]

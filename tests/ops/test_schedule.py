@@ -7,7 +7,11 @@ from hypothesis import strategies as st
 from lilliput.ops.schedule import cubic_sparsity
 
 SCHEDULES = st.tuples(
-    st.floats(0, 0.99), st.floats(0, 0.99), st.integers(0, 30), st.integers(0, 60), st.integers(1, 12)
+    st.floats(0, 0.99),
+    st.floats(0, 0.99),
+    st.integers(0, 30),
+    st.integers(0, 60),
+    st.integers(1, 12),
 ).map(lambda t: (min(t[:2]), max(t[:2]), *t[2:]))
 
 

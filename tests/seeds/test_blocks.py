@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lilliput.errors import AlgorithmError
+
 BLOCKS = Path(__file__).parent / "blocks"
 # The 2019 document has a list without a comma and functions without a body.
 NOT_PYTHON = {
@@ -90,7 +92,8 @@ def test_the_printed_pruner_calculates_each_mask_once(train, raw, pruning, model
         layer = model.get_submodule(name)
         assert int(mask.sum()) == mask.numel() // 4
         assert torch.equal(raw(layer) != 0, mask.bool())
-        assert torch.equal(raw(layer).grad != 0, mask.bool())
+        assert not raw(layer).grad[mask == 0].any()
+        assert raw(layer).grad[mask == 1].any()
     assert (raw(model.conv1) != 0).all()
 
 
@@ -160,6 +163,26 @@ def test_quantize_methods_get_the_tensor_and_the_config_as_documented(run, train
     model(x, y).sum().backward()
     optimizer.step()
     assert (raw(model) != before).all()
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=pytest.fail.Exception,
+    reason="An AttributeError inside the weight's property makes Python ask nn.Module.__getattr__, "
+    "which returns the raw weight: the quantizer's error is swallowed and nothing is quantized.",
+)
+@pytest.mark.parametrize("mistake", ["the placeholder is still there", "an attribute is misspelt"])
+def test_a_quantizer_that_fails_is_reported_and_not_left_out(run, mistake):
+    class Misspelt(run("002_1_your_quantizer.py")["YourQuantizer"]):
+        def quantize_weight(self, weight, config, **kwargs):
+            return weight * self.no_such_scale
+
+    printed = run("002_1_your_quantizer.py")["YourQuantizer"]
+    model = nn.Linear(6, 4)
+    with pytest.raises(AlgorithmError):
+        cls = printed if mistake.startswith("the placeholder") else Misspelt
+        cls(model, [{"quant_types": ["weight"]}]).compress()
+        model(torch.randn(5, 6))
 
 
 @pytest.mark.parametrize(

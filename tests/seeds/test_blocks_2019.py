@@ -5,6 +5,7 @@ mends are spelled out here, and add nothing but a comma and ``pass``.
 """
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,8 +69,6 @@ def test_the_mended_config_selects_the_default_types_or_the_named_ops(run, raw, 
 @pytest.fixture
 def agp_file(tmp_path):
     """Write the printed file, with the section named as asked for."""
-    from pathlib import Path
-
     text = (Path(__file__).parent / "blocks" / "003_4_agp_file.yaml").read_text()
 
     def write(section):

@@ -60,7 +60,9 @@ def check_strip_keeps_outputs(subject: Subject) -> None:
             continue
         before = outputs(model, inputs)
         compressor.strip()
-        expect_close(outputs(model, inputs), before, f"outputs of {type(model).__name__} after strip()")
+        expect_close(
+            outputs(model, inputs), before, f"outputs of {type(model).__name__} after strip()"
+        )
 
 
 @seeded
@@ -92,7 +94,8 @@ def check_plain_checkpoint_loads(subject: Subject) -> None:
     for entry in entries(compressor):
         expect_equal(
             entry.raw.detach() if entry.mask is None else entry.raw.detach() * entry.mask,
-            pristine.get_parameter(entry.label).detach() * (1 if entry.mask is None else entry.mask),
+            pristine.get_parameter(entry.label).detach()
+            * (1 if entry.mask is None else entry.mask),
             f"{entry.label} after loading a plain checkpoint",
         )
     _expect_like_twin(pristine, model, compressor, "after loading a plain checkpoint")
@@ -186,7 +189,7 @@ def check_state_round_trip(subject: Subject) -> None:
         state = CompressionState.load(folder)
     weights = model.state_dict()
     other.load_state_dict({key: weights[key] for key in plain_keys})
-    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
     second.load_state(state)
     expect_same_tensors(second, compressor, "after load_state()")
     inputs = model.make_input()
@@ -240,7 +243,11 @@ def check_dtypes(subject: Subject) -> None:
         optimizer = sgd(model)
         compressor = subject.compress(model, optimizer)
         for entry in entries(compressor):
-            found = {entry.raw.dtype, entry.seen.dtype, (entry.raw if entry.mask is None else entry.mask).dtype}
+            found = {
+                entry.raw.dtype,
+                entry.seen.dtype,
+                (entry.raw if entry.mask is None else entry.mask).dtype,
+            }
             expect(found == {dtype}, f"{entry.label} of a {dtype} model has {found}.")
         train(model, optimizer, 2, compressor)
         expect(outputs(model, model.make_input()).isfinite().all(), f"{dtype}: outputs not finite.")

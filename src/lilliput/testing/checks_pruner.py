@@ -92,6 +92,9 @@ def check_pruned_weights_stay_zero(subject: Subject) -> None:
             optimizer = make_optimizer(model)
             train(model, optimizer, 3)
             compressor = subject.compress(model, optimizer)
+            if compressor.optimizer is None:
+                # Without the optimizer in hand, nobody can make it forget its momentum.
+                optimizer = make_optimizer(model)
             pruned = {e.label: e.seen == 0 for e in entries(compressor)}
             before = {e.label: e.raw.detach().clone() for e in entries(compressor)}
             for step in range(6):

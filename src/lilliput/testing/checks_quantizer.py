@@ -39,7 +39,7 @@ def check_levels(subject: Subject) -> None:
             quantizer = subject.compress(model, optimizer, quant_bits=bits)
             for when in ("after compress()", "after training"):
                 for entry in entries(quantizer):
-                    levels = len(entry.seen.unique())
+                    levels = torch.unique(entry.seen).numel()
                     text = f"{entry.label} has {levels} levels {when}, at most {2**bits} fit {bits} bits."
                     expect(levels <= 2**bits, text)
                 train(model, optimizer, 1, quantizer)
@@ -69,6 +69,20 @@ def check_forward_leaves_float_weights_alone(subject: Subject) -> None:
         for entry in entries(quantizer):
             what = f"float weight {entry.label} after compress() and a forward"
             expect_equal(entry.raw.detach(), before[entry.label], what)
+
+
+@seeded
+def check_quantized_weights_follow(subject: Subject) -> None:
+    """A layer computes with its float weight as it is now, not as it was."""
+    for model in subject.models(TinyCNN, TinyMLP):
+        quantizer = subject.compress(model)
+        before = {entry.label: entry.seen.clone() for entry in entries(quantizer)}
+        with torch.no_grad():
+            for entry in entries(quantizer):
+                entry.raw.neg_()
+        for entry in entries(quantizer):
+            is_stale = torch.equal(entry.seen, before[entry.label])
+            expect(not is_stale, f"{entry.label} is quantized to the same, its signs reversed.")
 
 
 @seeded
@@ -180,6 +194,7 @@ QUANTIZER_CHECKS: tuple[Check, ...] = (
     check_levels,
     check_layers_use_quantized_weights,
     check_forward_leaves_float_weights_alone,
+    check_quantized_weights_follow,
     check_float_weights_train,
     check_gradient_reaches_weights,
     check_straight_through_gradient,

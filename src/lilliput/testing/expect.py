@@ -83,7 +83,9 @@ def expect(condition: object, message: str) -> None:
 def expect_equal(actual: Tensor, expected: Tensor, what: str) -> None:
     """Expect two tensors to agree in shape, dtype and every bit."""
     _expect_alike(actual, expected, what)
-    expect(torch.equal(actual, expected), f"{what}: {_gap(actual, expected)}, expected no difference.")
+    expect(
+        torch.equal(actual, expected), f"{what}: {_gap(actual, expected)}, expected no difference."
+    )
 
 
 def expect_close(actual: Tensor, expected: Tensor, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -22,7 +23,7 @@ from lilliput.backends.torch.wrapper import (
 )
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.core.grad import QuantGrad
-from lilliput.errors import ConfigError, UnsupportedModelError
+from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError
 
 _WRAPPERS = {"pruner": PrunerModuleWrapper, "quantizer": QuantizerModuleWrapper}
 
@@ -123,6 +124,12 @@ class TorchBackend(Backend):
         seen = tensors if rule is None else tuple(x.detach() for x in tensors)
         answer = function(*seen)
         results = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+        for result in results:
+            if not isinstance(result, Tensor):
+                raise AlgorithmError(
+                    f"a quantizer returned {type(result).__name__} for a layer's {quant_type.value}; "
+                    "expected a tensor."
+                )
         if rule is None:
             return results
         return tuple(
@@ -159,12 +166,11 @@ def _masks(wrapper: ModuleWrapper) -> list[tuple[str, Tensor]]:
 def _settle_parametrized(wrapper: ModuleWrapper, name: str, mask: Tensor) -> None:
     masked = raw(wrapper.module, name) * mask
     parametrization: Any = wrapper.module.parametrizations[name]  # type: ignore[index]
-    originals = [p.detach().clone() for p in parametrization.parameters()]
+    originals = copy.deepcopy(parametrization.state_dict())
     with suppress(NotImplementedError, RuntimeError, ValueError):
         parametrization.right_inverse(masked)
     if not torch.equal(raw(wrapper.module, name), masked):
-        for parameter, original in zip(parametrization.parameters(), originals, strict=True):
-            parameter.copy_(original)
+        parametrization.load_state_dict(originals)
         raise UnsupportedModelError(
             f"layer {wrapper.name!r}: its parametrization of {name!r} cannot hold the masked weight "
             "exactly; call torch.nn.utils.parametrize.remove_parametrizations before pruning."

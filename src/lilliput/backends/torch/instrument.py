@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lilliput.backends.torch.weights import floating, is_sharded, raw, unshadowed
-from lilliput.errors import UnsupportedModelError
+from lilliput.errors import AlgorithmError, UnsupportedModelError
 
 SIDECAR = "lilliput"
 
@@ -136,7 +136,13 @@ def _shadow_property(name: str) -> property:
         # FSDP2 reads the attribute to find its own shards: those must come back untouched.
         if value is None or sidecar is None or is_sharded(value):
             return value
-        return sidecar.transform(name, value)  # type: ignore[operator]
+        try:
+            return sidecar.transform(name, value)  # type: ignore[operator]
+        except AttributeError as error:
+            # Python would go on to nn.Module.__getattr__, which returns the raw weight.
+            raise AlgorithmError(
+                f"computing {name!r} of a {type(self).__name__}: {error}"
+            ) from error
 
     def set_(self: nn.Module, value: Any) -> None:
         self.__dict__[name] = value

@@ -1,0 +1,95 @@
+"""The layer rule: what each folder may import is read from the source, not believed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lilliput
+
+ROOT = Path(lilliput.__file__).parent
+FRAMEWORKS = {"torch", "keras", "tensorflow", "jax"}
+FRAMEWORK_FREE = ["config", "ops", "core", "pruning", "quantization"]
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module
+
+
+@pytest.mark.parametrize("folder", FRAMEWORK_FREE)
+def test_the_engine_and_the_algorithms_import_no_framework(folder):
+    files = list((ROOT / folder).rglob("*.py"))
+    assert files
+    for path in files:
+        for name in imports_of(path):
+            assert name.partition(".")[0] not in FRAMEWORKS, f"{path} imports {name}"
+            assert not name.startswith(("lilliput.backends.torch", "lilliput.torch")), (
+                f"{path}: {name}"
+            )
+
+
+def test_a_backend_imports_no_other_framework():
+    for path in (ROOT / "backends" / "torch").rglob("*.py"):
+        for name in imports_of(path):
+            assert name.partition(".")[0] not in FRAMEWORKS - {"torch"}, f"{path} imports {name}"
+
+
+def test_nobody_imports_the_bridges_to_other_toolkits():
+    for path in ROOT.rglob("*.py"):
+        if "compat" not in path.relative_to(ROOT).parts:
+            assert not any(name.startswith("lilliput.compat") for name in imports_of(path)), path
+
+
+def in_a_fresh_process(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_lilliput_imports_no_framework_and_little_else():
+    heavy = sorted(FRAMEWORKS | {"numpy", "pydantic", "rich", "safetensors", "ruamel"})
+    code = f"import sys, lilliput; print([m for m in {heavy} if m in sys.modules])"
+    assert in_a_fresh_process(code).strip() == "[]"
+
+
+def test_the_algorithms_can_be_listed_without_a_framework():
+    code = (
+        "import sys, lilliput; print(lilliput.list_pruners(), lilliput.config_schema('agp')['type'], "
+        f"[m for m in {sorted(FRAMEWORKS)} if m in sys.modules])"
+    )
+    assert in_a_fresh_process(code).strip().endswith("array []")
+
+
+def test_the_torch_facade_imports_nothing_heavy_beside_torch():
+    heavy = [
+        "keras",
+        "tensorflow",
+        "jax",
+        "onnx",
+        "onnxruntime",
+        "onnxscript",
+        "openvino",
+        "sklearn",
+    ]
+    heavy += ["rich", "torch._inductor", "torch.distributed.tensor"]
+    code = (
+        "import sys, torch; before = set(sys.modules); import lilliput.torch; "
+        f"print([m for m in {heavy} if m in set(sys.modules) - before])"
+    )
+    assert in_a_fresh_process(code).strip() == "[]"
+
+
+def test_a_missing_torch_is_said_in_one_line():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "try:\n    import lilliput.torch\n"
+        "except ImportError as error:\n    print(type(error).__name__, error)"
+    )
+    expected = "MissingExtraError lilliput.torch needs PyTorch: pip install 'lilliput[torch]'"
+    assert in_a_fresh_process(code).strip() == expected

@@ -1,0 +1,34 @@
+"""The public names, written out: a change here is a change for users and belongs in the changelog."""
+
+import lilliput
+import lilliput.torch
+
+TORCH = """
+    AGPPruner AGP_Pruner AGPruner CompressionState Compressor DoReFaQuantizer LayerInfo LevelPruner
+    ModuleWrapper NaiveQuantizer OneShotPruner Pruner PrunerModuleWrapper QuantGrad QuantType
+    Quantizer QuantizerModuleWrapper ScoreMasker WeightMasker
+"""
+TOP = """
+    AGPPruner AGP_Pruner AGPruner AlgorithmError CompressionState Compressor ConfigError
+    DoReFaQuantizer ExportError LayerInfo LevelPruner LilliputError MissingExtraError NaiveQuantizer
+    OneShotPruner PruneRule Pruner QuantGrad QuantRule QuantType Quantizer Rule ScheduledPruneRule
+    ScoreMasker StageError StateError UnsupportedModelError WeightMasker __version__ config_schema
+    list_pruners list_quantizers pruner quantizer read_rules register_pruner register_quantizer
+    write_rules
+"""
+
+
+def test_the_torch_facade_is_what_it_was():
+    assert sorted(lilliput.torch.__all__) == sorted(TORCH.split())
+    assert all(hasattr(lilliput.torch, name) for name in lilliput.torch.__all__)
+
+
+def test_the_top_level_is_what_it_was():
+    assert sorted(lilliput.__all__) == sorted(TOP.split())
+    assert all(hasattr(lilliput, name) for name in lilliput.__all__)
+
+
+def test_both_doors_lead_to_the_same_classes():
+    shared = set(lilliput.__all__) & set(lilliput.torch.__all__)
+    assert len(shared) > 10
+    assert all(getattr(lilliput, name) is getattr(lilliput.torch, name) for name in shared)

@@ -1,0 +1,89 @@
+import sys
+
+import onnxruntime
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from lilliput.errors import ExportError, MissingExtraError
+from lilliput.torch import LevelPruner, NaiveQuantizer, Quantizer
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    )
+
+
+@pytest.fixture
+def pruned():
+    model = make_model().eval()
+    pruner = LevelPruner(model, [{"sparsity": 0.75}])
+    pruner.compress()
+    return pruner
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_the_exported_weights_load_into_the_plain_model_and_give_its_outputs(
+    pruned, tmp_path, suffix
+):
+    path, masks = tmp_path / f"model{suffix}", tmp_path / f"masks{suffix}"
+    pruned.export_model(str(path), str(masks))
+    load = load_file if suffix == ".safetensors" else (lambda p: torch.load(p, weights_only=True))
+    plain = make_model().eval()
+    plain.load_state_dict(load(path))
+    x = torch.randn(2, 1, 6, 6)
+    assert torch.equal(plain(x), pruned.bound_model(x))
+    assert sorted(load(masks)) == ["0.weight_mask", "4.weight_mask"]
+    assert pruned.is_wrapped
+
+
+def test_the_onnx_file_runs_in_onnx_runtime_with_the_masked_outputs(pruned, tmp_path):
+    path = tmp_path / "model.onnx"
+    pruned.export_model(str(tmp_path / "m.pth"), onnx_path=str(path), input_shape=(2, 1, 6, 6))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    x = torch.randn(2, 1, 6, 6)
+    (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(
+        torch.from_numpy(out), pruned.bound_model(x).detach(), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_quantized_weights_are_exported_as_they_are_simulated(tmp_path):
+    model = make_model().eval()
+    quantizer = NaiveQuantizer(model, [{"quant_bits": 3}])
+    quantizer.compress()
+    quantizer.export_model(str(tmp_path / "m.safetensors"))
+    plain = make_model().eval()
+    plain.load_state_dict(load_file(tmp_path / "m.safetensors"))
+    x = torch.randn(2, 1, 6, 6)
+    assert torch.equal(plain(x), model(x))
+    assert len(plain[4].weight.unique()) <= 7
+
+
+def test_quantized_activations_are_refused_by_layer(tmp_path):
+    class Outputs(Quantizer):
+        def quantize_output(self, output, wrapper, **kwargs):
+            return output.round()
+
+    quantizer = Outputs(make_model(), [{"op_names": ["4"], "quant_types": ["output"]}])
+    quantizer.compress()
+    with pytest.raises(ExportError, match="layer '4' has quantized activations"):
+        quantizer.export_model(str(tmp_path / "m.pth"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_suffix_and_a_missing_shape_are_refused(pruned, tmp_path):
+    with pytest.raises(ExportError, match=r"\.safetensors, \.pt or \.pth"):
+        pruned.export_model(str(tmp_path / "model.h5"))
+    with pytest.raises(ExportError, match="input_shape"):
+        pruned.export_model(str(tmp_path / "m.pth"), onnx_path=str(tmp_path / "m.onnx"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_onnx_package_is_said_in_one_line(pruned, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'lilliput\[onnx\]'"):
+        pruned.export_model(str(tmp_path / "m.pth"), onnx_path="x.onnx", input_shape=(1, 1, 6, 6))

@@ -1,0 +1,193 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from lilliput import CompressionState
+from lilliput.core import state as state_module
+from lilliput.errors import StateError
+from lilliput.torch import AGPPruner, LevelPruner, NaiveQuantizer
+
+RULES = [{"op_types": ["Linear"], "final_sparsity": 0.8, "end_epoch": 4}]
+
+
+def make_pruner(seed=0, rules=RULES):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    pruner = AGPPruner(model, rules, optimizer)
+    pruner.compress()
+    return pruner
+
+
+def train(pruner, epochs):
+    data = torch.linspace(-1, 1, 18).reshape(3, 6)
+    for epoch in epochs:
+        pruner.update_epoch(epoch)
+        pruner.optimizer.zero_grad()
+        pruner.bound_model(data).square().sum().backward()
+        pruner.optimizer.step()
+
+
+def test_a_run_continues_from_its_saved_state_bit_for_bit(tmp_path):
+    whole = make_pruner()
+    train(whole, range(6))
+
+    first = make_pruner()
+    train(first, range(3))
+    first.state().save(tmp_path)
+    weights, momentum = first.bound_model.state_dict(), first.optimizer.state_dict()
+
+    second = make_pruner(seed=1)
+    second.bound_model.load_state_dict(weights)
+    second.optimizer.load_state_dict(momentum)
+    second.load_state(CompressionState.load(tmp_path))
+    assert second.now_epoch == 2
+    train(second, range(3, 6))
+    expected = whole.bound_model.state_dict()
+    assert all(torch.equal(v, expected[k]) for k, v in second.bound_model.state_dict().items())
+
+
+def test_a_state_can_be_loaded_before_compress(tmp_path):
+    source = make_pruner()
+    train(source, range(4))
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+    target = AGPPruner(model, RULES)
+    target.load_state(source.state())
+    target.compress()
+    for a, b in zip(source.modules_wrapper, target.modules_wrapper, strict=True):
+        assert torch.equal(a.weight_mask, b.weight_mask)
+        assert bool((b.weight[b.weight_mask == 0] == 0).all())
+
+
+def test_the_folder_holds_safetensors_and_readable_json_only(tmp_path):
+    make_pruner().state().save(tmp_path)
+    document = json.loads((tmp_path / "lilliput.json").read_text())
+    assert document["format"] == 1 and document["algorithm"] == "AGPPruner"
+    assert document["layers"]["0"]["shape"] == [5, 6]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+
+
+def test_saving_again_replaces_and_leaves_no_litter(tmp_path):
+    pruner = make_pruner()
+    pruner.state().save(tmp_path)
+    train(pruner, range(4))
+    pruner.state().save(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert CompressionState.load(tmp_path).progress == {"now_epoch": 3}
+
+
+def test_equal_states_give_equal_bytes(tmp_path):
+    for name in ("a", "b"):
+        pruner = make_pruner()
+        train(pruner, range(3))
+        pruner.state().save(tmp_path / name)
+    files = [sorted((p.name, p.read_bytes()) for p in (tmp_path / x).iterdir()) for x in "ab"]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("interrupted_write", [0, 1])
+def test_an_interrupted_save_leaves_the_old_state(tmp_path, monkeypatch, interrupted_write):
+    pruner = make_pruner()
+    pruner.state().save(tmp_path)
+    train(pruner, range(4))
+    real, calls = state_module.write_atomically, []
+
+    def interrupted(path, data):
+        calls.append(path)
+        if len(calls) > interrupted_write:
+            raise KeyboardInterrupt
+        real(path, data)
+
+    monkeypatch.setattr(state_module, "write_atomically", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pruner.state().save(tmp_path)
+    assert CompressionState.load(tmp_path).progress == {"now_epoch": 0}
+
+
+def damage_json(folder):
+    (folder / "lilliput.json").write_text("{")
+
+
+def damage_tensors(folder):
+    (path,) = folder.glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+
+
+def remove_tensors(folder):
+    next(folder.glob("*.safetensors")).unlink()
+
+
+def from_the_future(folder):
+    path = folder / "lilliput.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+
+
+def point_elsewhere(folder):
+    path = folder / "lilliput.json"
+    document = json.loads(path.read_text())
+    document["tensors"]["file"] = "../../secret.safetensors"
+    path.write_text(json.dumps(document))
+
+
+def json_of_another_kind(folder):
+    (folder / "lilliput.json").write_text("[1, 2]")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (damage_json, "no readable compression state"),
+        (damage_tensors, "checksum"),
+        (remove_tensors, "no readable compression state"),
+        (from_the_future, "upgrade Lilliput"),
+        (point_elsewhere, "no readable compression state"),
+        (json_of_another_kind, "no readable compression state"),
+    ],
+)
+def test_a_damaged_state_is_refused(tmp_path, damage, words):
+    folder = tmp_path / "state"
+    make_pruner().state().save(folder)
+    damage(folder)
+    with pytest.raises(StateError, match=words):
+        CompressionState.load(folder)
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(StateError, match="no readable compression state"):
+        CompressionState.load(tmp_path / "nowhere")
+
+
+def test_a_state_of_another_model_or_algorithm_is_refused_and_changes_nothing():
+    pruner = make_pruner()
+    train(pruner, range(4))
+    other = LevelPruner(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1)), [{"sparsity": 0.5}])
+    masks = [w.weight_mask.clone() for w in other.modules_wrapper]
+    with pytest.raises(StateError) as caught:
+        other.load_state(pruner.state())
+    text = str(caught.value)
+    assert "the state is of AGPPruner, this is a LevelPruner" in text
+    assert "0: weight shape [5, 6], the model has [6, 6]" in text
+    assert "1: not in the state" in text and "2: not in this model" in text
+    assert all(
+        torch.equal(w.weight_mask, m) for w, m in zip(other.modules_wrapper, masks, strict=True)
+    )
+
+
+def test_algorithm_attributes_and_buffers_travel_with_the_state(tmp_path):
+    def make():
+        quantizer = NaiveQuantizer(nn.Linear(3, 3), [{"quant_bits": 4}])
+        quantizer.set_wrappers_attribute("history", [])
+        quantizer.set_wrappers_attribute("range", torch.zeros(2))
+        quantizer.compress()
+        return quantizer
+
+    source = make()
+    source.modules_wrapper[0].history.append(3.5)
+    source.modules_wrapper[0].range += 2
+    source.state().save(tmp_path)
+    target = make()
+    target.load_state(CompressionState.load(tmp_path))
+    assert target.modules_wrapper[0].history == [3.5]
+    assert torch.equal(target.modules_wrapper[0].range, torch.full((2,), 2.0))

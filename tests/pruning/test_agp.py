@@ -1,0 +1,88 @@
+import pytest
+import torch
+from torch import nn
+
+from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.ops.schedule import cubic_sparsity
+from lilliput.torch import AGP_Pruner, AGPPruner, AGPruner
+
+RULE = {
+    "initial_sparsity": 0.1,
+    "final_sparsity": 0.9,
+    "start_epoch": 1,
+    "end_epoch": 9,
+    "frequency": 2,
+}
+
+
+def run(rule=RULE, epochs=range(12), train=True):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    pruner = AGPPruner(model, [rule], optimizer)
+    pruner.compress()
+    masks = []
+    for epoch in epochs:
+        pruner.update_epoch(epoch)
+        masks.append([w.weight_mask.clone() for w in pruner.modules_wrapper])
+        if train:
+            optimizer.zero_grad()
+            model(torch.randn(8, 20)).square().sum().backward()
+            optimizer.step()
+    return masks
+
+
+def test_every_epoch_has_exactly_the_sparsity_of_the_schedule():
+    for epoch, masks in enumerate(run()):
+        target = cubic_sparsity(epoch, 0.1, 0.9, 1, 9, 2)
+        assert [int((m == 0).sum()) for m in masks] == [round(600 * target), round(300 * target)]
+
+
+def test_pruned_weights_never_come_back():
+    masks = run()
+    for earlier, later in zip(masks, masks[1:], strict=False):
+        assert all(bool((b <= a).all()) for a, b in zip(earlier, later, strict=True))
+
+
+def test_going_back_in_epochs_does_not_reopen_masks():
+    masks = run(epochs=[9, 0, 3], train=False)
+    assert all(torch.equal(a, b) for a, b in zip(masks[0], masks[2], strict=True))
+
+
+def test_sparsity_is_another_name_of_final_sparsity():
+    masks = run({"sparsity": 0.5, "end_epoch": 2}, epochs=[2])
+    assert int((masks[0][0] == 0).sum()) == 300
+
+
+def test_all_names_are_one_class():
+    assert AGPruner is AGPPruner is AGP_Pruner
+
+
+def test_the_2019_form_binds_later_and_reads_a_yaml_section(tmp_path):
+    path = tmp_path / "prune.yaml"
+    path.write_text(
+        "AGPruner:\n  config:\n    - {start_epoch: 0, end_epoch: 4, frequency: 2, "
+        "initial_sparsity: 0.05, final_sparsity: 0.60, support_type: default}\n"
+    )
+    pruner = AGPruner([])
+    pruner.load_configure(path)
+    model = pruner(nn.Linear(10, 10))
+    counts = []
+    for epoch in range(6):
+        pruner.update_epoch(epoch)
+        counts.append(int((model.weight == 0).sum()))
+    assert counts == [5, 5, 53, 53, 60, 60]
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, "2", None, True])
+def test_epochs_must_be_counted(epoch):
+    pruner = AGPPruner(nn.Linear(2, 2), [RULE])
+    with pytest.raises(AlgorithmError, match="expected an integer from 0"):
+        pruner.update_epoch(epoch)
+
+
+def test_an_algorithm_without_scores_cannot_be_scheduled():
+    with pytest.raises(ConfigError, match="no scores"):
+        AGPPruner(nn.Linear(2, 2), [RULE], pruning_algorithm="agp")
+    with pytest.raises(ConfigError, match="no pruner is called 'levle'. Did you mean 'level'"):
+        AGPPruner(nn.Linear(2, 2), [RULE], pruning_algorithm="levle")
