@@ -278,3 +278,16 @@ def test_a_failing_hook_leaves_the_model_as_it_was():
     with pytest.raises(RuntimeError, match="no"):
         Failing(model, [{"op_types": ["Linear"]}]).compress()
     assert fingerprint(model) == before
+
+
+def test_an_optimizer_made_after_compress_can_be_bound():
+    model = make_model()
+    first = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = LevelPruner(model, RULES, first)
+    pruner.compress()
+    second = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner.bind_optimizer(second)
+    assert not first._optimizer_step_post_hooks and len(second._optimizer_step_post_hooks) == 1
+    with pytest.raises(ConfigError, match="none of the weights"):
+        pruner.bind_optimizer(torch.optim.SGD(make_model().parameters(), lr=0.1))
+    assert pruner.optimizer is second

@@ -35,8 +35,7 @@ def build(algorithm: str, order: str, optimizer: str = "sgd") -> tuple[Any, ...]
     compressor = toy.compress(algorithm, model)
     shard(model)
     rule = toy.OPTIMIZERS[optimizer](model.parameters())
-    compressor.optimizer = rule  # made last, since fully_shard replaces the parameters
-    compressor.patch_optimizer(compressor.step)
+    compressor.bind_optimizer(rule)  # made last, since fully_shard replaces the parameters
     return model, rule, compressor
 
 

@@ -165,12 +165,6 @@ def test_quantize_methods_get_the_tensor_and_the_config_as_documented(run, train
     assert (raw(model) != before).all()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=pytest.fail.Exception,
-    reason="An AttributeError inside the weight's property makes Python ask nn.Module.__getattr__, "
-    "which returns the raw weight: the quantizer's error is swallowed and nothing is quantized.",
-)
 @pytest.mark.parametrize("mistake", ["the placeholder is still there", "an attribute is misspelt"])
 def test_a_quantizer_that_fails_is_reported_and_not_left_out(run, mistake):
     class Misspelt(run("002_1_your_quantizer.py")["YourQuantizer"]):

@@ -312,6 +312,9 @@ class RoundsWithoutGradient(Rounds):
 
     quant_grad = None
 
+    def quantize_weight(self, weight, config, **kwargs):
+        return (weight * 64).round() / 64
+
 
 class WrongGradient(QuantGrad):
     @staticmethod

@@ -21,6 +21,12 @@ class Backend(ABC):
     def layers(self, model: Any) -> list[LayerInfo]:
         """Return every layer of the model that could be compressed, in the model's order."""
 
+    def reshard(self, model: Any) -> None:  # noqa: B027
+        """Bring the raw weights into the place where the optimizer finds them."""
+
+    def announce_buffers(self, model: Any) -> None:  # noqa: B027
+        """Tell whoever holds the model that its buffers have come or gone."""
+
     @abstractmethod
     def is_known_type(self, name: str) -> bool:
         """Whether the framework has a layer class of that name."""

@@ -127,9 +127,10 @@ class Compressor:
         """Follow one epoch; call it at the start of each epoch, counting from 0."""
 
     def strip(self) -> Any:
-        """Leave the model as a plain one that holds the compressed weights, and return it.
+        """Leave the model as a plain one and return it.
 
-        Parameters keep their identity, the state dict its original keys; every hook is gone.
+        Parameters keep their identity, the state dict its original keys, and every hook is gone.
+        Pruned weights are zeros; after a quantizer the weights are the trained float ones.
         """
         if self.bound_model is None:
             raise StageError("strip() came before a model was bound; call compress() first.")
@@ -228,6 +229,17 @@ class Compressor:
             handles = [self._backend.after_step(self.optimizer, task) for task in tasks]
             self._step_handles = tuple(handles)
 
+    def bind_optimizer(self, optimizer: Any) -> None:
+        """Follow this optimizer from now on, where it had to be made after ``compress()``."""
+        if self._wrappers is not None:
+            self._backend.check_optimizer(optimizer, self._wrappers)
+        for handle in self._step_handles:
+            handle.remove()
+        self._step_handles = ()
+        self.optimizer = optimizer
+        if self.is_wrapped:
+            self.patch_optimizer(self._on_step)
+
     def reset(self, checkpoint: Mapping[str, Any] | None = None) -> None:
         """Unwrap the model, load a state dict of the plain model if given, and start anew."""
         was_wrapped = self.is_wrapped
@@ -257,6 +269,7 @@ class Compressor:
             raise StageError("load_state() came before a model was bound; call compress() first.")
         restore(self, state)
         if self.is_wrapped:
+            self._backend.reshard(self.bound_model)
             self._backend.apply_masks(self.get_modules_wrapper(), self.optimizer)
 
     def export_model(
@@ -326,6 +339,7 @@ class Compressor:
                 f"{type(self).__name__} works on {' and '.join(self.backends)} models, "
                 f"received a {backend.name} model."
             )
+        backend.reshard(self.bound_model)
         own_check = type(self).validate_config is not Compressor.validate_config
         if own_check:
             self.validate_config(self.bound_model, self.config_list)
@@ -393,13 +407,16 @@ class Compressor:
                 self._backend.detach(wrapper)
             raise
         self.is_wrapped = True
+        self._backend.announce_buffers(self.bound_model)
 
     def _unwrap_model(self) -> None:
         if self.is_wrapped:
+            self._backend.reshard(self.bound_model)
             self._backend.settle(self.get_modules_wrapper())
             for wrapper in reversed(self.get_modules_wrapper()):
                 self._backend.detach(wrapper)
             self.is_wrapped = False
+            self._backend.announce_buffers(self.bound_model)
 
 
 def _place(problem: Problem) -> int:

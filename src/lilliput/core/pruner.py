@@ -62,6 +62,7 @@ class Pruner(Compressor):
         """Ask the algorithm for new masks, and put them all in force or none."""
         if self._calc_mask is None:
             self._calc_mask = plan_call(self.calc_mask)
+        self._backend.reshard(self.bound_model)
         updates = []
         with self._backend.no_grad():
             for index, wrapper in enumerate(self._wrappers or []):

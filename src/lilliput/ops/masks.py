@@ -47,8 +47,7 @@ def prune_smallest(score: Tensor, count: int) -> Tensor:
     keep = flat > border
     spare = xp.size(score) - count - xp.count_nonzero(keep)
     if spare:
-        tied = flat == border
-        keep = keep | (tied & (xp.cumsum(tied) <= spare))
+        keep = keep | xp.first_true(flat == border, spare)
     return xp.to_float(xp.reshape(keep, xp.shape(score)), like=score)
 
 

@@ -52,17 +52,19 @@ def check_strip_restores_model(subject: Subject) -> None:
 @seeded
 def check_strip_keeps_outputs(subject: Subject) -> None:
     """The plain model that strip leaves computes what the compressed one computed."""
-    for model in subject.models():
-        optimizer, inputs = sgd(model), model.make_input()
-        compressor = subject.compress(model, optimizer)
-        train(model, optimizer, 2, compressor)
-        if quantizes_activations(compressor):
-            continue
-        before = outputs(model, inputs)
-        compressor.strip()
-        expect_close(
-            outputs(model, inputs), before, f"outputs of {type(model).__name__} after strip()"
-        )
+    for is_loaded in (False, True):
+        for model in subject.models():
+            plain, optimizer, inputs = copy.deepcopy(model), sgd(model), model.make_input()
+            compressor = subject.compress(model, optimizer)
+            train(model, optimizer, 2, compressor)
+            if is_loaded:  # weights behind the masks are no longer zero
+                model.load_state_dict(plain.state_dict())
+            if quantizes_activations(compressor):
+                continue
+            before = outputs(model, inputs)
+            compressor.strip()
+            what = f"outputs of {type(model).__name__} after strip()"
+            expect_close(outputs(model, inputs), before, what)
 
 
 @seeded
@@ -78,7 +80,8 @@ def check_compressing_again_changes_nothing(subject: Subject) -> None:
     compressor.strip()
     compressor.compress()
     expect(list(model.state_dict()) == keys, "strip() and compress() changed the state-dict keys.")
-    expect_close(outputs(model, inputs), before, "outputs after strip() and compress()")
+    if subject.cls.kind == "pruner":  # quantizing twice may well round twice
+        expect_close(outputs(model, inputs), before, "outputs after strip() and compress()")
 
 
 @seeded

@@ -26,6 +26,9 @@ def check_masks(subject: Subject) -> None:
         compressor = subject.compress(model)
         expect(compressor.get_modules_wrapper(), f"no layer of {type(model).__name__} is wrapped.")
         registered = {id(buffer) for buffer in model.buffers()}
+        with torch.no_grad():
+            for entry in entries(compressor, with_bias=True):
+                entry.raw.fill_(0.25)  # so that what is not masked shows
         for entry in entries(compressor, with_bias=True):
             mask = entry.mask
             if mask is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -37,6 +38,19 @@ class TorchBackend(Backend):
     def layers(self, model: nn.Module) -> list[LayerInfo]:
         """Return every layer that could be compressed; see :mod:`discover`."""
         return discover(model)
+
+    def reshard(self, model: nn.Module) -> None:
+        """Make FSDP2 give up gathered copies, which a forward without backward leaves in the root."""
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        if fsdp is not None:
+            for module in model.modules():
+                if isinstance(module, fsdp.FSDPModule):
+                    module.reshard()
+
+    def announce_buffers(self, model: nn.Module) -> None:
+        """Tell DDP, which looks for buffers only if it found some when it was made."""
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model._assign_modules_buffers()  # type: ignore[no-untyped-call]
 
     def is_known_type(self, name: str) -> bool:
         """Whether ``torch.nn`` has a class of that name."""
@@ -91,13 +105,15 @@ class TorchBackend(Backend):
 
     def check_mask(self, wrapper: ModuleWrapper, key: str, mask: Any) -> str | None:
         """Return what is wrong with a mask, or None."""
-        target = wrapper.weight if key == "weight_mask" else wrapper.bias
-        if target is None:
+        is_weight = key == "weight_mask"
+        bias = None if is_weight else wrapper.bias
+        if not is_weight and bias is None:
             return "the layer has no bias."
+        expected = wrapper.layer_info.shape if bias is None else tuple(bias.shape)
         if not isinstance(mask, Tensor):
             return f"received {type(mask).__name__}, expected a tensor of ones and zeros."
-        if mask.shape != target.shape:
-            return f"received shape {tuple(mask.shape)}, expected {tuple(target.shape)}."
+        if tuple(mask.shape) != expected:
+            return f"received shape {tuple(mask.shape)}, expected {expected}."
         if not bool(((mask == 0) | (mask == 1)).all()):
             return "received other values than 0 and 1."
         return None

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lilliput.backends.torch.instrument import Sidecar
-from lilliput.backends.torch.weights import bias_name, raw, unshadowed, weight_names
+from lilliput.backends.torch.weights import bias_name, plain_type, raw, unshadowed, weight_names
 from lilliput.config.layer import LayerInfo, Owner
 from lilliput.errors import UnsupportedModelError
 
@@ -48,7 +48,7 @@ def discover(model: nn.Module) -> list[LayerInfo]:
             if weight is not None:
                 by_weight[id(weight)] = len(found)
             full_name = path if len(names) == 1 and path else ".".join(filter(None, (path, name)))
-            cls = unshadowed(type(module))
+            cls = plain_type(type(module))
             shape = () if weight is None else tuple(weight.shape)
             found.append(
                 LayerInfo(

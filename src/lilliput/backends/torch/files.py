@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.instrument import SIDECAR, detach
-from lilliput.backends.torch.weights import whole
+from lilliput.backends.torch.weights import raw, whole
 from lilliput.errors import ExportError, MissingExtraError
 from lilliput.files import write_atomically
 
@@ -58,7 +58,9 @@ def compressed_state_dict(model: nn.Module, wrappers: Sequence[Any]) -> dict[str
                 for name in filter(None, (owner.weight_name, owner.bias_name)):
                     key = f"{owner.path}.{name}" if owner.path else name
                     if key in state:
-                        state[key] = getattr(owner.module, name).detach()
+                        sidecar: Any = owner.module._modules[SIDECAR]
+                        value = whole(raw(owner.module, name))
+                        state[key] = sidecar.transform(name, value).detach()
     return state
 
 

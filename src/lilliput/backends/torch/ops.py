@@ -54,9 +54,11 @@ def count_nonzero(tensor: Tensor) -> int:
     return int(torch.count_nonzero(tensor))
 
 
-def cumsum(flags: Tensor) -> Tensor:
-    """Return the running count of true flags in a flat tensor."""
-    return torch.cumsum(flags, dim=0)
+def first_true(flags: Tensor, count: int) -> Tensor:
+    """Return flat flags with only the first ``count`` true ones left."""
+    kept = torch.zeros_like(flags)
+    kept[flags.nonzero()[:count]] = True
+    return kept
 
 
 def to_float(tensor: Tensor, like: Tensor) -> Tensor:

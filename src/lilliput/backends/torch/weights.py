@@ -34,6 +34,17 @@ def unshadowed(cls: type) -> type:
     return base
 
 
+def plain_type(cls: type) -> type:
+    """Return the class that the user wrote, below what shadows and FSDP2 put on top."""
+    while True:
+        base = unshadowed(cls)
+        if base is cls and cls.__bases__[0].__name__ == "FSDPModule":
+            base = cls.__bases__[1]
+        if base is cls:
+            return cls
+        cls = base
+
+
 def whole(tensor: Any) -> Tensor:
     """Return a weight in full; a sharded one is gathered, so all processes must call this."""
     gathered: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
