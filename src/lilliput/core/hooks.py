@@ -11,21 +11,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from lilliput.errors import AlgorithmError
 
-# Parameter name -> where its value is found on the wrapper.
+# Parameter name -> where its value is found on the wrapper. Lambdas, since these are compiled.
 _FROM_WRAPPER: dict[str, Callable[[Any], Any]] = {
     "wrapper": lambda wrapper: wrapper,
-    "config": attrgetter("config"),
-    "layer_info": attrgetter("layer_info"),
-    "layer": attrgetter("layer_info"),
-    "op": attrgetter("module"),
-    "module": attrgetter("module"),
-    "op_type": attrgetter("type"),
-    "op_name": attrgetter("name"),
+    "config": lambda wrapper: wrapper.config,
+    "layer_info": lambda wrapper: wrapper.layer_info,
+    "layer": lambda wrapper: wrapper.layer_info,
+    "op": lambda wrapper: wrapper.module,
+    "module": lambda wrapper: wrapper.module,
+    "op_type": lambda wrapper: wrapper.type,
+    "op_name": lambda wrapper: wrapper.name,
 }
 
 

@@ -63,20 +63,33 @@ class Pruner(Compressor):
         if self._calc_mask is None:
             self._calc_mask = plan_call(self.calc_mask)
         self._backend.reshard(self.bound_model)
-        updates = []
-        with self._backend.no_grad():
-            for index, wrapper in enumerate(self._wrappers or []):
-                # A sharded weight is gathered when it is read: only if the algorithm takes it.
-                tensors = (wrapper.weight,) if self._calc_mask.wants_tensor else ()
-                answer = self._calc_mask(wrapper, *tensors, index=index)
-                if answer is not None:
-                    updates.append((wrapper, self._check_masks(wrapper, answer)))
+        wrappers = self.get_modules_wrapper()
+        before = [wrapper.attributes() for wrapper in wrappers]
+        try:
+            updates = self._ask_for_masks(wrappers, self._calc_mask)
+        except BaseException:
+            for wrapper, attributes in zip(wrappers, before, strict=True):
+                wrapper.reset_attributes(attributes)
+            raise
         for wrapper, masks in updates:
             wrapper.set_masks(masks)
         if updates and self.is_wrapped:
             self._backend.apply_masks([wrapper for wrapper, _ in updates], self.optimizer)
 
     _refresh = update_mask
+
+    def _ask_for_masks(
+        self, wrappers: list[Any], calc_mask: Call
+    ) -> list[tuple[Any, dict[str, Any]]]:
+        updates = []
+        with self._backend.no_grad():
+            for index, wrapper in enumerate(wrappers):
+                # A sharded weight is gathered when it is read: only if the algorithm takes it.
+                tensors = (wrapper.weight,) if calc_mask.wants_tensor else ()
+                answer = calc_mask(wrapper, *tensors, index=index)
+                if answer is not None:
+                    updates.append((wrapper, self._check_masks(wrapper, answer)))
+        return updates
 
     def _check_masks(self, wrapper: Any, answer: Any) -> dict[str, Any]:
         masks = answer if isinstance(answer, Mapping) else {"weight_mask": answer}

@@ -8,6 +8,7 @@ Each backend has an ``ops`` module with the same names; :func:`namespace` return
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -44,7 +45,12 @@ NAMES = (
 
 def namespace(tensor: Tensor) -> Any:
     """Return the backend's ``ops`` module for this tensor."""
-    package = type(tensor).__module__.partition(".")[0]
-    if package == "torch":
-        return import_module("lilliput.backends.torch.ops")
+    # Plain enough for torch.compile to trace: quantizers call this in forward.
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return sys.modules.get("lilliput.backends.torch.ops") or _torch_ops()
     raise TypeError(f"expected a tensor of a supported framework, received {type(tensor)!r}.")
+
+
+def _torch_ops() -> Any:
+    return import_module("lilliput.backends.torch.ops")

@@ -12,6 +12,7 @@ from lilliput.testing.checks_common import COMMON_CHECKS
 from lilliput.testing.checks_graph import GRAPH_CHECKS
 from lilliput.testing.checks_pruner import PRUNER_CHECKS
 from lilliput.testing.checks_quantizer import QUANTIZER_CHECKS
+from lilliput.testing.checks_saving import SAVING_CHECKS
 from lilliput.testing.expect import ConformanceError, Report
 from lilliput.testing.subject import Check, Make, Subject
 
@@ -24,7 +25,7 @@ def pruner_checks() -> list[Check]:
     >>> "check_exact_sparsity" in [check.__name__ for check in pruner_checks()]
     True
     """
-    return [*PRUNER_CHECKS, *COMMON_CHECKS, *GRAPH_CHECKS]
+    return [*PRUNER_CHECKS, *COMMON_CHECKS, *SAVING_CHECKS, *GRAPH_CHECKS]
 
 
 def quantizer_checks() -> list[Check]:
@@ -35,7 +36,7 @@ def quantizer_checks() -> list[Check]:
     >>> "check_gradient_reaches_weights" in [check.__name__ for check in quantizer_checks()]
     True
     """
-    return [*QUANTIZER_CHECKS, *COMMON_CHECKS, *GRAPH_CHECKS]
+    return [*QUANTIZER_CHECKS, *COMMON_CHECKS, *SAVING_CHECKS, *GRAPH_CHECKS]
 
 
 def check_pruner(

@@ -1,32 +1,25 @@
-"""Promises of every compressor: leave no trace, survive copying and saving, repeat exactly."""
+"""Promises of every compressor: leave no trace, refuse nonsense, work in any dtype and mode."""
 
 from __future__ import annotations
 
 import copy
-import io
-import tempfile
 from typing import Any
 
 import torch
 from torch import nn
 
 from lilliput.core.compressor import Compressor
-from lilliput.core.state import CompressionState
-from lilliput.errors import ConfigError, StageError
+from lilliput.errors import ConfigError
 from lilliput.testing.expect import expect, expect_close, expect_equal
-from lilliput.testing.models import Specimen
 from lilliput.testing.observe import (
     Anatomy,
     entries,
-    expect_same_tensors,
+    expect_like_twin,
     outputs,
-    plain_twin,
-    quantizes_activations,
     sgd,
-    tensors_of,
     train,
 )
-from lilliput.testing.subject import Check, Subject, seeded, set_seed
+from lilliput.testing.subject import Check, Subject, seeded
 
 
 @seeded
@@ -50,24 +43,6 @@ def check_strip_restores_model(subject: Subject) -> None:
 
 
 @seeded
-def check_strip_keeps_outputs(subject: Subject) -> None:
-    """The plain model that strip leaves computes what the compressed one computed."""
-    for is_loaded in (False, True):
-        for model in subject.models():
-            plain, optimizer, inputs = copy.deepcopy(model), sgd(model), model.make_input()
-            compressor = subject.compress(model, optimizer)
-            train(model, optimizer, 2, compressor)
-            if is_loaded:  # weights behind the masks are no longer zero
-                model.load_state_dict(plain.state_dict())
-            if quantizes_activations(compressor):
-                continue
-            before = outputs(model, inputs)
-            compressor.strip()
-            what = f"outputs of {type(model).__name__} after strip()"
-            expect_close(outputs(model, inputs), before, what)
-
-
-@seeded
 def check_compressing_again_changes_nothing(subject: Subject) -> None:
     """A second compress() is harmless; compress after strip continues where it was."""
     model = subject.model()
@@ -82,132 +57,6 @@ def check_compressing_again_changes_nothing(subject: Subject) -> None:
     expect(list(model.state_dict()) == keys, "strip() and compress() changed the state-dict keys.")
     if subject.cls.kind == "pruner":  # quantizing twice may well round twice
         expect_close(outputs(model, inputs), before, "outputs after strip() and compress()")
-
-
-@seeded
-def check_plain_checkpoint_loads(subject: Subject) -> None:
-    """A checkpoint of the plain model loads strictly, and stays compressed."""
-    model = subject.model()
-    pristine = type(model)()
-    compressor = subject.compress(model)
-    kept = tensors_of(compressor)
-    model.load_state_dict(pristine.state_dict(), strict=True)
-    for key, value in tensors_of(compressor).items():
-        expect_equal(value, kept[key], f"{key} after loading a plain checkpoint")
-    for entry in entries(compressor):
-        expect_equal(
-            entry.raw.detach() if entry.mask is None else entry.raw.detach() * entry.mask,
-            pristine.get_parameter(entry.label).detach()
-            * (1 if entry.mask is None else entry.mask),
-            f"{entry.label} after loading a plain checkpoint",
-        )
-    _expect_like_twin(pristine, model, compressor, "after loading a plain checkpoint")
-
-
-@seeded
-def check_compressed_checkpoint_round_trips(subject: Subject) -> None:
-    """The state dict goes through a file into another compressed model, and all of it arrives."""
-    model, other = subject.model(), subject.model()
-    optimizer = sgd(model)
-    compressor = subject.compress(model, optimizer)
-    train(model, optimizer, 2, compressor)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    second = subject.compress(other)
-    other.load_state_dict(torch.load(file, weights_only=True), strict=True)
-    expect_same_tensors(second, compressor, "after loading a compressed checkpoint")
-    inputs = model.make_input()
-    expect_equal(outputs(other, inputs), outputs(model, inputs), "outputs of the loaded model")
-
-
-@seeded
-def check_deepcopy(subject: Subject) -> None:
-    """A copy of a model in training computes the same, and shares nothing with the original."""
-    for model in subject.models():
-        optimizer, inputs = sgd(model), model.make_input()
-        compressor = subject.compress(model, optimizer)
-        train(model, optimizer, 1, compressor)
-        before = outputs(model, inputs)
-        twin = copy.deepcopy(model)
-        expect_equal(outputs(twin, inputs), before, f"outputs of a copied {type(model).__name__}")
-        with torch.no_grad():
-            for tensor in (*twin.parameters(), *twin.buffers()):
-                tensor.zero_()
-        expect_equal(outputs(model, inputs), before, "outputs after its copy was zeroed")
-
-
-@seeded
-def check_pickle(subject: Subject) -> None:
-    """A whole compressed model can be pickled; a pruned one computes the same afterwards."""
-    model = subject.model()
-    subject.compress(model)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    state = loaded.state_dict()
-    for key, value in model.state_dict().items():
-        expect_equal(state[key], value, f"{key} after unpickling")
-    inputs = model.make_input()
-    try:
-        result = outputs(loaded, inputs)
-    except StageError:
-        # The code of a quantizer does not travel inside a pickle; the engine says so.
-        expect(subject.cls.kind == "quantizer", "an unpickled pruned model does not run.")
-    else:
-        expect_equal(result, outputs(model, inputs), "outputs after unpickling")
-
-
-@seeded
-def check_determinism(subject: Subject) -> None:
-    """The same seed gives the same masks, weights and outputs, bit by bit."""
-    first, second = _train_from_seed(subject), _train_from_seed(subject)
-    expect_same_tensors(second[1], first[1], "from the same seed")
-    inputs = first[0].make_input()
-    what = "outputs of two runs from the same seed"
-    expect_equal(outputs(second[0], inputs), outputs(first[0], inputs), what)
-
-
-def _train_from_seed(subject: Subject) -> tuple[Specimen, Compressor]:
-    set_seed(3)
-    model = subject.model()
-    optimizer = sgd(model)
-    compressor = subject.compress(model, optimizer)
-    train(model, optimizer, 2, compressor)
-    return model, compressor
-
-
-@seeded
-def check_state_round_trip(subject: Subject) -> None:
-    """A saved state, loaded into a fresh compressor, continues as if nothing had happened."""
-    model, compressor = _train_from_seed(subject)
-    compressor.update_epoch(0)
-    other = type(model)()
-    plain_keys = list(other.state_dict())
-    optimizers = [compressor.optimizer or sgd(model), sgd(other)]
-    second = subject.compress(other, optimizers[1])
-    with tempfile.TemporaryDirectory() as folder:
-        compressor.state().save(folder)
-        state = CompressionState.load(folder)
-    weights = model.state_dict()
-    other.load_state_dict({key: weights[key] for key in plain_keys})
-    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
-    second.load_state(state)
-    expect_same_tensors(second, compressor, "after load_state()")
-    inputs = model.make_input()
-    expect_equal(outputs(other, inputs), outputs(model, inputs), "outputs after load_state()")
-    for each, its, optimizer in (
-        (model, compressor, optimizers[0]),
-        (other, second, optimizers[1]),
-    ):
-        set_seed(5)
-        train(each, optimizer, 2, its)
-        its.update_epoch(1)
-        train(each, optimizer, 1, its)
-    expect_same_tensors(second, compressor, "after load_state() and further training")
-    what = "outputs after load_state() and further training"
-    expect_equal(outputs(other, inputs), outputs(model, inputs), what)
 
 
 @seeded
@@ -246,15 +95,12 @@ def check_dtypes(subject: Subject) -> None:
         optimizer = sgd(model)
         compressor = subject.compress(model, optimizer)
         for entry in entries(compressor):
-            found = {
-                entry.raw.dtype,
-                entry.seen.dtype,
-                (entry.raw if entry.mask is None else entry.mask).dtype,
-            }
+            tensors = (entry.raw, entry.seen, entry.mask)
+            found = {tensor.dtype for tensor in tensors if tensor is not None}
             expect(found == {dtype}, f"{entry.label} of a {dtype} model has {found}.")
         train(model, optimizer, 2, compressor)
         expect(outputs(model, model.make_input()).isfinite().all(), f"{dtype}: outputs not finite.")
-        _expect_like_twin(pristine, model, compressor, f"in {dtype}")
+        expect_like_twin(pristine, model, compressor, f"in {dtype}")
 
 
 @seeded
@@ -268,11 +114,11 @@ def check_switching_dtype_and_mode(subject: Subject) -> None:
         pristine.to(dtype)
         for is_training in (True, False):
             model.train(is_training)
-            _expect_like_twin(pristine, model, compressor, f"as {dtype}, training={is_training}")
+            expect_like_twin(pristine, model, compressor, f"as {dtype}, training={is_training}")
     optimizer = sgd(model)
     train(model, optimizer, 1, compressor)
     model.eval()
-    _expect_like_twin(pristine, model, compressor, "after switching back and training")
+    expect_like_twin(pristine, model, compressor, "after switching back and training")
 
 
 @seeded
@@ -292,29 +138,9 @@ def check_repeated_updates(subject: Subject) -> None:
     train(model, optimizer, 1)
 
 
-def _expect_like_twin(
-    pristine: nn.Module, model: Specimen, compressor: Compressor, when: str
-) -> None:
-    """Expect the model to compute what a plain one computes with the weights its layers show."""
-    if not quantizes_activations(compressor):
-        twin = plain_twin(pristine, model, compressor)
-        inputs = model.make_input()
-        is_training = model.training
-        expected = outputs(twin, inputs, is_training)
-        what = f"{when}, outputs against a plain model with the compressed weights"
-        expect_close(outputs(model, inputs, is_training), expected, what)
-
-
 COMMON_CHECKS: tuple[Check, ...] = (
     check_strip_restores_model,
-    check_strip_keeps_outputs,
     check_compressing_again_changes_nothing,
-    check_plain_checkpoint_loads,
-    check_compressed_checkpoint_round_trips,
-    check_deepcopy,
-    check_pickle,
-    check_determinism,
-    check_state_round_trip,
     check_bad_config,
     check_dtypes,
     check_switching_dtype_and_mode,

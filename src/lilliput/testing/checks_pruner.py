@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from lilliput.core.compressor import Compressor
 from lilliput.core.hooks import plan_call
 from lilliput.quantization.naive import NaiveQuantizer
-from lilliput.testing.expect import expect, expect_equal, expect_zero
+from lilliput.testing.expect import expect, expect_close, expect_equal, expect_zero
 from lilliput.testing.models import Specimen, TinyCNN, TinyMLP
 from lilliput.testing.observe import Anatomy, entries, outputs, sgd, tensors_of, train
 from lilliput.testing.subject import Check, Subject, seeded
@@ -235,7 +236,24 @@ def check_pruning_again(subject: Subject) -> None:
         second.strip()
 
 
+@seeded
+def check_strip_keeps_outputs(subject: Subject) -> None:
+    """The plain model that strip leaves computes what the pruned one computed."""
+    for is_loaded in (False, True):
+        for model in subject.models():
+            plain, optimizer, inputs = copy.deepcopy(model), sgd(model), model.make_input()
+            compressor = subject.compress(model, optimizer)
+            train(model, optimizer, 2, compressor)
+            if is_loaded:  # weights behind the masks are no longer zero
+                model.load_state_dict(plain.state_dict())
+            before = outputs(model, inputs)
+            compressor.strip()
+            what = f"outputs of {type(model).__name__} after strip()"
+            expect_close(outputs(model, inputs), before, what)
+
+
 PRUNER_CHECKS: tuple[Check, ...] = (
+    check_strip_keeps_outputs,
     check_masks,
     check_exact_sparsity,
     check_pruned_weights_stay_zero,

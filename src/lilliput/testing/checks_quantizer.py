@@ -12,7 +12,12 @@ from lilliput.config.layer import QuantType
 from lilliput.core.grad import QuantGrad, gradient_rule
 from lilliput.core.quantizer import Quantizer
 from lilliput.pruning.level import LevelPruner
-from lilliput.testing.expect import expect, expect_close, expect_equal, expect_zero
+from lilliput.testing.expect import (
+    expect,
+    expect_close,
+    expect_equal,
+    expect_zero,
+)
 from lilliput.testing.models import TinyCNN, TinyMLP
 from lilliput.testing.observe import (
     Anatomy,
@@ -190,7 +195,21 @@ def check_activations(subject: Subject) -> None:
         anatomy.expect_same(model, f"after strip() with {own} quantized", optimizer, values=False)
 
 
+@seeded
+def check_strip_leaves_float_weights(subject: Subject) -> None:
+    """The plain model that strip leaves holds the float weights as they were trained."""
+    for model in subject.models():
+        optimizer = sgd(model)
+        compressor = subject.compress(model, optimizer)
+        train(model, optimizer, 2, compressor)
+        trained = {name: value.detach().clone() for name, value in model.named_parameters()}
+        compressor.strip()
+        for name, value in model.named_parameters():
+            expect_equal(value, trained[name], f"{name} after strip()")
+
+
 QUANTIZER_CHECKS: tuple[Check, ...] = (
+    check_strip_leaves_float_weights,
     check_levels,
     check_layers_use_quantized_weights,
     check_forward_leaves_float_weights_alone,

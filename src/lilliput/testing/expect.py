@@ -110,5 +110,5 @@ def _expect_alike(actual: Tensor, expected: Tensor, what: str) -> None:
 
 
 def _gap(actual: Tensor, expected: Tensor) -> str:
-    gap = (actual.double() - expected.double()).abs().max()
+    gap = (actual.detach().double() - expected.detach().double()).abs().max()
     return f"they differ by up to {float(gap):.3g}"

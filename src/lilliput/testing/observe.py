@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.core.compressor import Compressor
-from lilliput.testing.expect import expect, expect_equal
+from lilliput.testing.expect import expect, expect_close, expect_equal
 from lilliput.testing.models import Specimen
 from lilliput.testing.subject import set_seed
 
@@ -115,6 +115,19 @@ def plain_twin(pristine: nn.Module, model: nn.Module, compressor: Compressor) ->
         for entry in entries(compressor, with_bias=True):
             twin.get_parameter(entry.label).copy_(entry.seen)
     return twin.train(model.training)
+
+
+def expect_like_twin(
+    pristine: nn.Module, model: Specimen, compressor: Compressor, when: str
+) -> None:
+    """Expect the model to compute what a plain one computes with the weights its layers show."""
+    if not quantizes_activations(compressor):
+        twin = plain_twin(pristine, model, compressor)
+        inputs = model.make_input()
+        is_training = model.training
+        expected = outputs(twin, inputs, is_training)
+        what = f"{when}, outputs against a plain model with the compressed weights"
+        expect_close(outputs(model, inputs, is_training), expected, what)
 
 
 _HOOKS = (

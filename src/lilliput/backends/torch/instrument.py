@@ -100,7 +100,8 @@ def _update(module: nn.Module) -> None:
     shadow = shadow_class(base, names) if names else base
     if type(module) is base or "_lilliput_base" in type(module).__dict__:
         object.__setattr__(module, "__class__", shadow)
-    _drop_hook(module._forward_pre_hooks, _quantize_inputs)
+    for key in _drop_hook(module._forward_pre_hooks, _quantize_inputs):
+        module._forward_pre_hooks_with_kwargs.pop(key, None)
     if sidecar.input_keys:
         module.register_forward_pre_hook(_quantize_inputs, with_kwargs=True)
     _drop_hook(module._forward_hooks, _quantize_output)
@@ -198,6 +199,8 @@ def _quantize_output(module: nn.Module, args: Any, output: Any) -> Any:
     return items if is_tuple else items[0]
 
 
-def _drop_hook(hooks: dict[int, Any], hook: Any) -> None:
-    for key in [key for key, value in hooks.items() if value is hook]:
+def _drop_hook(hooks: dict[int, Any], hook: Any) -> list[int]:
+    dropped = [key for key, value in hooks.items() if value is hook]
+    for key in dropped:
         del hooks[key]
+    return dropped

@@ -62,7 +62,7 @@ class ModuleWrapper(nn.Module):
         self.config = layer.config
         self.roles: tuple[str, ...] = ()
         self._link = Link(compressor)
-        self._fixed = frozenset(self.__dict__)
+        self._fixed = frozenset({*self.__dict__, "_fixed"})
 
     @property
     def module(self) -> nn.Module:
@@ -115,8 +115,17 @@ class ModuleWrapper(nn.Module):
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return copies of the buffers, and the plain attributes that an algorithm set."""
         buffers = {k: v.detach().clone() for k, v in self._buffers.items() if v is not None}
-        own = {k: v for k, v in self.__dict__.items() if k not in self._fixed and k != "_fixed"}
-        return buffers, {k: v for k, v in own.items() if k != "training"}
+        return buffers, self.attributes()
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the plain attributes that an algorithm set."""
+        return {k: v for k, v in self.__dict__.items() if k not in self._fixed}
+
+    def reset_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Go back to the plain attributes of an earlier moment."""
+        for name in self.attributes().keys() - attributes.keys():
+            delattr(self, name)
+        self.__dict__.update(attributes)
 
     def restore(self, buffers: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Put a snapshot back."""
@@ -148,7 +157,7 @@ class PrunerModuleWrapper(ModuleWrapper):
         self.roles = ("weight", "bias")
         self.register_buffer("weight_mask", torch.ones_like(self.weight.detach()))
         self.register_buffer("bias_mask", None)
-        self._fixed = frozenset(self.__dict__)
+        self._fixed = frozenset({*self.__dict__, "_fixed"})
 
     def set_masks(self, masks: Mapping[str, Tensor]) -> None:
         """Take over new masks, in place where there were some."""
@@ -177,7 +186,7 @@ class QuantizerModuleWrapper(ModuleWrapper):
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         super().__init__(layer, compressor)
         self.roles = tuple(layer.config.get("quant_types", ("weight",)))
-        self._fixed = frozenset(self.__dict__)
+        self._fixed = frozenset({*self.__dict__, "_fixed"})
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
         """Quantize a raw weight."""
