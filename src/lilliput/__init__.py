@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "lilliput.config.layer": ("LayerInfo", "QuantType"),
-    "lilliput.config.spec": ("PruneRule", "QuantRule", "Rule", "ScheduledPruneRule"),
+    "lilliput.config.spec": ("BitsRule", "PruneRule", "QuantRule", "Rule", "ScheduledPruneRule"),
     "lilliput.config.files": ("read_rules", "write_rules"),
     "lilliput.core.compressor": ("Compressor",),
     "lilliput.core.grad": ("QuantGrad",),

@@ -9,7 +9,7 @@ TORCH = """
     Quantizer QuantizerModuleWrapper ScoreMasker WeightMasker
 """
 TOP = """
-    AGPPruner AGP_Pruner AGPruner AlgorithmError CompressionState Compressor ConfigError
+    AGPPruner AGP_Pruner AGPruner AlgorithmError BitsRule CompressionState Compressor ConfigError
     DoReFaQuantizer ExportError LayerInfo LevelPruner LilliputError MissingExtraError NaiveQuantizer
     OneShotPruner PruneRule Pruner QuantGrad QuantRule QuantType Quantizer Rule ScheduledPruneRule
     ScoreMasker StageError StateError UnsupportedModelError WeightMasker __version__ config_schema

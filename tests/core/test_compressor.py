@@ -291,3 +291,28 @@ def test_an_optimizer_made_after_compress_can_be_bound():
     with pytest.raises(ConfigError, match="none of the weights"):
         pruner.bind_optimizer(torch.optim.SGD(make_model().parameters(), lr=0.1))
     assert pruner.optimizer is second
+
+
+def test_tasks_patched_by_an_author_run_beside_the_engines_own():
+    class Patching(LevelPruner):
+        def __init__(self, model, config_list, optimizer):
+            super().__init__(model, config_list, optimizer)
+            self.log = []
+            self.patch_optimizer(lambda: self.log.append("task"))
+
+        def step(self):
+            self.log.append("step")
+
+        def step_with_optimizer(self):
+            self.log.append("step_with_optimizer")
+
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = Patching(model, RULES, optimizer)
+    pruner.compress()
+    pruner.compress()
+    optimizer.step()
+    assert pruner.log == ["task", "step", "step_with_optimizer"]
+    pruner.strip()
+    optimizer.step()
+    assert len(pruner.log) == 3

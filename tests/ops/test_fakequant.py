@@ -16,13 +16,13 @@ FLOATS = st.lists(
 
 def plain_reference(x, bits):
     """The formula in float64 NumPy."""
-    top = max(2 ** (bits - 1) - 1, 1)
+    top = 2 ** (bits - 1) - 1
     scale = np.abs(x).max() / top if np.abs(x).max() > 0 else 1.0
     return np.clip(np.round(x / scale), -top, top) * scale, scale
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
-@given(values=FLOATS, bits=st.integers(1, 16))
+@given(values=FLOATS, bits=st.integers(2, 16))
 def test_it_follows_the_formula_and_its_algebra(values, bits):
     x = torch.tensor(values, dtype=torch.float64)
     q = quantize_symmetric(x, bits)
@@ -32,7 +32,7 @@ def test_it_follows_the_formula_and_its_algebra(values, bits):
     clear = distance > 1e-6
     np.testing.assert_allclose(q.numpy()[clear], expected[clear], rtol=1e-12, atol=1e-300)
     assert (np.abs(q.numpy() - x.numpy()) <= scale * (0.5 + 1e-6)).all()
-    assert len(np.unique(np.round(q.numpy() / scale))) <= 2**bits + (bits == 1)
+    assert len(np.unique(np.round(q.numpy() / scale))) <= 2**bits - 1
     assert (q[x == 0] == 0).all()
     again = quantize_symmetric(q, bits)
     np.testing.assert_allclose(again.numpy(), q.numpy(), rtol=1e-12)
@@ -48,6 +48,11 @@ def test_the_fast_form_is_bit_equal_to_torchs_kernel(shape, bits):
     scale = x.abs().max() / high
     expected = torch.fake_quantize_per_tensor_affine(x, float(scale), 0, low, high)
     assert torch.equal(ops.fake_quantize(x, scale, low, high), expected)
+
+
+def test_one_bit_is_refused():
+    with pytest.raises(ValueError, match="at least 2"):
+        integer_range(1)
 
 
 def test_an_all_zero_tensor_stays_zero():

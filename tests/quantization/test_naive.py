@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch import nn
 
+from lilliput.errors import ConfigError
 from lilliput.torch import NaiveQuantizer
 
 
@@ -42,3 +43,11 @@ def test_an_all_zero_layer_stays_zero():
     nn.init.zeros_(model.weight)
     NaiveQuantizer(model, [{}]).compress()
     assert torch.equal(model.weight, torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("quant_bits", 1), ("quant_scheme", "affine"), ("quant_start_step", 10)]
+)
+def test_what_it_would_ignore_is_refused(key, value):
+    with pytest.raises(ConfigError, match=key):
+        NaiveQuantizer(nn.Linear(2, 2), [{key: value}])

@@ -114,17 +114,14 @@ class ScheduledPruneRule(PruneRule):
         return settings if self.target is None else settings | {"final_sparsity": self.target}
 
 
-class QuantRule(Rule):
+class BitsRule(Rule):
     """Which tensors of a layer to quantize, and to how many bits."""
 
     quant_types: Targets = Field(["weight"], description="Tensors to quantize.")
     quant_bits: Bits | dict[QuantTarget, Bits] = Field(8, description="Bits, for all or by tensor.")
-    quant_scheme: Scheme | dict[QuantTarget, Scheme] | None = None
-    quant_dtype: Dtype | dict[QuantTarget, Dtype] | None = None
-    quant_start_step: Annotated[int, Field(ge=0)] = Field(0, description="Steps before it begins.")
 
     @model_validator(mode="after")
-    def _check_bits(self) -> QuantRule:
+    def _check_bits(self) -> BitsRule:
         if isinstance(self.quant_bits, dict):
             missing = [target for target in self.quant_types if target not in self.quant_bits]
             if missing and not self.exclude:
@@ -132,3 +129,13 @@ class QuantRule(Rule):
                     f"'quant_bits' has no entry for {missing}, which quant_types names."
                 )
         return self
+
+
+class QuantRule(BitsRule):
+    """The whole vocabulary of quantization, for algorithms that offer these choices."""
+
+    quant_scheme: Scheme | dict[QuantTarget, Scheme] | None = None
+    quant_dtype: Dtype | dict[QuantTarget, Dtype] | None = None
+    quant_start_step: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Steps before quantization begins."
+    )

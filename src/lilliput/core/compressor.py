@@ -5,19 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, ClassVar
 
 from lilliput.backends import backend_of
 from lilliput.config.files import read_rules
 from lilliput.config.layer import LayerInfo
-from lilliput.config.parse import ParsedRules, parse_rules
-from lilliput.config.select import Selection, select
+from lilliput.config.select import Selection
 from lilliput.config.spec import Rule
+from lilliput.core.binding import names_of, select_layers
 from lilliput.core.state import CompressionState, capture, restore
-from lilliput.errors import ConfigError, Problem, StageError, UnsupportedModelError
-from lilliput.registry import pruners, quantizers
+from lilliput.errors import Problem, StageError
 
 _CONFIG_TYPES = (list, tuple, Mapping, Rule, str, os.PathLike)
 
@@ -72,6 +71,7 @@ class Compressor:
     _selection: Selection | None = None
     _attributes: tuple[tuple[str, Any], ...] = ()
     _step_handles: tuple[Any, ...] = ()
+    _is_following: bool = False
     _collectors: Mapping[int, list[Any]] = {}
     _collector_ids: Any = None
     _depth: int = 0
@@ -110,7 +110,7 @@ class Compressor:
         try:
             self._refresh()
             self._backend.apply_masks(self.get_modules_wrapper(), self.optimizer)
-            self.patch_optimizer(self._on_step)
+            self._follow_optimizer()
         except BaseException:
             self._unwrap_model()
             raise
@@ -135,9 +135,7 @@ class Compressor:
         if self.bound_model is None:
             raise StageError("strip() came before a model was bound; call compress() first.")
         self._unwrap_model()
-        for handle in self._step_handles:
-            handle.remove()
-        self._step_handles = ()
+        self._leave_optimizer()
         for identifier in list(self._collectors):
             self.remove_activation_collector(identifier)
         return self.bound_model
@@ -220,25 +218,24 @@ class Compressor:
         """Append the rules of a YAML or JSON file to the config list; call it before binding."""
         if self._wrappers is not None:
             raise StageError("load_configure() came after a model was bound; call it before.")
-        rules = read_rules(path, self._names(), "torch")
+        rules = read_rules(path, names_of(type(self)), "torch")
         self.config_list = [*(self.config_list or []), *rules]
 
     def patch_optimizer(self, *tasks: Callable[[], None]) -> None:
         """Call each task after every step of the optimizer, until ``strip()``."""
-        if self.optimizer is not None and not self._step_handles:
-            handles = [self._backend.after_step(self.optimizer, task) for task in tasks]
-            self._step_handles = tuple(handles)
+        if self.optimizer is not None:
+            backend = self._backend or backend_of(self.bound_model)
+            handles = [backend.after_step(self.optimizer, task) for task in tasks]
+            self._step_handles = (*self._step_handles, *handles)
 
     def bind_optimizer(self, optimizer: Any) -> None:
         """Follow this optimizer from now on, where it had to be made after ``compress()``."""
         if self._wrappers is not None:
             self._backend.check_optimizer(optimizer, self._wrappers)
-        for handle in self._step_handles:
-            handle.remove()
-        self._step_handles = ()
+        self._leave_optimizer()
         self.optimizer = optimizer
         if self.is_wrapped:
-            self.patch_optimizer(self._on_step)
+            self._follow_optimizer()
 
     def reset(self, checkpoint: Mapping[str, Any] | None = None) -> None:
         """Unwrap the model, load a state dict of the plain model if given, and start anew."""
@@ -251,7 +248,7 @@ class Compressor:
         if was_wrapped:
             self._prepare()
             self._wrap_model()
-            self.patch_optimizer(self._on_step)
+            self._follow_optimizer()
 
     def load_model_state_dict(self, model_state: Mapping[str, Any]) -> None:
         """Load a state dict of the plain or of the compressed model into the bound one."""
@@ -317,11 +314,6 @@ class Compressor:
     def _preprocesses(self) -> bool:
         return type(self).preprocess_model is not Compressor.preprocess_model
 
-    @classmethod
-    def _names(cls) -> list[str]:
-        registered = [*pruners.names_of(cls), *quantizers.names_of(cls)]
-        return [cls.__name__, *registered]
-
     def _take(self, model: Any) -> None:
         if model is None and self.bound_model is None:
             raise StageError("compress() has no model; give it one: compress(model).")
@@ -333,51 +325,25 @@ class Compressor:
 
     def _bind(self) -> None:
         """Check the config against the model, and make the wrappers; the model is only read."""
-        backend = self._backend = backend_of(self.bound_model)
-        if backend.name not in self.backends:
-            raise UnsupportedModelError(
-                f"{type(self).__name__} works on {' and '.join(self.backends)} models, "
-                f"received a {backend.name} model."
-            )
-        backend.reshard(self.bound_model)
-        own_check = type(self).validate_config is not Compressor.validate_config
-        if own_check:
-            self.validate_config(self.bound_model, self.config_list)
-        parsed = self._parse(permissive=own_check)
-        layers = [x for x in backend.layers(self.bound_model) if self._can_wrap(x)]
-        defaults = backend.default_types if self.default_types is None else self.default_types
-        self._selection = select(
-            layers, parsed.rules, defaults, parsed.origins, backend.is_known_type
-        )
-        problems = (
-            [*parsed.problems, *self._selection.problems] if parsed.rules else parsed.problems
-        )
-        if not parsed.problems:
-            problems += self._find_problems(self._selection)
-        if problems:
-            raise ConfigError(sorted(problems, key=_place), title=type(self).__name__)
-        self._wrappers = [backend.wrap(self.kind, x, self) for x in self._selection.chosen]
+        self._backend = backend_of(self.bound_model)
+        self._selection = select_layers(self, self._backend)
+        self._wrappers = [self._backend.wrap(self.kind, x, self) for x in self._selection.chosen]
         if self.optimizer is not None:
-            backend.check_optimizer(self.optimizer, self._wrappers)
+            self._backend.check_optimizer(self.optimizer, self._wrappers)
         for name, value in self._attributes:
             for wrapper in self._wrappers:
                 wrapper.set_attribute(name, copy.deepcopy(value))
 
-    def _parse(self, permissive: bool) -> ParsedRules:
-        rule = self.rule
-        if permissive:
-            rule = type(rule.__name__, (rule,), {"model_config": {"extra": "allow"}})
-        config_list = self.config_list
-        if config_list is None:
-            config_list = [{"op_types": ["default"]}]
-        return parse_rules(
-            config_list, rule, type(self).__name__, self._names(), "torch", _users_of_keys()
-        )
+    @property
+    def checks_config(self) -> bool:
+        """Whether the author overrode :meth:`validate_config`."""
+        return type(self).validate_config is not Compressor.validate_config
 
-    def _can_wrap(self, layer: LayerInfo) -> bool:
+    def can_wrap(self, layer: LayerInfo) -> bool:
+        """Whether this kind of compressor has any use for a layer."""
         return layer.weight_name is not None
 
-    def _find_problems(self, selection: Selection) -> list[Problem]:
+    def find_problems(self, selection: Selection) -> list[Problem]:
         """Return what only this kind of compressor can find wrong with a selection."""
         return []
 
@@ -386,6 +352,16 @@ class Compressor:
 
     def _refresh(self) -> None:
         """Bring masks up to date; called after ``compress``, ``step`` and ``update_epoch``."""
+
+    def _follow_optimizer(self) -> None:
+        if not self._is_following:
+            self.patch_optimizer(self._on_step)
+            self._is_following = self.optimizer is not None
+
+    def _leave_optimizer(self) -> None:
+        for handle in self._step_handles:
+            handle.remove()
+        self._step_handles, self._is_following = (), False
 
     def _on_step(self) -> None:
         self.step()
@@ -417,21 +393,6 @@ class Compressor:
                 self._backend.detach(wrapper)
             self.is_wrapped = False
             self._backend.announce_buffers(self.bound_model)
-
-
-def _place(problem: Problem) -> int:
-    """Sort problems by the number of their rule, those of the whole list first."""
-    number = problem.path.removeprefix("rule ").partition(" ")[0]
-    return int(number) if number.isdigit() else -1
-
-
-def _users_of_keys() -> dict[str, Sequence[str]]:
-    """Return, for every config key, the registered algorithms that understand it."""
-    users: dict[str, list[str]] = {}
-    for cls in [*pruners, *quantizers]:
-        for key in cls.rule.model_fields:
-            users.setdefault(key, []).append(cls.__name__)
-    return dict(users)
 
 
 # The base class has no __init_subclass__ call of its own.

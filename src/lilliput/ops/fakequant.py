@@ -6,7 +6,7 @@ from lilliput.ops.namespace import Tensor, namespace
 
 
 def integer_range(bits: int, narrow: bool = True) -> tuple[int, int]:
-    """Return the smallest and largest signed integer of ``bits`` bits.
+    """Return the smallest and largest signed integer of ``bits`` bits, which are two or more.
 
     A narrow range is symmetric around zero (-127 to 127), so that a symmetric scale wastes nothing.
 
@@ -15,7 +15,9 @@ def integer_range(bits: int, narrow: bool = True) -> tuple[int, int]:
     >>> integer_range(8), integer_range(4, narrow=False)
     ((-127, 127), (-8, 7))
     """
-    top = max(2 ** (bits - 1) - 1, 1)
+    if bits < 2:
+        raise ValueError(f"received bits={bits}; a signed integer grid needs at least 2.")
+    top = 2 ** (bits - 1) - 1
     return (-top if narrow else -top - 1), top
 
 

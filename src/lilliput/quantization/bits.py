@@ -15,4 +15,4 @@ def bits_of(config: Mapping[str, Any], target: str) -> int:
     (4, 6)
     """
     bits = config.get("quant_bits", 8)
-    return int(bits[target] if isinstance(bits, Mapping) else bits)
+    return int(bits.get(target, 8) if isinstance(bits, Mapping) else bits)

@@ -17,8 +17,9 @@ everything else is differentiated as it stands.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+from lilliput.config.spec import BitsRule, Rule
 from lilliput.core.quantizer import Quantizer
 from lilliput.ops.fakequant import quantize_unit
 from lilliput.ops.namespace import Tensor, namespace
@@ -56,6 +57,7 @@ class DoReFaQuantizer(Quantizer):
         The paper leaves the first and the last layer in float: exclude them by name.
     """
 
+    rule: ClassVar[type[Rule]] = BitsRule
     quant_grad = None
 
     def quantize_weight(self, weight: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:

@@ -10,13 +10,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+from pydantic import model_validator
+
+from lilliput.config.spec import BitsRule, Rule
 from lilliput.core.quantizer import Quantizer
 from lilliput.ops.fakequant import quantize_symmetric
 from lilliput.ops.namespace import Tensor
 from lilliput.quantization.bits import bits_of
 from lilliput.registry import register_quantizer
+
+
+class NaiveRule(BitsRule):
+    """Two bits or more: one bit has no grid around zero."""
+
+    @model_validator(mode="after")
+    def _check_grid(self) -> NaiveRule:
+        if not self.exclude and bits_of(self.settings(), "weight") < 2:
+            raise ValueError("'quant_bits' is 1; expected 2 or more, or take DoReFaQuantizer.")
+        return self
 
 
 @register_quantizer("naive")
@@ -29,6 +42,7 @@ class NaiveQuantizer(Quantizer):
         See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``quant_bits``, 8 if not given.
     """
 
+    rule: ClassVar[type[Rule]] = NaiveRule
     keeps_zero = True
 
     def quantize_weight(self, weight: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:

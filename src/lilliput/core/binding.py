@@ -1,0 +1,71 @@
+"""Bring a compressor's config list and a model together: parse, select, and report all faults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lilliput.backends.base import Backend
+from lilliput.config.parse import ParsedRules, parse_rules
+from lilliput.config.select import Selection, select
+from lilliput.config.spec import Rule
+from lilliput.errors import ConfigError, Problem, UnsupportedModelError
+from lilliput.registry import pruners, quantizers
+
+
+def select_layers(compressor: Any, backend: Backend) -> Selection:
+    """Return which rule takes which layer of the bound model, or raise all that is wrong."""
+    cls, model = type(compressor), compressor.bound_model
+    if backend.name not in cls.backends:
+        raise UnsupportedModelError(
+            f"{cls.__name__} works on {' and '.join(cls.backends)} models, "
+            f"received a {backend.name} model."
+        )
+    backend.reshard(model)
+    compressor.validate_config(model, compressor.config_list)
+    parsed = _parse(compressor, backend)
+    layers = [layer for layer in backend.layers(model) if compressor.can_wrap(layer)]
+    defaults = backend.default_types if cls.default_types is None else cls.default_types
+    selection = select(layers, parsed.rules, defaults, parsed.origins, backend.is_known_type)
+    problems = list(parsed.problems)
+    if parsed.rules:
+        problems += selection.problems
+    if not parsed.problems:
+        problems += compressor.find_problems(selection)
+    if problems:
+        raise ConfigError(sorted(problems, key=_place), title=cls.__name__)
+    return selection
+
+
+def names_of(cls: type) -> list[str]:
+    """Return the names under which an algorithm may stand in a file."""
+    return [cls.__name__, *pruners.names_of(cls), *quantizers.names_of(cls)]
+
+
+def _parse(compressor: Any, backend: Backend) -> ParsedRules:
+    cls = type(compressor)
+    rule: type[Rule] = cls.rule
+    if compressor.checks_config:
+        # The author checks the config himself, so keys that we do not know are his own.
+        rule = type(rule.__name__, (rule,), {"model_config": {"extra": "allow"}})
+    config_list = compressor.config_list
+    if config_list is None:
+        config_list = [{"op_types": ["default"]}]
+    return parse_rules(
+        config_list, rule, cls.__name__, names_of(cls), backend.name, _users_of_keys()
+    )
+
+
+def _users_of_keys() -> dict[str, Sequence[str]]:
+    """Return, for every config key, the registered algorithms that understand it."""
+    users: dict[str, list[str]] = {}
+    for cls in [*pruners, *quantizers]:
+        for key in cls.rule.model_fields:
+            users.setdefault(key, []).append(cls.__name__)
+    return dict(users)
+
+
+def _place(problem: Problem) -> int:
+    """Sort problems by the number of their rule, those of the whole list first."""
+    number = problem.path.removeprefix("rule ").partition(" ")[0]
+    return int(number) if number.isdigit() else -1
