@@ -26,12 +26,20 @@ class QuantType(str, Enum):
 
 @dataclass(frozen=True, eq=False)
 class Owner:
-    """A module that holds the weight: tied weights have several."""
+    """A module that holds the weight: tied weights have several.
 
-    path: str
+    ``paths`` are all the places of the module in the model: one that is used twice has two.
+    """
+
+    paths: tuple[str, ...]
     module: Any
     weight_name: str | None
     bias_name: str | None
+
+    @property
+    def path(self) -> str:
+        """The first of its places."""
+        return self.paths[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,4 +97,5 @@ class LayerInfo:
     @property
     def names(self) -> frozenset[str]:
         """Every name under which ``op_names`` finds it."""
-        return frozenset({self.name, *(owner.path for owner in self.owners if owner.path)})
+        paths = (path for owner in self.owners for path in owner.paths if path)
+        return frozenset({self.name, *paths})

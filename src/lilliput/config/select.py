@@ -47,7 +47,8 @@ class Selection:
         rows = [("layer", "type", "weight", "decision", "asks for")]
         for decision in self.decisions:
             layer = decision.layer
-            shared = "".join(f" (= {o.path})" for o in layer.owners[1:])
+            others = [path for owner in layer.owners for path in owner.paths][1:]
+            shared = "".join(f" (= {path})" for path in others)
             asks = ", ".join(
                 f"{key}={value}"
                 for key, value in layer.config.items()

@@ -91,3 +91,12 @@ def test_integer_and_empty_weights_are_left_out():
             self.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
 
     assert listing(nn.Sequential(Table(), nn.Linear(2, 2))) == [("1", "Linear", "weight", "bias")]
+
+
+def test_a_module_used_twice_is_one_layer_under_both_names():
+    shared = nn.Linear(2, 2)
+    model = nn.ModuleDict({"first": shared, "second": shared})
+    (layer,) = discover(model)
+    assert layer.name == "first" and layer.names == {"first", "second"}
+    pruner = LevelPruner(model, [{"op_names": ["second"], "sparsity": 0.5}])
+    assert "first (= second)" in pruner.explain()

@@ -87,3 +87,14 @@ def test_a_missing_onnx_package_is_said_in_one_line(pruned, tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'lilliput\[onnx\]'"):
         pruned.export_model(str(tmp_path / "m.pth"), onnx_path="x.onnx", input_shape=(1, 1, 6, 6))
+
+
+def test_a_module_used_twice_is_exported_the_same_under_both_names(tmp_path):
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
+    quantizer = NaiveQuantizer(model, [{"quant_bits": 2}])
+    quantizer.compress()
+    quantizer.export_model(str(tmp_path / "m.pth"))
+    state = torch.load(tmp_path / "m.pth", weights_only=True)
+    assert torch.equal(state["0.weight"], state["2.weight"])
+    assert len(state["2.weight"].unique()) <= 3

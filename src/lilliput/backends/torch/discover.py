@@ -30,7 +30,8 @@ def discover(model: nn.Module) -> list[LayerInfo]:
     """
     found: list[LayerInfo] = []
     by_weight: dict[int, int] = {}
-    for path, module, is_bypassed in _walk(unwrapped(model)):
+    for paths, module, is_bypassed in _walk(unwrapped(model)):
+        path = paths[0]
         names: list[str | None] = [*weight_names(module)]
         has_children = any(not isinstance(child, Sidecar) for child in module.children())
         if not names and not has_children:
@@ -40,7 +41,7 @@ def discover(model: nn.Module) -> list[LayerInfo]:
             if name is not None and not _is_usable(weight, path, name):
                 continue
             bias = None if name is None else bias_name(module, name)
-            owner = Owner(path, module, name, bias)
+            owner = Owner(paths, module, name, bias)
             if weight is not None and id(weight) in by_weight:
                 index = by_weight[id(weight)]
                 found[index] = _join(found[index], owner)
@@ -69,19 +70,20 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
-    """Yield path, module, and whether its parent uses its weight without calling it."""
-    bypassed = {
-        id(module.out_proj)
-        for module in model.modules()
-        if isinstance(module, nn.MultiheadAttention)
-    }
-    inside = [name for name, module in model.named_modules() if isinstance(module, Sidecar)]
-    for path, module in model.named_modules():
-        is_ours = any(path == name or path.startswith(f"{name}.") for name in inside)
-        is_parametrization = "parametrizations" in path.split(".")
-        if not is_ours and not is_parametrization:
-            yield path, module, id(module) in bypassed
+def _walk(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Module, bool]]:
+    """Yield each module with all its paths, and whether its parent bypasses its forward."""
+    places: dict[nn.Module, list[str]] = {}
+    bypassed = set()
+    hidden: list[str] = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Sidecar) or path.rpartition(".")[2] == "parametrizations":
+            hidden.append(f"{path}.")
+        elif not f"{path}.".startswith(tuple(hidden)):
+            places.setdefault(module, []).append(path)
+        if isinstance(module, nn.MultiheadAttention):
+            bypassed.add(module.out_proj)
+    for module, paths in places.items():
+        yield tuple(paths), module, module in bypassed
 
 
 def _is_usable(weight: object, path: str, name: str) -> bool:

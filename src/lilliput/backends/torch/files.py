@@ -56,11 +56,10 @@ def compressed_state_dict(model: nn.Module, wrappers: Sequence[Any]) -> dict[str
                 )
             for owner in wrapper.layer_info.owners:
                 for name in filter(None, (owner.weight_name, owner.bias_name)):
-                    key = f"{owner.path}.{name}" if owner.path else name
-                    if key in state:
-                        sidecar: Any = owner.module._modules[SIDECAR]
-                        value = whole(raw(owner.module, name))
-                        state[key] = sidecar.transform(name, value).detach()
+                    sidecar: Any = owner.module._modules[SIDECAR]
+                    value = sidecar.transform(name, whole(raw(owner.module, name))).detach()
+                    keys = {f"{path}.{name}" if path else name for path in owner.paths}
+                    state.update(dict.fromkeys(keys & state.keys(), value))
     return state
 
 

@@ -97,9 +97,7 @@ def _update(module: nn.Module) -> None:
     sidecar: Any = module._modules[SIDECAR]
     base: Any = unshadowed(type(module))
     names = tuple(sorted(sidecar.chains))
-    shadow = shadow_class(base, names) if names else base
-    if type(module) is base or "_lilliput_base" in type(module).__dict__:
-        object.__setattr__(module, "__class__", shadow)
+    object.__setattr__(module, "__class__", shadow_class(base, names) if names else base)
     for key in _drop_hook(module._forward_pre_hooks, _quantize_inputs):
         module._forward_pre_hooks_with_kwargs.pop(key, None)
     if sidecar.input_keys:
