@@ -3,7 +3,14 @@ import copy
 import torch
 from torch import nn
 
-from lilliput.torch import LevelPruner, NaiveQuantizer, PrunerModuleWrapper, QuantizerModuleWrapper
+from lilliput.torch import (
+    CompressionState,
+    LevelPruner,
+    NaiveQuantizer,
+    PrunerModuleWrapper,
+    Quantizer,
+    QuantizerModuleWrapper,
+)
 
 HALF = [{"op_types": ["Linear"], "sparsity": 0.5}]
 
@@ -79,3 +86,40 @@ def test_copies_of_a_model_do_not_copy_the_compressor():
     wrapper = clone[0]._modules["lilliput"]._modules["0"]
     assert wrapper.pruner is pruner
     assert wrapper.module is clone[0]
+
+
+def test_a_parameter_of_the_algorithm_is_trained_and_saved_with_the_model(tmp_path):
+    class Scaled(Quantizer):
+        quant_grad = None
+
+        def __init__(self, model, config_list):
+            super().__init__(model, config_list)
+            self.set_wrappers_attribute("scale", nn.Parameter(torch.tensor(0.5)))
+
+        def quantize_weight(self, weight, wrapper, **kwargs):
+            return weight * wrapper.scale
+
+    def make():
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        quantizer = Scaled(model, [{"op_types": ["Linear"]}])
+        quantizer.compress()
+        return quantizer
+
+    source = make()
+    model = source.bound_model
+    assert [name for name, _ in model.named_parameters() if "scale" in name] == [
+        "0.lilliput.0.scale",
+        "1.lilliput.0.scale",
+    ]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    first, second = (wrapper.scale.detach().clone() for wrapper in source.modules_wrapper)
+    assert first != 0.5 and first != second
+    source.state().save(tmp_path)
+    target = make()
+    target.load_state(CompressionState.load(tmp_path))
+    assert [w.scale for w in target.modules_wrapper] == [first, second]
+    assert isinstance(target.modules_wrapper[0].scale, nn.Parameter)
+    source.strip()
+    assert list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]

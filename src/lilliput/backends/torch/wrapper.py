@@ -102,20 +102,34 @@ class ModuleWrapper(nn.Module):
         raise NotImplementedError
 
     def set_attribute(self, name: str, value: Any) -> None:
-        """Set an attribute of this wrapper's own; a tensor becomes a buffer, or updates it in place."""
+        """Set an attribute of this wrapper's own.
+
+        A Parameter is registered as one, another tensor as a buffer; one that is there already is
+        updated in place.
+        """
+        held = self.tensors().get(name)
         if not isinstance(value, Tensor):
             setattr(self, name, value)
-        elif isinstance(self._buffers.get(name), Tensor):
+        elif held is not None:
             with torch.no_grad():
-                self._buffers[name].copy_(value)  # type: ignore[union-attr]
+                held.copy_(value)
         else:
             device = self.weight.device if self.weight is not None else value.device
-            self.register_buffer(name, value.detach().clone().to(device))
+            copied = value.detach().clone().to(device)
+            if isinstance(value, nn.Parameter):
+                self.register_parameter(name, nn.Parameter(copied, value.requires_grad))
+            else:
+                self.register_buffer(name, copied)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the buffers and parameters of this wrapper's own."""
+        held = {**self._buffers, **self._parameters}
+        return {name: tensor for name, tensor in held.items() if tensor is not None}
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return copies of the buffers, and the plain attributes that an algorithm set."""
-        buffers = {k: v.detach().clone() for k, v in self._buffers.items() if v is not None}
-        return buffers, self.attributes()
+        """Return copies of the tensors, and the plain attributes that an algorithm set."""
+        tensors = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+        return tensors, self.attributes()
 
     def attributes(self) -> dict[str, Any]:
         """Return the plain attributes that an algorithm set."""
@@ -127,9 +141,9 @@ class ModuleWrapper(nn.Module):
             delattr(self, name)
         self.__dict__.update(attributes)
 
-    def restore(self, buffers: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Put a snapshot back."""
-        for name, tensor in buffers.items():
+        for name, tensor in tensors.items():
             self.set_attribute(name, tensor)
         for name, value in values.items():
             setattr(self, name, value)
