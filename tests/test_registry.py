@@ -54,3 +54,22 @@ def test_built_in_algorithms_are_listed_and_found_by_their_old_names():
     assert {"dorefa", "naive"} <= set(lilliput.list_quantizers())
     assert lilliput.pruner("AGP_Pruner") is lilliput.pruner("AGPruner") is lilliput.AGPPruner
     assert lilliput.quantizer("DoReFaQuantizer") is lilliput.DoReFaQuantizer
+
+
+def test_a_registered_name_is_not_replaced_by_another_class(registry):
+    with pytest.raises(ConfigError, match="already taken"):
+        registry.register("half")(type("Impostor", (), {}))
+    again = type("HalfPruner", (), {"__qualname__": registry.get("half").__qualname__})
+    again.__module__ = registry.get("half").__module__
+    assert registry.register("half")(again) is registry.get("half")
+
+
+def test_a_broken_plugin_is_reported_when_it_is_asked_for_and_only_then(registry, monkeypatch):
+    plugin = EntryPoint("mine", "no_such_package:Thing", "lilliput.test-pruners")
+    monkeypatch.setattr(
+        registry_module, "entry_points", lambda group: EntryPoints([plugin]).select(group=group)
+    )
+    assert registry.names() == ["half"]
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="'mine' could not be loaded from no_such_package"):
+            registry.get("mine")

@@ -61,7 +61,7 @@ class UnsupportedModelError(LilliputError, TypeError):
 
 
 class StageError(LilliputError, RuntimeError):
-    """A call came at the wrong time, such as ``strip()`` before ``compress()``."""
+    """A call came at the wrong time, such as ``export_model()`` before ``compress()``."""
 
 
 class AlgorithmError(LilliputError, ValueError):

@@ -43,6 +43,7 @@ class Registry:
         self.group = group
         self._classes: dict[str, Any] = {}
         self._aliases: dict[str, str] = {}
+        self._broken: dict[str, str] = {}
         self._plugins_loaded = False
 
     def register(self, name: str, *aliases: str) -> Callable[[Class], Class]:
@@ -50,7 +51,9 @@ class Registry:
 
         def enter(cls: Class) -> Class:
             keys = {normalize(alias) for alias in (name, cls.__name__, *aliases)}
-            taken = sorted(key for key in keys if self._aliases.get(key, name) != name)
+            held = self._classes.get(name)
+            is_reload = held is None or _same_source(held, cls)
+            taken = sorted(k for k in keys if self._aliases.get(k, name) != name or not is_reload)
             if taken:
                 raise ConfigError(
                     f"{self.kind} name {taken[0]!r} is already taken; choose another."
@@ -64,6 +67,9 @@ class Registry:
     def get(self, name: str) -> Any:
         """Return the class registered under ``name`` or an alias of it."""
         found = self._find(name)
+        if found is None and normalize(name) in self._broken:
+            reason = self._broken[normalize(name)]
+            raise ConfigError(f"the {self.kind} {name!r} could not be loaded from {reason}")
         if found is None:
             hint = nearest(name, [*self._classes, *(c.__name__ for c in self._classes.values())])
             known = ", ".join(sorted(self._classes))
@@ -96,7 +102,16 @@ class Registry:
         if not self._plugins_loaded:
             self._plugins_loaded = True
             for plugin in entry_points(group=self.group):
-                self.register(plugin.name)(plugin.load())
+                try:
+                    self.register(plugin.name)(plugin.load())
+                except Exception as error:
+                    # One broken package must not stop the others; asking for it says why.
+                    self._broken[normalize(plugin.name)] = f"{plugin.value}: {error!r}"
+
+
+def _same_source(one: Any, other: Any) -> bool:
+    """Whether two classes are the same code, as when a notebook cell runs again."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 pruners = Registry("pruner", "lilliput.pruners")

@@ -125,3 +125,22 @@ def test_explain_says_which_rule_took_which_layer():
     assert lines["stem"] == "stem Conv2d 2×1×3×3 rule 0 sparsity=0.5"
     assert lines["head"] == "head Linear 2×2 excluded by rule 1"
     assert lines["norm"] == "norm BatchNorm2d 2 no rule matches"
+
+
+@pytest.mark.parametrize("patterns", [["*"], ["!stem"], ["re:.*"]])
+def test_patterns_stay_within_the_default_types(patterns):
+    assert "norm" not in names({"op_names": patterns, "sparsity": 0.5})
+    assert "norm" in names({"op_names": patterns, "op_types": ["BatchNorm2d"], "sparsity": 0.5})
+
+
+def test_a_layer_named_in_full_is_taken_whatever_its_type():
+    assert names({"op_names": ["norm", "blocks.*"], "sparsity": 0.5}).keys() == {
+        "norm",
+        "blocks.0",
+        "blocks.1",
+    }
+
+
+def test_a_pattern_that_finds_only_other_types_says_so():
+    (problem,) = pick({"op_names": ["nor*"], "sparsity": 0.5}).problems
+    assert "Patterns stay within the default types" in str(problem)

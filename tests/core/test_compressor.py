@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lilliput.errors import ConfigError, StageError, UnsupportedModelError
-from lilliput.torch import LevelPruner, Pruner, Quantizer
+from lilliput.torch import Compressor, LevelPruner, Pruner, Quantizer
 
 RULES = [{"op_types": ["Linear"], "sparsity": 0.5}]
 
@@ -316,3 +316,61 @@ def test_tasks_patched_by_an_author_run_beside_the_engines_own():
     pruner.strip()
     optimizer.step()
     assert len(pruner.log) == 3
+
+
+def test_masks_follow_an_update_epoch_that_comes_from_a_mixin():
+    class Counting:
+        def update_epoch(self, epoch):
+            self.count = epoch
+
+    class Mixed(Counting, Pruner):
+        count = 0
+
+        def calc_mask(self, layer_info, weight):
+            mask = torch.ones_like(weight)
+            mask.flatten()[: self.count] = 0
+            return mask
+
+    model = nn.Linear(4, 4)
+    pruner = Mixed(model, [{"op_types": ["Linear"]}])
+    pruner.compress()
+    pruner.update_epoch(5)
+    assert int((model.weight == 0).sum()) == 5
+
+
+def test_what_step_with_optimizer_does_is_in_force_after_the_same_step():
+    class Late(Pruner):
+        count = 0
+
+        def step_with_optimizer(self):
+            self.count += 1
+
+        def calc_mask(self, layer_info, weight):
+            mask = torch.ones_like(weight)
+            mask.flatten()[: self.count] = 0
+            return mask
+
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Late(model, [{"op_types": ["Linear"]}], optimizer).compress()
+    optimizer.step()
+    assert int((model.weight == 0).sum()) == 1
+
+
+def test_a_plain_compressor_only_watches():
+    model = make_model()
+    watcher = Compressor(model, [{"op_types": ["Linear"]}])
+    seen = []
+    watcher.add_activation_collector(lambda wrapper, input_, output: seen.append(wrapper.name))
+    out = model(torch.ones(1, 6))
+    watcher.compress()
+    assert torch.equal(model(torch.ones(1, 6)), out) and seen == ["0", "2", "0", "2"]
+
+
+def test_wrappers_are_in_the_mode_of_their_model():
+    model = make_model().eval()
+    pruner = LevelPruner(model, RULES)
+    pruner.compress()
+    assert not any(wrapper.training for wrapper in pruner.modules_wrapper)
+    model.train()
+    assert all(wrapper.training for wrapper in pruner.modules_wrapper)

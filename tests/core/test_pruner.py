@@ -149,3 +149,30 @@ def test_the_optimizers_memory_of_pruned_weights_is_cleared():
     assert bool((state["exp_avg"][pruned] == 0).all()) and bool(
         (state["exp_avg"][~pruned] != 0).all()
     )
+
+
+@pytest.mark.parametrize("first_has_bias", [True, False])
+def test_biases_of_all_owners_of_a_tied_weight_are_masked_and_stay_so_after_strip(first_has_bias):
+    model = nn.Sequential(nn.Linear(3, 3, bias=first_has_bias), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    masks = {"weight_mask": torch.ones(3, 3), "bias_mask": torch.tensor([1.0, 0.0, 1.0])}
+    pruner = pruner_returning(masks)(model, ANY)
+    pruner.compress()
+    x = torch.randn(4, 3)
+    masked = model(x)
+    assert model[1].bias[1] == 0 and (not first_has_bias or model[0].bias[1] == 0)
+    pruner.strip()
+    assert torch.equal(model(x), masked)
+
+
+def test_a_second_try_after_a_failure_prunes_every_layer():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with torch.no_grad():
+        model[1].weight[0, 0] = float("nan")
+    pruner = LevelPruner(model, [{"sparsity": 0.5}])
+    with pytest.raises(AlgorithmError):
+        pruner.compress()
+    with torch.no_grad():
+        model[1].weight[0, 0] = 1.0
+    pruner.compress()
+    assert [int((layer.weight == 0).sum()) for layer in model] == [8, 8]

@@ -191,3 +191,56 @@ def test_algorithm_attributes_and_buffers_travel_with_the_state(tmp_path):
     target.load_state(CompressionState.load(tmp_path))
     assert target.modules_wrapper[0].history == [3.5]
     assert torch.equal(target.modules_wrapper[0].range, torch.full((2,), 2.0))
+
+
+def test_lists_tuples_dicts_and_tensors_of_an_algorithm_come_back_as_they_were(tmp_path):
+    def make():
+        pruner = LevelPruner(nn.Linear(2, 2), [{"sparsity": 0.5}])
+        pruner.compress()
+        return pruner
+
+    value = {"seen": [torch.ones(2), torch.zeros(1, 3)], "range": (1, 2.5), "odd": {"a/b::c": None}}
+    source, target = make(), make()
+    source.modules_wrapper[0].history = value
+    source.modules_wrapper[0]._scratch = object()
+    source.state().save(tmp_path)
+    target.load_state(CompressionState.load(tmp_path))
+    back = target.modules_wrapper[0].history
+    assert [torch.equal(a, b) for a, b in zip(back["seen"], value["seen"], strict=True)] == [
+        True
+    ] * 2
+    assert back["range"] == (1, 2.5) and back["odd"] == {"a/b::c": None}
+
+
+def test_an_attribute_that_cannot_be_saved_is_refused_by_layer_and_name():
+    pruner = make_pruner()
+    pruner.modules_wrapper[1].helper = object()
+    with pytest.raises(StateError, match="layer '2': the attribute 'helper' holds a object"):
+        pruner.state()
+
+
+def test_a_buffer_of_another_shape_is_refused_instead_of_broadcast():
+    source, target = make_pruner(), make_pruner()
+    source.set_wrappers_attribute("range", torch.zeros(1))
+    target.set_wrappers_attribute("range", torch.zeros(4))
+    with pytest.raises(StateError, match=r"0 → range: shape \[1\], here it is \[4\]"):
+        target.load_state(source.state())
+
+
+@pytest.mark.parametrize("name", ["a::b", "layer/with/slash", "ünïcode", "x.y"])
+def test_layer_names_of_any_kind_survive(tmp_path, name):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self._modules[name] = nn.Linear(2, 2)
+
+    def make():
+        pruner = LevelPruner(Odd(), [{"op_types": ["Linear"], "sparsity": 0.5}])
+        pruner.compress()
+        return pruner
+
+    source, target = make(), make()
+    source.state().save(tmp_path)
+    target.load_state(CompressionState.load(tmp_path))
+    a, b = source.modules_wrapper[0], target.modules_wrapper[0]
+    assert torch.equal(a.weight_mask, b.weight_mask)

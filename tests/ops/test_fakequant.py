@@ -67,3 +67,13 @@ def test_unit_quantization_hits_the_grid_and_passes_the_gradient(bits):
     np.testing.assert_allclose(q.detach().numpy(), np.round(x.detach().numpy() * levels) / levels)
     q.sum().backward()
     np.testing.assert_allclose(x.grad.numpy(), np.ones(101))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("magnitude", [1e-3, 1e-7, 1e-30, 1e-39])
+def test_tiny_weights_in_any_precision_stay_finite_and_zero_stays_zero(dtype, magnitude):
+    x = torch.tensor([0.0, 1.0, -0.5]).mul(magnitude).to(dtype)
+    q = quantize_symmetric(x, 8)
+    assert q.dtype == dtype and bool(torch.isfinite(q).all()) and q[0] == 0
+    if x.abs().max() > 1e-37:  # below, numbers lose their last bits and become zero
+        assert bool((q - x).abs().max() <= x.abs().max() / 64)

@@ -124,3 +124,12 @@ def test_a_new_criterion_is_one_method():
     FarthestPruner(model, [{"sparsity": 0.3}]).compress()
     distance = (weight - weight.mean()).abs()
     assert torch.equal(model.weight == 0, distance <= distance.flatten().kthvalue(30).values)
+
+
+def test_a_limit_that_small_layers_cannot_meet_is_refused_or_exact():
+    model = nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 3))
+    LevelPruner(model, [{"total_sparsity": 0.5, "max_sparsity_per_layer": 0.5}]).compress()
+    assert sum(zeros(layer.weight) for layer in model) == 3
+    tiny = nn.Sequential(*(nn.Linear(1, 1) for _ in range(4)))
+    with pytest.raises(AlgorithmError, match="asks to remove 2 weights.*allows 0"):
+        LevelPruner(tiny, [{"total_sparsity": 0.5, "max_sparsity_per_layer": 0.5}]).compress()

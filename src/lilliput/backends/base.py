@@ -56,6 +56,10 @@ class Backend(ABC):
         """Call ``task()`` after each optimizer step; return a removable handle."""
 
     @abstractmethod
+    def adopt(self, optimizer: Any, wrappers: Sequence[Any]) -> list[Any]:
+        """Let the optimizer train the wrappers' own parameters; return removable handles."""
+
+    @abstractmethod
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[Any]) -> None:
         """Raise if the optimizer cannot be hooked or does not hold the weights."""
 
@@ -76,6 +80,10 @@ class Backend(ABC):
         quant_type: QuantType,
     ) -> tuple[Any, ...]:
         """Return what ``function`` makes of the tensors, with the gradient that ``rule`` prescribes."""
+
+    @abstractmethod
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value is a tensor of this framework."""
 
     @abstractmethod
     def no_grad(self) -> AbstractContextManager[Any]:

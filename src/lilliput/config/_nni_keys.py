@@ -80,15 +80,15 @@ UNSUPPORTED = {
     "global_group_id": "spread one sparsity over several rules; "
     "write one rule that selects all their layers, with 'total_sparsity', instead.",
     "dependency_group_id": "made layers prune the same channels; "
-    "remove it, dependency groups are found automatically.",
+    "there is no equivalent, remove it.",
     "internal_metric_block": "pruned each block of a weight (such as an attention head) equally; "
     "there is no equivalent, remove it.",
     "align": "copied the mask of another tensor; "
-    "remove it, masks of tensors that depend on each other are aligned automatically.",
+    "there is no equivalent, remove it: an algorithm returns all masks of a layer itself.",
     "apply_method": "chose how a mask or a quantizer is applied; "
     "remove it, masks always multiply ('mul') and quantizers always clamp and round.",
     "fuse_names": "named the layers to fuse before quantization; "
-    "remove it, batch normalization is folded automatically.",
+    "there is no equivalent: fuse them before compressing, and remove it.",
 }
 
 TARGETS = {

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,7 +17,6 @@ from lilliput.config.spec import Rule
 from lilliput.errors import ConfigError, Problem, nearest
 
 ConfigList = Sequence[Mapping[str, Any] | Rule] | Mapping[str, Any] | Rule | str | os.PathLike[str]
-AnyRule = TypeVar("AnyRule", bound=Rule)
 
 log = logging.getLogger("lilliput")
 

@@ -115,7 +115,9 @@ def select(
 
 
 def _matches(rule: Rule, layer: LayerInfo, default_types: Collection[str]) -> bool:
-    types = rule.op_types or ([] if rule.op_names else ["default"])
+    types = rule.op_types or ["default"]
+    if not rule.op_types and layer.names & set(rule.op_names or ()):
+        types = []  # a layer that is named in full is meant, whatever its type
     expanded = [t for name in types for t in (default_types if name == "default" else [name])]
     return _passes(expanded, lambda name: name in layer.types) and _passes(
         rule.op_names or [], lambda pattern: any(_fits(pattern, name) for name in layer.names)
@@ -170,7 +172,9 @@ def _find_problems(
     if not problems and not has_hits and not rule.exclude:
         asked = {"op_types": rule.op_types, "op_names": rule.op_names}
         wanted = ", ".join(f"{key} {value}" for key, value in asked.items() if value)
-        text = f"{wanted or 'the default types'} matches no layer. {_inventory(layers)}"
+        hint = " Patterns stay within the default types; give op_types for others."
+        hint = hint if rule.op_names and not rule.op_types else ""
+        text = f"{wanted or 'the default types'} matches no layer.{hint} {_inventory(layers)}"
         problems.append(Problem(place, text))
     return problems
 

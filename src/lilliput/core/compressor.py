@@ -35,6 +35,7 @@ def _then_refresh(method: Callable[..., Any]) -> Callable[..., Any]:
             self._refresh()
         return result
 
+    call.refreshes = True  # type: ignore[attr-defined]
     return call
 
 
@@ -55,7 +56,7 @@ class Compressor:
         Without it, call ``step()`` and ``update_epoch()`` yourself.
     """
 
-    kind: ClassVar[str] = "pruner"
+    kind: ClassVar[str] = "compressor"
     rule: ClassVar[type[Rule]] = Rule
     default_types: ClassVar[frozenset[str] | None] = None  # None: the backend's own list
     backends: ClassVar[tuple[str, ...]] = ("torch", "keras")
@@ -66,12 +67,13 @@ class Compressor:
     config_list: Any = None
     optimizer: Any = None
     is_wrapped: bool = False
+    _has_compressed: bool = False
     _backend: Any = None
     _wrappers: list[Any] | None = None
     _selection: Selection | None = None
-    _attributes: tuple[tuple[str, Any], ...] = ()
+    _attributes: Mapping[str, Any] = {}
     _step_handles: tuple[Any, ...] = ()
-    _is_following: bool = False
+    _tasks: tuple[Callable[[], None], ...] = ()
     _collectors: Mapping[int, list[Any]] = {}
     _collector_ids: Any = None
     _depth: int = 0
@@ -88,8 +90,9 @@ class Compressor:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in ("step", "update_epoch"):
-            if name in cls.__dict__:
-                setattr(cls, name, _then_refresh(cls.__dict__[name]))
+            method = getattr(cls, name)  # it may come from a mixin
+            if not hasattr(method, "refreshes"):
+                setattr(cls, name, _then_refresh(method))
 
     # -- the journey ------------------------------------------------------------------------------
 
@@ -114,15 +117,18 @@ class Compressor:
         except BaseException:
             self._unwrap_model()
             raise
+        self._has_compressed = True
         return self.bound_model
 
     def __call__(self, model: Any = None) -> Any:
         """Compress ``model``, the 2019 way of writing ``compress()``."""
         return self.compress(model)
 
+    @_then_refresh
     def step(self) -> None:
         """Follow one training step; called after ``optimizer.step()`` if an optimizer was given."""
 
+    @_then_refresh
     def update_epoch(self, epoch: int) -> None:
         """Follow one epoch; call it at the start of each epoch, counting from 0."""
 
@@ -146,7 +152,7 @@ class Compressor:
         """Change the model before its layers are looked up; return the new one, or None."""
 
     def bind_model(self, model: Any) -> None:
-        """Prepare for a model whose layers have just been wrapped in ``get_modules_wrapper()``."""
+        """Prepare for the model; its wrappers exist by now, and are attached right after."""
 
     def validate_config(self, model: Any, config_list: Any) -> None:
         """Check the config list; raise to refuse it. Overriding this permits keys of your own."""
@@ -188,7 +194,7 @@ class Compressor:
 
         Each wrapper gets a copy, so a list is never shared between layers.
         """
-        self._attributes = (*self._attributes, (name, value))
+        self._attributes = {**self._attributes, name: value}
         for wrapper in self.get_modules_wrapper():
             wrapper.set_attribute(name, copy.deepcopy(value))
 
@@ -222,11 +228,11 @@ class Compressor:
         self.config_list = [*(self.config_list or []), *rules]
 
     def patch_optimizer(self, *tasks: Callable[[], None]) -> None:
-        """Call each task after every step of the optimizer, until ``strip()``."""
-        if self.optimizer is not None:
-            backend = self._backend or backend_of(self.bound_model)
-            handles = [backend.after_step(self.optimizer, task) for task in tasks]
-            self._step_handles = (*self._step_handles, *handles)
+        """Call each task after every step of the optimizer, from ``compress()`` to ``strip()``."""
+        self._tasks = (*self._tasks, *tasks)
+        if self._step_handles:
+            self._leave_optimizer()
+            self._follow_optimizer()
 
     def bind_optimizer(self, optimizer: Any) -> None:
         """Follow this optimizer from now on, where it had to be made after ``compress()``."""
@@ -244,6 +250,8 @@ class Compressor:
         if checkpoint is not None:
             self.bound_model.load_state_dict(checkpoint)
         self._wrappers = None
+        for name in self.tracked:
+            vars(self).pop(name, None)  # back to the value of the class
         self._bind()
         if was_wrapped:
             self._prepare()
@@ -277,7 +285,9 @@ class Compressor:
         input_shape: tuple[int, ...] | None = None,
         device: Any = None,
     ) -> None:
-        """Write the compressed model as a plain one; the bound model stays wrapped.
+        """Write the compressed model as a plain one; the bound model stays as it is.
+
+        What other compressors did to the model is written as well.
 
         Parameters
         ----------
@@ -291,8 +301,8 @@ class Compressor:
         device : optional
             Where to trace; by default where the model is.
         """
-        if self._wrappers is None:
-            raise StageError("export_model() came before a model was bound; call compress() first.")
+        if not self._has_compressed:
+            raise StageError("export_model() came before compress(); call that first.")
         self._backend.export(
             self.bound_model, self._wrappers, model_path, mask_path, onnx_path, input_shape, device
         )
@@ -302,6 +312,10 @@ class Compressor:
             f"a {type(self).__name__} is tied to its model; copy the model (it stays compressed) or "
             "save state() and load it into a new one."
         )
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value is a tensor of the bound model's framework."""
+        return bool(self._backend.is_tensor(value))
 
     @property
     def backend_name(self) -> str:
@@ -330,7 +344,7 @@ class Compressor:
         self._wrappers = [self._backend.wrap(self.kind, x, self) for x in self._selection.chosen]
         if self.optimizer is not None:
             self._backend.check_optimizer(self.optimizer, self._wrappers)
-        for name, value in self._attributes:
+        for name, value in self._attributes.items():
             for wrapper in self._wrappers:
                 wrapper.set_attribute(name, copy.deepcopy(value))
 
@@ -354,15 +368,19 @@ class Compressor:
         """Bring masks up to date; called after ``compress``, ``step`` and ``update_epoch``."""
 
     def _follow_optimizer(self) -> None:
-        if not self._is_following:
-            self.patch_optimizer(self._on_step)
-            self._is_following = self.optimizer is not None
+        """Hook the optimizer, and let it train the parameters that the algorithm added."""
+        if self.optimizer is not None and not self._step_handles:
+            tasks = (*self._tasks, self._on_step)
+            hooks = [self._backend.after_step(self.optimizer, task) for task in tasks]
+            adopted = self._backend.adopt(self.optimizer, self.get_modules_wrapper())
+            self._step_handles = (*hooks, *adopted)
 
     def _leave_optimizer(self) -> None:
         for handle in self._step_handles:
             handle.remove()
-        self._step_handles, self._is_following = (), False
+        self._step_handles = ()
 
+    @_then_refresh
     def _on_step(self) -> None:
         self.step()
         self.step_with_optimizer()
@@ -393,8 +411,3 @@ class Compressor:
                 self._backend.detach(wrapper)
             self.is_wrapped = False
             self._backend.announce_buffers(self.bound_model)
-
-
-# The base class has no __init_subclass__ call of its own.
-Compressor.step = _then_refresh(Compressor.step)  # type: ignore[method-assign]
-Compressor.update_epoch = _then_refresh(Compressor.update_epoch)  # type: ignore[method-assign]

@@ -35,6 +35,9 @@ class Pruner(Compressor):
 
     kind: ClassVar[str] = "pruner"
     rule: ClassVar[type[Rule]] = PruneRule
+    # What the conformance battery may expect of the algorithm.
+    exact_sparsity: ClassVar[bool] = True  # a rule's sparsity is met to the weight
+    regrows: ClassVar[bool] = False  # pruned weights may come back
     _calc_mask: Call | None = None
 
     def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:

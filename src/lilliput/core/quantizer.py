@@ -40,6 +40,8 @@ class Quantizer(Compressor):
     rule: ClassVar[type[Rule]] = QuantRule
     # Whether zero is quantized to exactly zero. If not, masks are applied again afterwards.
     keeps_zero: ClassVar[bool] = False
+    # What the conformance battery may expect: at most 2**bits different weights in a layer.
+    counts_levels: ClassVar[bool] = True
 
     quant_grad: Any = QuantGrad
     _calls: dict[QuantType, Call] | None = None
@@ -73,22 +75,20 @@ class Quantizer(Compressor):
         if self._calls is None:
             self._prepare()
         call = (self._calls or {})[quant_type]
-        if not call.takes_all:
-            return tuple(
-                self._backend.quantize(
-                    (x,), lambda y: call(wrapper, y), self._gradient, quant_type
-                )[0]
-                for x in tensors
+        groups = [tuple(tensors)] if call.takes_all else [(tensor,) for tensor in tensors]
+        results: list[Any] = []
+        for group in groups:
+            answer = self._backend.quantize(
+                group, lambda *xs: call(wrapper, *xs), self._gradient, quant_type
             )
-        quantized: tuple[Any, ...] = self._backend.quantize(
-            tuple(tensors), lambda *ys: call(wrapper, *ys), self._gradient, quant_type
-        )
-        if len(quantized) != len(tensors):
-            raise AlgorithmError(
-                f"{type(self).__name__}.{_METHODS[quant_type]} returned {len(quantized)} tensors for "
-                f"layer {wrapper.name!r}, which has {len(tensors)}."
-            )
-        return quantized
+            received, expected = [tuple(x.shape) for x in answer], [tuple(x.shape) for x in group]
+            if received != expected:
+                raise AlgorithmError(
+                    f"{type(self).__name__}.{_METHODS[quant_type]} returned tensors of shapes "
+                    f"{received} for layer {wrapper.name!r}; expected {expected}."
+                )
+            results.extend(answer)
+        return tuple(results)
 
     def _prepare(self) -> None:
         self._gradient = gradient_rule(self.quant_grad)
@@ -109,7 +109,7 @@ class Quantizer(Compressor):
             if decision.rule is None or decision.excluded:
                 continue
             layer = decision.layer
-            asked = [QuantType(x) for x in layer.config["quant_types"]]
+            asked = [QuantType(x) for x in layer.config.get("quant_types", ["weight"])]
             place = f"rule {decision.rule} → quant_types"
             for quant_type in asked:
                 if not self._implements(quant_type):

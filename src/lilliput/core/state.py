@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class CompressionState:
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         data = backend_named(self.framework).dump_tensors(
-            {f"{layer}/{key}": t for layer, ts in self.tensors.items() for key, t in ts.items()}
+            {f"{layer}::{key}": t for layer, ts in self.tensors.items() for key, t in ts.items()}
         )
         digest = hashlib.sha256(data).hexdigest()
         name = f"state-{digest[:16]}.safetensors"
@@ -73,8 +73,11 @@ class CompressionState:
                 stale.unlink()
 
     @classmethod
-    def load(cls, folder: str | Path, framework: str = "torch") -> CompressionState:
-        """Read a state written by :meth:`save`; refuse one that is damaged or from the future."""
+    def load(cls, folder: str | Path, framework: str | None = None) -> CompressionState:
+        """Read a state written by :meth:`save`; refuse one that is damaged or from the future.
+
+        Tensors are those of the framework that wrote them, or of ``framework``.
+        """
         target = Path(folder)
         try:
             document = json.loads((target / _JSON).read_text(encoding="utf-8"))
@@ -87,9 +90,10 @@ class CompressionState:
             data = (target / Path(document["tensors"]["file"]).name).read_bytes()
             if hashlib.sha256(data).hexdigest() != document["tensors"]["sha256"]:
                 raise StateError(f"{target}: the tensors are damaged (checksum differs).")
+            framework = framework or document["framework"]
             tensors: dict[str, dict[str, Any]] = {}
             for path, tensor in backend_named(framework).parse_tensors(data).items():
-                layer, _, key = path.rpartition("/")
+                layer, _, key = path.rpartition("::")
                 tensors.setdefault(layer, {})[key] = tensor
             return cls(
                 document["algorithm"], document["layers"], tensors, document["progress"], framework
@@ -104,14 +108,24 @@ def capture(compressor: Any) -> CompressionState:
     """Return the state of a compressor; tensors are copied."""
     layers, tensors = {}, {}
     for wrapper in compressor.get_modules_wrapper():
-        buffers, values = wrapper.snapshot()
+        held, attributes = wrapper.snapshot()
+        values = {}
+        for key, value in attributes.items():
+            try:
+                values[key] = _pack(value, key, held, compressor.is_tensor)
+            except TypeError as error:
+                raise StateError(
+                    f"layer {wrapper.name!r}: the attribute {key!r} holds {error}, which a state "
+                    "cannot hold; make it of tensors, numbers, strings, lists, tuples and dicts, or "
+                    "start its name with an underscore to leave it out."
+                ) from error
         layers[wrapper.name] = {
             "type": wrapper.type,
             "shape": list(wrapper.layer_info.shape),
-            "config": wrapper.config,
-            "values": {key: copy.deepcopy(x) for key, x in values.items() if is_plain(x)},
+            "config": copy.deepcopy(wrapper.config),
+            "values": values,
         }
-        tensors[wrapper.name] = buffers
+        tensors[wrapper.name] = held
     progress = {name: getattr(compressor, name) for name in compressor.tracked}
     framework = compressor.backend_name
     return CompressionState(type(compressor).__name__, layers, tensors, progress, framework)
@@ -120,33 +134,65 @@ def capture(compressor: Any) -> CompressionState:
 def restore(compressor: Any, state: CompressionState) -> None:
     """Put a state back into a compressor, after checking all of it."""
     wrappers = {wrapper.name: wrapper for wrapper in compressor.get_modules_wrapper()}
-    problems = [
-        Problem(name, "not in this model") for name in state.layers.keys() - wrappers.keys()
-    ]
-    problems += [
-        Problem(name, "not in the state") for name in wrappers.keys() - state.layers.keys()
-    ]
-    if state.algorithm != type(compressor).__name__:
-        text = f"the state is of {state.algorithm}, this is a {type(compressor).__name__}"
-        problems.append(Problem("algorithm", text))
-    for name in wrappers.keys() & state.layers.keys():
-        expected, received = list(wrappers[name].layer_info.shape), state.layers[name]["shape"]
-        if expected != received:
-            problems.append(Problem(name, f"weight shape {received}, the model has {expected}"))
+    problems = _compare(compressor, wrappers, state)
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in sorted(problems, key=str))
         raise StateError(f"the state does not fit this compressor:\n{listed}")
     for name, wrapper in wrappers.items():
-        wrapper.restore(state.tensors.get(name, {}), state.layers[name]["values"])
+        held = state.tensors.get(name, {})
+        packed = state.layers[name]["values"]
+        values = {key: _unpack(value, held) for key, value in packed.items()}
+        wrapper.restore({k: t for k, t in held.items() if "/" not in k}, values)
     for name in compressor.tracked:
         if name in state.progress:
             setattr(compressor, name, state.progress[name])
 
 
-def is_plain(value: Any) -> bool:
-    """Whether JSON gives the value back as it was."""
+def _compare(compressor: Any, wrappers: dict[str, Any], state: CompressionState) -> list[Problem]:
+    """Return every reason why a state does not fit."""
+    ours, theirs = wrappers.keys(), state.layers.keys()
+    problems = [Problem(name, "not in this model") for name in theirs - ours]
+    problems += [Problem(name, "not in the state") for name in ours - theirs]
+    if state.algorithm != type(compressor).__name__:
+        text = f"the state is of {state.algorithm}, this is a {type(compressor).__name__}"
+        problems.append(Problem("algorithm", text))
+    for name in ours & theirs:
+        expected, received = list(wrappers[name].layer_info.shape), state.layers[name]["shape"]
+        if expected != received:
+            problems.append(Problem(name, f"weight shape {received}, the model has {expected}"))
+            continue
+        for key, held in wrappers[name].tensors().items():
+            saved = state.tensors.get(name, {}).get(key)
+            if saved is not None and tuple(saved.shape) != tuple(held.shape):
+                text = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
+                problems.append(Problem(f"{name} → {key}", text))
+    return problems
+
+
+def _pack(value: Any, path: str, store: dict[str, Any], is_tensor: Callable[[Any], bool]) -> Any:
+    """Return a value as JSON that gives it back exactly; tensors go to ``store`` by their path."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if is_tensor(value):
+        store[f"{path}/"] = copy.deepcopy(value)
+        return {"tensor": f"{path}/"}
     if isinstance(value, (list, tuple)):
-        return isinstance(value, list) and all(map(is_plain, value))
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and is_plain(x) for key, x in value.items())
-    return value is None or isinstance(value, (bool, int, float, str))
+        items = [_pack(x, f"{path}/{i}", store, is_tensor) for i, x in enumerate(value)]
+        return items if isinstance(value, list) else {"tuple": items}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        packed = {k: _pack(x, f"{path}/{k}", store, is_tensor) for k, x in value.items()}
+        return {"dict": packed}
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def _unpack(value: Any, store: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_unpack(x, store) for x in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return copy.deepcopy(store[content])
+    if kind == "tuple":
+        return tuple(_unpack(x, store) for x in content)
+    return {key: _unpack(x, store) for key, x in content.items()}

@@ -35,9 +35,9 @@ def quantize_symmetric(tensor: Tensor, bits: int) -> Tensor:
     """
     xp = namespace(tensor)
     low, high = integer_range(bits)
-    largest = xp.max(xp.abs(tensor))
-    scale = xp.where(largest > 0, largest / high, xp.ones_like(largest))
-    return xp.fake_quantize(tensor, scale, low, high)
+    wide = xp.widen(tensor)
+    quantized = xp.fake_quantize(wide, xp.max(xp.abs(wide)) / high, low, high)
+    return xp.to_float(quantized, like=tensor)
 
 
 def quantize_unit(tensor: Tensor, bits: int) -> Tensor:

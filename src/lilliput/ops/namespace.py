@@ -17,7 +17,6 @@ Tensor = Any
 NAMES = (
     "abs",
     "any",
-    "clip",
     "concat",
     "count_nonzero",
     "detach",
@@ -28,7 +27,6 @@ NAMES = (
     "kth_smallest",
     "max",
     "mean",
-    "min",
     "ones_like",
     "reshape",
     "round",
@@ -39,6 +37,7 @@ NAMES = (
     "tanh",
     "to_float",
     "where",
+    "widen",
     "zeros_like",
 )
 

@@ -70,6 +70,10 @@ class AGPPruner(Pruner):
             )
         self.masker = algorithm.masker_type(self.bound_model, self)
 
+    def bind_model(self, model: Any) -> None:
+        """Tell the masker the model, which may have come after it was made."""
+        self.masker.model = model
+
     def update_epoch(self, epoch: int) -> None:
         """Move the schedule to an epoch; masks follow at once."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:

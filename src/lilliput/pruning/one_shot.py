@@ -96,6 +96,10 @@ class OneShotPruner(Pruner):
         self.set_wrappers_attribute("if_calculated", False)
         self.masker = self.masker_type(self.bound_model, self)
 
+    def bind_model(self, model: Any) -> None:
+        """Tell the masker the model, which may have come after it was made."""
+        self.masker.model = model
+
     def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> dict[str, Tensor] | None:
         """Return the mask the first time, None afterwards."""
         if wrapper.if_calculated:
@@ -108,14 +112,19 @@ class OneShotPruner(Pruner):
 
     def _share_of(self, wrapper: Any) -> float:
         """Return a layer's part of a total sparsity, ranking the layers of its rule together."""
-        if "layer_sparsity" not in vars(wrapper):
+        if not hasattr(wrapper, "layer_sparsity"):
             config = wrapper.config
             group = [w for w in self.get_modules_wrapper() if w.config == config]
             scores = [self.masker.rank(w) for w in group]
             sizes = [namespace(score).size(score) for score in scores]
             cap = config.get("max_sparsity_per_layer")
-            caps = [size if cap is None else int(size * cap) for size in sizes]
+            caps = [size if cap is None else prune_count(size, cap) for size in sizes]
             count = prune_count(sum(sizes), config["total_sparsity"])
+            if sum(caps) < count:
+                raise AlgorithmError(
+                    f"total_sparsity {config['total_sparsity']} asks to remove {count} weights, and "
+                    f"max_sparsity_per_layer {cap} allows {sum(caps)} in layers this small."
+                )
             for w, size, share in zip(group, sizes, share_count(scores, count, caps), strict=True):
                 w.layer_sparsity = share / size
         return float(wrapper.layer_sparsity)

@@ -49,7 +49,7 @@ def check_masks(subject: Subject) -> None:
 def check_exact_sparsity(subject: Subject) -> None:
     """Each layer loses exactly ``round(n * sparsity)`` weights, however many are equal."""
     key = subject.sparsity_key
-    if key is None or not getattr(subject.cls, "exact_sparsity", True):
+    if key is None or not subject.cls.exact_sparsity:
         return
     for fill_name, fill in _FILLS.items():
         for sparsity in _SPARSITIES:
@@ -89,7 +89,7 @@ def _fill(model: nn.Module, fill: Callable[[Tensor], Tensor]) -> None:
 @seeded
 def check_pruned_weights_stay_zero(subject: Subject) -> None:
     """Neither momentum from before, nor weight decay, nor Adam moves a pruned weight."""
-    if getattr(subject.cls, "regrows", False):
+    if subject.cls.regrows:
         return
     for make_optimizer in (sgd, _adamw):
         for model in subject.models():
@@ -138,7 +138,8 @@ def check_failing_calc_mask_leaves_model_alone(subject: Subject) -> None:
     before, inputs = tensors_of(compressor), model.make_input()
     expected = outputs(model, inputs)
     _break_last_layer(compressor)
-    for update in (compressor.step, lambda: compressor.update_epoch(1)):
+    updates: tuple[Callable[[], Any], ...] = (compressor.step, lambda: compressor.update_epoch(1))
+    for update in updates:
         try:
             update()
         except _FaultError:
@@ -212,7 +213,7 @@ def check_quantizing_keeps_zeros(subject: Subject) -> None:
             for entry in entries(pruner):
                 what = f"quantized after pruning, {entry.label}"
                 expect_zero(entry.seen[pruned[entry.label]], what)
-            if not getattr(subject.cls, "regrows", False):
+            if not subject.cls.regrows:
                 train(model, optimizer, 2, pruner)
         pruner.strip()
         quantizer.strip()

@@ -36,7 +36,7 @@ from lilliput.testing.subject import Check, Subject, seeded
 def check_levels(subject: Subject) -> None:
     """A layer computes with at most ``2**bits`` different weights."""
     has_bits = "quant_bits" in subject.cls.rule.model_fields
-    if not has_bits or not getattr(subject.cls, "counts_levels", True):
+    if not has_bits or not subject.cls.counts_levels:
         return
     for bits in (2, 4, 8):
         for model in subject.models():
@@ -196,6 +196,28 @@ def check_activations(subject: Subject) -> None:
 
 
 @seeded
+def check_own_parameters_are_trained(subject: Subject) -> None:
+    """Parameters that the algorithm put on its wrappers (a learned scale) move with training."""
+    for model in subject.models():
+        optimizer = sgd(model)
+        groups = len(optimizer.param_groups)
+        quantizer = subject.compress(model, optimizer)
+        own = {
+            f"{wrapper.name}.{name}": parameter
+            for wrapper in quantizer.get_modules_wrapper()
+            for name, parameter in wrapper.named_parameters()
+            if parameter.requires_grad
+        }
+        before = {name: parameter.detach().clone() for name, parameter in own.items()}
+        train(model, optimizer, 3, quantizer)
+        for name, parameter in own.items():
+            moved = not torch.equal(parameter.detach(), before[name])
+            expect(moved, f"the parameter {name} did not change in training.")
+        quantizer.strip()
+        expect(len(optimizer.param_groups) == groups, "strip() left parameters in the optimizer.")
+
+
+@seeded
 def check_strip_leaves_float_weights(subject: Subject) -> None:
     """The plain model that strip leaves holds the float weights as they were trained."""
     for model in subject.models():
@@ -209,6 +231,7 @@ def check_strip_leaves_float_weights(subject: Subject) -> None:
 
 
 QUANTIZER_CHECKS: tuple[Check, ...] = (
+    check_own_parameters_are_trained,
     check_strip_leaves_float_weights,
     check_levels,
     check_layers_use_quantized_weights,

@@ -42,14 +42,14 @@ class Subject:
     [{'final_sparsity': 0.5, 'start_epoch': 0, 'end_epoch': 0, 'op_names': ['fc']}]
     """
 
-    cls: type[Compressor]
+    cls: Any
     config: Mapping[str, Any] | None = None
     make: Make | None = None
 
     @property
     def name(self) -> str:
         """The name of the class."""
-        return self.cls.__name__
+        return str(self.cls.__name__)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -94,7 +94,9 @@ class Subject:
         """Return a compressor with exactly this config list."""
         if self.make is not None:
             return self.make(model, rules, optimizer)
-        return self.cls(model, rules) if optimizer is None else self.cls(model, rules, optimizer)
+        given = (model, rules) if optimizer is None else (model, rules, optimizer)
+        compressor: Compressor = self.cls(*given)
+        return compressor
 
     def compress(self, model: nn.Module, optimizer: Any = None, **settings: Any) -> Compressor:
         """Compress a model in place and return the compressor."""

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from lilliput.errors import ExportError, MissingExtraError
+from lilliput.errors import ExportError, MissingExtraError, StageError
 from lilliput.torch import LevelPruner, NaiveQuantizer, Quantizer
 
 
@@ -98,3 +98,26 @@ def test_a_module_used_twice_is_exported_the_same_under_both_names(tmp_path):
     state = torch.load(tmp_path / "m.pth", weights_only=True)
     assert torch.equal(state["0.weight"], state["2.weight"])
     assert len(state["2.weight"].unique()) <= 3
+
+
+def test_everything_done_to_the_model_is_exported_whoever_did_it(tmp_path):
+    model = make_model().eval()
+    pruner = LevelPruner(model, [{"op_names": ["0"], "sparsity": 0.5}])
+    pruner.compress()
+    NaiveQuantizer(model, [{"op_names": ["4"], "quant_bits": 2}]).compress()
+    pruner.export_model(str(tmp_path / "m.safetensors"))
+    plain = make_model().eval()
+    plain.load_state_dict(load_file(tmp_path / "m.safetensors"))
+    x = torch.randn(2, 1, 6, 6)
+    assert torch.equal(plain(x), model(x))
+
+
+def test_exporting_works_after_strip_and_is_refused_before_compress(tmp_path):
+    pruner = LevelPruner(make_model(), [{"sparsity": 0.5}])
+    with pytest.raises(StageError, match=r"before compress\(\)"):
+        pruner.export_model(str(tmp_path / "m.pth"))
+    pruner.compress()
+    model = pruner.strip()
+    pruner.export_model(str(tmp_path / "m.pth"))
+    state = torch.load(tmp_path / "m.pth", weights_only=True)
+    assert torch.equal(state["4.weight"], model[4].weight)

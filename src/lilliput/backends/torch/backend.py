@@ -15,7 +15,7 @@ from lilliput.backends.base import Backend
 from lilliput.backends.torch import files, instrument
 from lilliput.backends.torch.discover import DEFAULT_TYPES, discover
 from lilliput.backends.torch.grad import with_gradient
-from lilliput.backends.torch.weights import forget_, is_parametrized, multiply_, raw
+from lilliput.backends.torch.weights import AddedGroup, forget_, is_parametrized, multiply_, raw
 from lilliput.backends.torch.wrapper import (
     Collector,
     ModuleWrapper,
@@ -26,7 +26,11 @@ from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.core.grad import QuantGrad
 from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError
 
-_WRAPPERS = {"pruner": PrunerModuleWrapper, "quantizer": QuantizerModuleWrapper}
+_WRAPPERS = {
+    "compressor": ModuleWrapper,
+    "pruner": PrunerModuleWrapper,
+    "quantizer": QuantizerModuleWrapper,
+}
 
 
 class TorchBackend(Backend):
@@ -74,8 +78,8 @@ class TorchBackend(Backend):
     def settle(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Leave the pruned zeros in the raw weights, or refuse where a parametrization hides them."""
         for wrapper in wrappers:
-            for name, mask in _masks(wrapper):
-                if is_parametrized(wrapper.module, name):
+            for module, name, mask in _masks(wrapper):
+                if is_parametrized(module, name):
                     _settle_parametrized(wrapper, name, mask)
         self.apply_masks(wrappers)
 
@@ -87,6 +91,12 @@ class TorchBackend(Backend):
     def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Register a step post hook."""
         return optimizer.register_step_post_hook(lambda *_: task())
+
+    def adopt(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
+        """Add a parameter group for the wrappers' own parameters, if the optimizer lacks them."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        found = [p for wrapper in wrappers for p in wrapper.parameters() if id(p) not in held]
+        return [AddedGroup(optimizer, found)] if found else []
 
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
         """Raise if the optimizer cannot be hooked or holds none of the weights."""
@@ -122,9 +132,9 @@ class TorchBackend(Backend):
     def apply_masks(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
         """Zero the pruned weights and the optimizer's memory of them, in place."""
         for wrapper in wrappers:
-            for name, mask in _masks(wrapper):
-                if not is_parametrized(wrapper.module, name):
-                    parameter = raw(wrapper.module, name)
+            for module, name, mask in _masks(wrapper):
+                if not is_parametrized(module, name):
+                    parameter = raw(module, name)
                     multiply_(parameter, mask)
                     if optimizer is not None:
                         forget_(optimizer, parameter, mask)
@@ -146,11 +156,15 @@ class TorchBackend(Backend):
                     f"a quantizer returned {type(result).__name__} for a layer's {quant_type.value}; "
                     "expected a tensor."
                 )
-        if rule is None:
+        if rule is None or len(results) != len(tensors):  # the caller refuses the latter
             return results
         return tuple(
-            with_gradient(x, y, rule, quant_type) for x, y in zip(tensors, results, strict=False)
+            with_gradient(x, y, rule, quant_type) for x, y in zip(tensors, results, strict=True)
         )
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value is a torch tensor."""
+        return isinstance(value, Tensor)
 
     def no_grad(self) -> AbstractContextManager[Any]:
         """A context in which no gradient is recorded."""
@@ -169,14 +183,18 @@ class TorchBackend(Backend):
         return files.parse_tensors(data)
 
 
-def _masks(wrapper: ModuleWrapper) -> list[tuple[str, Tensor]]:
-    """Return the masks in force, by the name of the parameter they belong to."""
-    layer, masks = wrapper.layer_info, []
-    for name, key in ((layer.weight_name, "weight_mask"), (layer.bias_name, "bias_mask")):
-        mask = wrapper._buffers.get(key)
-        if name is not None and mask is not None:
-            masks.append((name, mask))
-    return masks
+def _masks(wrapper: ModuleWrapper) -> list[tuple[nn.Module, str, Tensor]]:
+    """Return the masks in force, each with the module and the name of the parameter it covers.
+
+    A shared weight is one parameter; its owners may have biases of their own.
+    """
+    weight_mask, bias_mask = (wrapper._buffers.get(k) for k in ("weight_mask", "bias_mask"))
+    found, owners = [], wrapper.layer_info.owners
+    if weight_mask is not None and owners[0].weight_name is not None:
+        found.append((owners[0].module, owners[0].weight_name, weight_mask))
+    if bias_mask is not None:
+        found += [(o.module, o.bias_name, bias_mask) for o in owners if o.bias_name is not None]
+    return found
 
 
 def _settle_parametrized(wrapper: ModuleWrapper, name: str, mask: Tensor) -> None:

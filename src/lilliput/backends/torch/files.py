@@ -18,13 +18,13 @@ from lilliput.errors import ExportError, MissingExtraError
 from lilliput.files import write_atomically
 
 
-def dump_tensors(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors as the bytes of a safetensors file."""
     from safetensors.torch import save
 
     # safetensors refuses tensors that share memory; tied weights are written once per name.
     plain = {key: whole(t.detach()).cpu().contiguous().clone() for key, t in tensors.items()}
-    return save(plain, metadata)
+    return save(plain)
 
 
 def parse_tensors(data: bytes) -> dict[str, Tensor]:
@@ -38,28 +38,28 @@ def parse_tensors(data: bytes) -> dict[str, Tensor]:
         raise ValueError(f"not a safetensors file: {error}") from error
 
 
-def compressed_state_dict(model: nn.Module, wrappers: Sequence[Any]) -> dict[str, Tensor]:
-    """Return the state dict of the plain model, with masks and weight quantization applied."""
-    inner = unwrapped(model)
+def compressed_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of the plain model, with all masks and weight quantization applied."""
     marker = f"{SIDECAR}."
     state = {
         key: value.detach()
-        for key, value in inner.state_dict().items()
+        for key, value in model.state_dict().items()
         if not key.startswith(marker) and f".{marker}" not in key
     }
     with torch.no_grad():
-        for wrapper in wrappers:
-            if set(wrapper.roles) & {"input", "output"}:
+        for path, module in model.named_modules(remove_duplicate=False):
+            sidecar: Any = module._modules.get(SIDECAR)
+            if sidecar is None:
+                continue
+            for key in (*sidecar.input_keys, *sidecar.output_keys):
                 raise ExportError(
-                    f"layer {wrapper.name!r} has quantized activations, which a plain state dict "
-                    "cannot hold; quantize weights only, or keep the quantizer's state()."
+                    f"layer {sidecar._modules[key].name!r} has quantized activations, which a plain "
+                    "state dict cannot hold; quantize weights only, or keep the quantizer's state()."
                 )
-            for owner in wrapper.layer_info.owners:
-                for name in filter(None, (owner.weight_name, owner.bias_name)):
-                    sidecar: Any = owner.module._modules[SIDECAR]
-                    value = sidecar.transform(name, whole(raw(owner.module, name))).detach()
-                    keys = {f"{path}.{name}" if path else name for path in owner.paths}
-                    state.update(dict.fromkeys(keys & state.keys(), value))
+            for name in sidecar.chains:
+                value = sidecar.transform(name, whole(raw(module, name))).detach()
+                keys = {f"{path}.{name}" if path else name}
+                state.update(dict.fromkeys(keys & state.keys(), value))
     return state
 
 
@@ -75,7 +75,7 @@ def export_plain(
     """Write the compressed model, its masks and an ONNX file."""
     if onnx_path is not None and input_shape is None:
         raise ExportError("onnx_path needs input_shape, such as (1, 3, 224, 224).")
-    state = compressed_state_dict(model, wrappers)
+    state = compressed_state_dict(unwrapped(model))
     _write(state, model_path)
     if mask_path is not None:
         masks = {

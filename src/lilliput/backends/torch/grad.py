@@ -20,7 +20,8 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], None
+        # The second gradient goes to parameters of the quantizer itself, such as a learned scale.
+        return grads[0], grads[0] if ctx.needs_input_grad[1] else None
 
 
 class _CustomGrad(torch.autograd.Function):
@@ -40,7 +41,7 @@ class _CustomGrad(torch.autograd.Function):
         (tensor,) = ctx.saved_tensors
         # A clone: user rules may edit the gradient in place, and autograd may share it.
         grad = ctx.rule.quant_backward(tensor, grads[0].clone(), ctx.quant_type)
-        return grad, None, None, None
+        return grad, grads[0] if ctx.needs_input_grad[1] else None, None, None
 
 
 def straight_through(tensor: Tensor, quantized: Tensor) -> Tensor:

@@ -47,8 +47,11 @@ class Sidecar(nn.Module):
                 chain = [*self.chains.get(attribute, []), (key, role)]
                 chain.sort(key=self._order)
                 self.chains[attribute] = chain
-        self.input_keys += [key] * ("input" in wrapper.roles)
-        self.output_keys += [key] * ("output" in wrapper.roles)
+        for role, keys in (("input", self.input_keys), ("output", self.output_keys)):
+            # A module with several weights has several wrappers, but its activations are one.
+            known = any(self._modules[k].compressor is wrapper.compressor for k in keys)  # type: ignore[union-attr]
+            if role in wrapper.roles and not known:
+                keys.append(key)
 
     def drop(self, wrapper: Any) -> None:
         """Take a wrapper out again."""
@@ -80,8 +83,8 @@ def attach(module: nn.Module, wrapper: Any, weight: str | None, bias: str | None
         )
     sidecar = module._modules.get(SIDECAR)
     if sidecar is None:
-        sidecar = module._modules[SIDECAR] = Sidecar().train(module.training)
-    sidecar.add(wrapper, weight, bias)  # type: ignore[operator]
+        sidecar = module._modules[SIDECAR] = Sidecar()
+    sidecar.add(wrapper.train(module.training), weight, bias)  # type: ignore[operator]
     _update(module)
 
 
@@ -104,7 +107,7 @@ def _update(module: nn.Module) -> None:
         module.register_forward_pre_hook(_quantize_inputs, with_kwargs=True)
     _drop_hook(module._forward_hooks, _quantize_output)
     if sidecar.output_keys:
-        module.register_forward_hook(_quantize_output)
+        module.register_forward_hook(_quantize_output, prepend=True)  # collectors see its result
     if not sidecar._modules:
         del module._modules[SIDECAR]
         if isinstance(module, nn.RNNBase):
@@ -177,12 +180,22 @@ def _quantize_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> An
     named = list(kwargs)
     items = [*args, *kwargs.values()]
     where = floating(items)
+    _expect_floating(sidecar, sidecar.input_keys, where, "input")
     tensors = tuple(items[i] for i in where)
-    for key in sidecar.input_keys if where else ():
+    for key in sidecar.input_keys:
         tensors = sidecar._modules[key].quantize_inputs(tensors)
     for i, tensor in zip(where, tensors, strict=True):
         items[i] = tensor
     return tuple(items[: len(args)]), dict(zip(named, items[len(args) :], strict=True))
+
+
+def _expect_floating(sidecar: Any, keys: list[str], where: list[int], what: str) -> None:
+    if not where:
+        name = sidecar._modules[keys[0]].name
+        raise UnsupportedModelError(
+            f"layer {name!r}: its {what} has no floating-point tensor that could be quantized (tensors "
+            "inside lists and dicts are not looked for); leave it out of quant_types."
+        )
 
 
 def _quantize_output(module: nn.Module, args: Any, output: Any) -> Any:
@@ -190,6 +203,7 @@ def _quantize_output(module: nn.Module, args: Any, output: Any) -> Any:
     is_tuple = isinstance(output, tuple)
     items = output if is_tuple else (output,)
     where = floating(items)
+    _expect_floating(sidecar, sidecar.output_keys, where, "output")
     for key in sidecar.output_keys:
         wrapper = sidecar._modules[key]
         done = {i: wrapper.quantize_output(items[i]) for i in where}

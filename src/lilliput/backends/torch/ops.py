@@ -13,13 +13,11 @@ from lilliput.backends.torch.grad import straight_through as straight_through
 
 abs = torch.abs
 any = torch.any
-clip = torch.clamp
 detach = torch.detach
 flatten = torch.flatten
 isnan = torch.isnan
 max = torch.max
 mean = torch.mean
-min = torch.min
 ones_like = torch.ones_like
 reshape = torch.reshape
 round = torch.round
@@ -66,6 +64,11 @@ def to_float(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.to(like.dtype)
 
 
+def widen(tensor: Tensor) -> Tensor:
+    """Cast half precision to float32, and leave the rest as it is."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
 def kth_smallest(flat: Tensor, k: int) -> Tensor:
     """Return the k-th smallest value (k from 1) of a flat tensor, exactly.
 
@@ -91,6 +94,8 @@ def fake_quantize(tensor: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
     """Return ``scale * clip(round(tensor / scale), low, high)``, bit-equal to torch's own kernel.
 
     Multiplying by the reciprocal and working in place on one buffer is several times faster than
-    ``torch.fake_quantize_per_tensor_affine`` on CPU.
+    ``torch.fake_quantize_per_tensor_affine`` on CPU. Half precision is to be widened before: the
+    reciprocal of a small scale overflows there.
     """
+    scale = scale.clamp(min=torch.finfo(scale.dtype).tiny)
     return (tensor * scale.reciprocal()).round_().clamp_(low, high).mul_(scale)

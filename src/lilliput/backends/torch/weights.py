@@ -70,6 +70,22 @@ def forget_(optimizer: torch.optim.Optimizer, parameter: Tensor, mask: Tensor) -
             multiply_(record, mask)
 
 
+class AddedGroup:
+    """A parameter group that was added to an optimizer, and can be removed again."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+        self.optimizer = optimizer
+        optimizer.add_param_group({"params": parameters})
+        self.group = optimizer.param_groups[-1]
+
+    def remove(self) -> None:
+        """Take the group out, and what the optimizer remembers of it."""
+        groups = self.optimizer.param_groups
+        groups[:] = [group for group in groups if group is not self.group]
+        for parameter in self.group["params"]:
+            self.optimizer.state.pop(parameter, None)
+
+
 def is_parametrized(module: nn.Module, name: str) -> bool:
     """Whether ``torch.nn.utils.parametrize`` computes this attribute."""
     return parametrize.is_parametrized(module, name)

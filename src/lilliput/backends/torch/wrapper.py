@@ -89,9 +89,9 @@ class ModuleWrapper(nn.Module):
 
     @property
     def bias(self) -> Any:
-        """The raw trainable bias, None if there is none."""
-        name = self.layer_info.bias_name
-        return None if name is None else whole(raw(self.module, name))
+        """The raw trainable bias (of the first owner that has one), None if there is none."""
+        found = ((owner.module, owner.bias_name) for owner in self.layer_info.owners)
+        return next((whole(raw(module, name)) for module, name in found if name), None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer, compressed as it is."""
@@ -133,7 +133,8 @@ class ModuleWrapper(nn.Module):
 
     def attributes(self) -> dict[str, Any]:
         """Return the plain attributes that an algorithm set."""
-        return {k: v for k, v in self.__dict__.items() if k not in self._fixed}
+        own = self.__dict__.keys() - self._fixed
+        return {name: self.__dict__[name] for name in sorted(own) if not name.startswith("_")}
 
     def reset_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Go back to the plain attributes of an earlier moment."""
