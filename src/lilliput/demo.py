@@ -8,13 +8,18 @@ from __future__ import annotations
 import time
 import zlib
 
-import torch
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor, nn
+from lilliput.errors import MissingExtraError
+
+try:
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+    from sklearn.datasets import load_digits
+    from torch import Tensor, nn
+except ImportError as error:
+    raise MissingExtraError("the demo needs pip install 'lilliput[torch,demo]'") from error
 
 from lilliput.backends.torch.files import dump_tensors
-from lilliput.errors import MissingExtraError
 from lilliput.torch import AGPPruner
 
 SPARSITY = 0.9
@@ -25,12 +30,6 @@ class Digits:
     """The 1,797 handwritten digits of scikit-learn, a quarter of them kept for testing."""
 
     def __init__(self) -> None:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise MissingExtraError(
-                "the demo needs its data: pip install 'lilliput[demo]'"
-            ) from error
         bunch = load_digits()
         order = torch.randperm(len(bunch.target), generator=torch.Generator().manual_seed(0))
         images = (torch.tensor(bunch.images, dtype=torch.float32) / 16).unsqueeze(1)[order]

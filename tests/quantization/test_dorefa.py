@@ -41,7 +41,7 @@ def test_the_gradient_passes_the_rounding_and_is_exact_elsewhere(bits):
     torch.testing.assert_close(weight.grad, smooth.grad)
 
 
-def test_the_seeds_configuration_trains():
+def test_the_documented_configuration_trains():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(64, 2))
     config = [

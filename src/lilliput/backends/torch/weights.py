@@ -57,7 +57,7 @@ def multiply_(tensor: Any, mask: Tensor) -> None:
         from torch.distributed.tensor import distribute_tensor
 
         # Every process holds the whole mask, so each can cut its own part: no communication.
-        mask = distribute_tensor(  # type: ignore[no-untyped-call]
+        mask = distribute_tensor(
             mask.to(tensor.dtype), tensor.device_mesh, tensor.placements, src_data_rank=None
         )
     tensor.mul_(mask.to(tensor.dtype))
