@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lilliput import CompressionState
-from lilliput.core import state as state_module
+from lilliput.core import state_files as state_module
 from lilliput.errors import StateError
 from lilliput.torch import AGPPruner, LevelPruner, NaiveQuantizer
 

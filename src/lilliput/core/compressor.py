@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from itertools import count
+from pathlib import Path
 from typing import Any, ClassVar
 
 from lilliput.backends import backend_of
@@ -268,8 +269,10 @@ class Compressor:
             raise StageError("state() came before a model was bound; call compress() first.")
         return capture(self)
 
-    def load_state(self, state: CompressionState) -> None:
-        """Continue from a saved state; the model must have the same layers."""
+    def load_state(self, state: CompressionState | str | os.PathLike[str]) -> None:
+        """Continue from a saved state, or its folder; the model must have the same layers."""
+        if not isinstance(state, CompressionState):
+            state = CompressionState.load(Path(state))
         if self._wrappers is None:
             raise StageError("load_state() came before a model was bound; call compress() first.")
         restore(self, state)

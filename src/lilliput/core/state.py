@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lilliput.backends import backend_named
+from lilliput.core.state_files import load_state, save_state
 from lilliput.errors import Problem, StateError
-from lilliput.files import write_atomically
-
-FORMAT = 1
-_JSON = "lilliput.json"
 
 
 @dataclass(frozen=True)
@@ -44,33 +39,8 @@ class CompressionState:
     framework: str = "torch"
 
     def save(self, folder: str | Path) -> None:
-        """Write the state into a folder, so that a crash leaves either the old state or the new.
-
-        The tensors go to a file named after its content; ``lilliput.json`` is replaced last and
-        says which file counts.
-        """
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        data = backend_named(self.framework).dump_tensors(
-            {f"{layer}::{key}": t for layer, ts in self.tensors.items() for key, t in ts.items()}
-        )
-        digest = hashlib.sha256(data).hexdigest()
-        name = f"state-{digest[:16]}.safetensors"
-        write_atomically(target / name, data)
-        document = {
-            "format": FORMAT,
-            "kind": "compression state",
-            "algorithm": self.algorithm,
-            "framework": self.framework,
-            "layers": self.layers,
-            "progress": self.progress,
-            "tensors": {"file": name, "sha256": digest},
-        }
-        text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False)
-        write_atomically(target / _JSON, text.encode())
-        for stale in target.glob("state-*.safetensors"):
-            if stale.name != name:
-                stale.unlink()
+        """Write the state into a folder, so that a crash leaves either the old state or the new."""
+        save_state({x.name: getattr(self, x.name) for x in dataclasses.fields(self)}, folder)
 
     @classmethod
     def load(cls, folder: str | Path, framework: str | None = None) -> CompressionState:
@@ -78,30 +48,7 @@ class CompressionState:
 
         Tensors are those of the framework that wrote them, or of ``framework``.
         """
-        target = Path(folder)
-        try:
-            document = json.loads((target / _JSON).read_text(encoding="utf-8"))
-            version = document["format"]
-            if version > FORMAT:
-                raise StateError(
-                    f"{target / _JSON}: written in format {version}, this version of Lilliput reads "
-                    f"up to {FORMAT}; upgrade Lilliput."
-                )
-            data = (target / Path(document["tensors"]["file"]).name).read_bytes()
-            if hashlib.sha256(data).hexdigest() != document["tensors"]["sha256"]:
-                raise StateError(f"{target}: the tensors are damaged (checksum differs).")
-            framework = framework or document["framework"]
-            tensors: dict[str, dict[str, Any]] = {}
-            for path, tensor in backend_named(framework).parse_tensors(data).items():
-                layer, _, key = path.rpartition("::")
-                tensors.setdefault(layer, {})[key] = tensor
-            return cls(
-                document["algorithm"], document["layers"], tensors, document["progress"], framework
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, StateError):
-                raise
-            raise StateError(f"{target}: no readable compression state ({error}).") from error
+        return cls(**load_state(folder, framework))
 
 
 def capture(compressor: Any) -> CompressionState:
@@ -138,11 +85,10 @@ def restore(compressor: Any, state: CompressionState) -> None:
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in sorted(problems, key=str))
         raise StateError(f"the state does not fit this compressor:\n{listed}")
+    unpacked = {name: _unpack_values(name, state) for name in wrappers}
     for name, wrapper in wrappers.items():
         held = state.tensors.get(name, {})
-        packed = state.layers[name]["values"]
-        values = {key: _unpack(value, held) for key, value in packed.items()}
-        wrapper.restore({k: t for k, t in held.items() if "/" not in k}, values)
+        wrapper.restore({k: t for k, t in held.items() if "/" not in k}, unpacked[name])
     for name in compressor.tracked:
         if name in state.progress:
             setattr(compressor, name, state.progress[name])
@@ -161,12 +107,24 @@ def _compare(compressor: Any, wrappers: dict[str, Any], state: CompressionState)
         if expected != received:
             problems.append(Problem(name, f"weight shape {received}, the model has {expected}"))
             continue
-        for key, held in wrappers[name].tensors().items():
-            saved = state.tensors.get(name, {}).get(key)
-            if saved is not None and tuple(saved.shape) != tuple(held.shape):
-                text = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
-                problems.append(Problem(f"{name} → {key}", text))
+        saved = {k: t for k, t in state.tensors.get(name, {}).items() if "/" not in k}
+        faults = wrappers[name].find_faults(saved, state.layers[name]["values"])
+        problems += [Problem(f"{name} → {key}", text) for key, text in faults.items()]
+    for name in compressor.tracked:
+        received = state.progress.get(name)
+        if type(received) is not type(getattr(compressor, name)):
+            problems.append(Problem(f"progress → {name}", f"received {received!r}"))
     return problems
+
+
+def _unpack_values(name: str, state: CompressionState) -> dict[str, Any]:
+    try:
+        held = state.tensors.get(name, {})
+        return {k: _unpack(value, held) for k, value in state.layers[name]["values"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"layer {name!r}: its saved attributes are damaged ({error!r})."
+        ) from error
 
 
 def _pack(value: Any, path: str, store: dict[str, Any], is_tensor: Callable[[Any], bool]) -> Any:
@@ -195,4 +153,6 @@ def _unpack(value: Any, store: Mapping[str, Any]) -> Any:
         return copy.deepcopy(store[content])
     if kind == "tuple":
         return tuple(_unpack(x, store) for x in content)
+    if kind != "dict":
+        raise ValueError(kind)
     return {key: _unpack(x, store) for key, x in content.items()}

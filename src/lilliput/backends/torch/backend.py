@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.backends.base import Backend
-from lilliput.backends.torch import files, instrument
+from lilliput.backends.torch import export, files, instrument
 from lilliput.backends.torch.discover import DEFAULT_TYPES, discover
 from lilliput.backends.torch.grad import with_gradient
 from lilliput.backends.torch.weights import AddedGroup, forget_, is_parametrized, multiply_, raw
@@ -171,8 +171,8 @@ class TorchBackend(Backend):
         return torch.no_grad()
 
     def export(self, *args: Any) -> None:
-        """Write the compressed model as a plain one; see :mod:`files`."""
-        files.export_plain(*args)
+        """Write the compressed model as a plain one; see :mod:`export`."""
+        export.export_plain(*args)
 
     def dump_tensors(self, tensors: dict[str, Tensor]) -> bytes:
         """Return tensors as the bytes of a safetensors file."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lilliput.backends.torch.weights import raw, whole
 from lilliput.config.layer import LayerInfo, QuantType
-from lilliput.errors import StageError
+from lilliput.errors import AlgorithmError, StageError
 
 
 class Link:
@@ -108,6 +108,10 @@ class ModuleWrapper(nn.Module):
         updated in place.
         """
         held = self.tensors().get(name)
+        if held is None and name not in self._buffers and self.is_reserved(name):
+            raise AlgorithmError(
+                f"a wrapper's {name!r} belongs to the engine; choose another name."
+            )
         if not isinstance(value, Tensor):
             setattr(self, name, value)
         elif held is not None:
@@ -142,6 +146,25 @@ class ModuleWrapper(nn.Module):
             delattr(self, name)
         self.__dict__.update(attributes)
 
+    def find_faults(
+        self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Return what of a snapshot does not fit, by name."""
+        faults = {
+            key: "not an attribute of an algorithm" for key in values if self.is_reserved(key)
+        }
+        for key, held in self.tensors().items():
+            saved = tensors.get(key)
+            if saved is None:
+                faults[key] = "missing"
+            elif saved.shape != held.shape:
+                faults[key] = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
+        return faults
+
+    def is_reserved(self, name: str) -> bool:
+        """Whether a name belongs to the engine."""
+        return name.startswith("_") or name in self._fixed or hasattr(type(self), name)
+
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Put a snapshot back."""
         for name, tensor in tensors.items():
@@ -173,6 +196,16 @@ class PrunerModuleWrapper(ModuleWrapper):
         self.register_buffer("weight_mask", torch.ones_like(self.weight.detach()))
         self.register_buffer("bias_mask", None)
         self._fixed = frozenset({*self.__dict__, "_fixed"})
+
+    def find_faults(
+        self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Return what of a snapshot does not fit, by name; masks hold zeros and ones."""
+        faults = super().find_faults(tensors, values)
+        for key in ("weight_mask", "bias_mask"):
+            if key in tensors and not bool(((tensors[key] == 0) | (tensors[key] == 1)).all()):
+                faults[key] = "received other values than 0 and 1"
+        return faults
 
     def set_masks(self, masks: Mapping[str, Tensor]) -> None:
         """Take over new masks, in place where there were some."""

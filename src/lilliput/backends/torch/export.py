@@ -1,0 +1,148 @@
+"""The compressed model as a plain one: state dict, masks and ONNX, all written or none."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.backends.torch.discover import unwrapped
+from lilliput.backends.torch.files import dump_tensors
+from lilliput.backends.torch.instrument import SIDECAR, Sidecar, detach
+from lilliput.backends.torch.weights import raw, whole
+from lilliput.errors import ExportError, MissingExtraError
+from lilliput.files import write_atomically
+
+_PICKLED = (".pt", ".pth", ".bin", ".tar", ".ckpt")
+
+
+def export_plain(
+    model: nn.Module,
+    wrappers: Sequence[Any],
+    model_path: str,
+    mask_path: str | None = None,
+    onnx_path: str | None = None,
+    input_shape: tuple[int, ...] | None = None,
+    device: Any = None,
+) -> None:
+    """Write the compressed model, its masks and an ONNX file."""
+    paths = [_checked(p) for p in (model_path, mask_path, onnx_path) if p is not None]
+    if len(set(paths)) < len(paths):
+        raise ExportError("model_path, mask_path and onnx_path must be different files.")
+    if onnx_path is not None and input_shape is None:
+        raise ExportError("onnx_path needs input_shape, such as (1, 3, 224, 224).")
+    state = compressed_state_dict(unwrapped(model))
+    contents = [_encode(state, model_path)]
+    if mask_path is not None:
+        contents.append(_encode(_masks_of(wrappers), mask_path))
+    if onnx_path is not None and input_shape is not None:
+        contents.append(_encode_onnx(model, state, onnx_path, input_shape, device))
+    for path, data in zip(paths, contents, strict=True):
+        write_atomically(path, data)
+
+
+def compressed_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of the plain model, with all masks and weight quantization applied."""
+    modules = list(model.named_modules(remove_duplicate=False))
+    ours = tuple(f"{path}." for path, module in modules if isinstance(module, Sidecar))
+    state = {k: v for k, v in model.state_dict().items() if not (ours and k.startswith(ours))}
+    for key, value in state.items():
+        if not isinstance(value, Tensor):
+            raise ExportError(f"{key!r} in the state dict is not a tensor; it cannot be exported.")
+        state[key] = value.detach()
+    with torch.no_grad():
+        for path, module in modules:
+            sidecar: Any = module._modules.get(SIDECAR)
+            if isinstance(sidecar, Sidecar):
+                _check_activations(sidecar)
+                for name in sidecar.chains:
+                    key = f"{path}.{name}" if path else name
+                    if key not in state:
+                        raise ExportError(
+                            f"{key!r} is computed by a parametrization, so its compressed value has "
+                            "no place in the state dict; remove the parametrization first."
+                        )
+                    value = sidecar.transform(name, whole(raw(module, name)))
+                    state[key] = value.detach()
+    return state
+
+
+def plain_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of the model without any instrumentation; masks are not applied."""
+    duplicate = copy.deepcopy(unwrapped(model))
+    for module in list(duplicate.modules()):
+        sidecar = module._modules.get(SIDECAR)
+        if isinstance(sidecar, Sidecar):
+            for wrapper in list(sidecar._modules.values()):
+                detach(module, wrapper)
+    return duplicate
+
+
+def _check_activations(sidecar: Any) -> None:
+    for key in (*sidecar.input_keys, *sidecar.output_keys):
+        raise ExportError(
+            f"layer {sidecar._modules[key].name!r} has quantized activations, which a plain state "
+            "dict cannot hold; quantize weights only, or keep the quantizer's state()."
+        )
+
+
+def _checked(path: Any) -> Path:
+    try:
+        target = Path(path)
+    except TypeError:
+        raise ExportError(f"received {path!r} as a path, expected a string.") from None
+    if not target.parent.is_dir() or target.is_dir():
+        what = "is a folder" if target.is_dir() else "lies in a folder that does not exist"
+        raise ExportError(f"{target}: it {what}; give the path of a file.")
+    return target
+
+
+def _masks_of(wrappers: Sequence[Any]) -> dict[str, Tensor]:
+    return {
+        f"{wrapper.name}.{key}": mask
+        for wrapper in wrappers
+        for key, mask in wrapper.named_buffers()
+        if key in ("weight_mask", "bias_mask")
+    }
+
+
+def _encode(tensors: Mapping[str, Tensor], path: str) -> bytes:
+    suffix = Path(path).suffix
+    if suffix == ".safetensors":
+        return dump_tensors(tensors)
+    if suffix not in _PICKLED:
+        raise ExportError(f"{path}: expected a name ending in .safetensors, .pt or .pth.")
+    buffer = io.BytesIO()
+    torch.save({key: whole(t.detach()).cpu().clone() for key, t in tensors.items()}, buffer)
+    return buffer.getvalue()
+
+
+def _encode_onnx(
+    model: nn.Module, state: Mapping[str, Tensor], path: str, shape: tuple[int, ...], device: Any
+) -> bytes:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("writing ONNX needs pip install 'lilliput[onnx]'") from error
+    plain = plain_copy(model)
+    plain.load_state_dict({key: whole(value) for key, value in state.items()})
+    place = device or next((t.device for t in state.values()), torch.device("cpu"))
+    try:
+        example = torch.randn(tuple(shape), device=place)
+        program = torch.onnx.export(plain.to(place).eval(), (example,), dynamo=True, verbose=False)
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        raise ExportError(
+            f"{path}: torch could not trace the model with an input of shape {tuple(shape)}: "
+            f"{type(error).__name__}: {reason[0] if reason else ''}"
+        ) from error
+    if program is None:
+        raise ExportError(f"{path}: torch.onnx.export returned nothing.")
+    data: bytes = program.model_proto.SerializeToString()
+    return data
