@@ -83,4 +83,5 @@ for epoch in range(epochs):
 pruner.strip()
 if rank == 0:
     print(f"stripped: {report()}")
+dist.barrier()  # nobody leaves while another still talks
 dist.destroy_process_group()

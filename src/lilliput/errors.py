@@ -88,6 +88,8 @@ def nearest(name: object, known: Iterable[str]) -> str:
     >>> nearest("conv2d", ["Conv2d", "Linear"])
     " Did you mean 'Conv2d'?"
     """
-    by_lower = {candidate.lower(): candidate for candidate in known}
+    by_lower: dict[str, str] = {}
+    for candidate in known:
+        by_lower.setdefault(candidate.lower(), candidate)
     close = get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.6)
     return f" Did you mean {by_lower[close[0]]!r}?" if close else ""

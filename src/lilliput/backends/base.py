@@ -36,6 +36,14 @@ class Backend(ABC):
         """Return a new wrapper (``kind`` is 'pruner' or 'quantizer'); the model stays untouched."""
 
     @abstractmethod
+    def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
+        """Raise if two weights share memory without being one parameter."""
+
+    @abstractmethod
+    def check_unchanged(self, model: Any, wrappers: Sequence[Any]) -> None:
+        """Raise if the model's layers are no longer those the wrappers were made for."""
+
+    @abstractmethod
     def attach(self, wrapper: Any) -> None:
         """Make the layer compute with what the wrapper says."""
 

@@ -98,25 +98,35 @@ class Compressor:
     # -- the journey ------------------------------------------------------------------------------
 
     def compress(self, model: Any = None) -> Any:
-        """Wrap the selected layers in place and return the model."""
+        """Wrap the selected layers in place and return the model.
+
+        If anything fails, the model is as it was.
+        """
+        before = self.bound_model
         self._take(model)
         if self.is_wrapped:
             self._refresh()
             return self.bound_model
-        if self._preprocesses and self._wrappers is None:
-            changed = self.preprocess_model(self.bound_model)
-            self.bound_model = self.bound_model if changed is None else changed
-        if self._wrappers is None:
-            self._bind()
+        try:
+            if self._preprocesses and self._wrappers is None:
+                changed = self.preprocess_model(self.bound_model)
+                self.bound_model = self.bound_model if changed is None else changed
+            if self._wrappers is None:
+                self._bind()
+        except BaseException:
+            self.bound_model = before
+            raise
+        self._backend.check_unchanged(self.bound_model, self.get_modules_wrapper())
         self.bind_model(self.bound_model)
         self._prepare()
         self._wrap_model()
         try:
+            self._follow_optimizer()
             self._refresh()
             self._backend.apply_masks(self.get_modules_wrapper(), self.optimizer)
-            self._follow_optimizer()
         except BaseException:
-            self._unwrap_model()
+            self._leave_optimizer()
+            self._detach_all()
             raise
         self._has_compressed = True
         return self.bound_model
@@ -344,7 +354,9 @@ class Compressor:
         """Check the config against the model, and make the wrappers; the model is only read."""
         self._backend = backend_of(self.bound_model)
         self._selection = select_layers(self, self._backend)
-        self._wrappers = [self._backend.wrap(self.kind, x, self) for x in self._selection.chosen]
+        chosen = self._selection.chosen
+        self._backend.check_overlaps(chosen)
+        self._wrappers = [self._backend.wrap(self.kind, layer, self) for layer in chosen]
         if self.optimizer is not None:
             self._backend.check_optimizer(self.optimizer, self._wrappers)
         for name, value in self._attributes.items():
@@ -385,8 +397,12 @@ class Compressor:
 
     @_then_refresh
     def _on_step(self) -> None:
+        self._after_step()
         self.step()
         self.step_with_optimizer()
+
+    def _after_step(self) -> None:
+        """Do what the engine owes after each optimizer step, before the author's ``step()``."""
 
     def step_with_optimizer(self) -> None:
         """Older name of :meth:`step`; called right after it."""
@@ -410,7 +426,10 @@ class Compressor:
         if self.is_wrapped:
             self._backend.reshard(self.bound_model)
             self._backend.settle(self.get_modules_wrapper())
-            for wrapper in reversed(self.get_modules_wrapper()):
-                self._backend.detach(wrapper)
-            self.is_wrapped = False
-            self._backend.announce_buffers(self.bound_model)
+            self._detach_all()
+
+    def _detach_all(self) -> None:
+        for wrapper in reversed(self.get_modules_wrapper()):
+            self._backend.detach(wrapper)
+        self.is_wrapped = False
+        self._backend.announce_buffers(self.bound_model)

@@ -81,6 +81,10 @@ class Pruner(Compressor):
 
     _refresh = update_mask
 
+    def _after_step(self) -> None:
+        """Keep pruned weights at zero, whatever the optimizer made of a zero gradient."""
+        self._backend.apply_masks(self.get_modules_wrapper())
+
     def _ask_for_masks(
         self, wrappers: list[Any], calc_mask: Call
     ) -> list[tuple[Any, dict[str, Any]]]:
@@ -111,5 +115,7 @@ class Pruner(Compressor):
                     f"{wrapper.name!r}: {fault}"
                 )
             if mask is not None:
-                checked[name] = mask
+                checked[name] = (
+                    mask != 0
+                )  # a copy: the algorithm may fill one buffer for all layers
         return checked

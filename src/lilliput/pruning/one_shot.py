@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -59,7 +60,7 @@ class ScoreMasker(WeightMasker):
     """Remove the weights with the smallest score: exactly the count asked for, ties by position."""
 
     def score(self, wrapper: Any) -> Tensor:
-        """Return the importance of each weight of a layer, never negative; larger is kept."""
+        """Return the importance of each weight of a layer; larger is kept."""
         raise NotImplementedError(f"{type(self).__name__} must override score().")
 
     def calc_mask(
@@ -81,7 +82,7 @@ class ScoreMasker(WeightMasker):
             )
         mask = wrapper.weight_mask
         if xp.count_nonzero(mask) < xp.size(mask):
-            score = xp.where(mask == 0, -xp.ones_like(score), score)
+            score = xp.where(mask == 0, -math.inf, score)
         return score
 
 

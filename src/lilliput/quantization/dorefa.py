@@ -40,10 +40,11 @@ def dorefa_weight(weight: Tensor, bits: int) -> Tensor:
     if bits == 1:
         magnitude = xp.mean(xp.abs(xp.detach(weight)))
         return xp.straight_through(weight, xp.sign(xp.detach(weight)) * magnitude)
-    squeezed = xp.tanh(weight)
+    squeezed = xp.tanh(xp.widen(weight))
     largest = xp.max(xp.abs(squeezed))
     largest = xp.where(largest > 0, largest, xp.ones_like(largest))
-    return 2 * quantize_unit(squeezed / (2 * largest) + 0.5, bits) - 1
+    quantized = 2 * quantize_unit(squeezed / (2 * largest) + 0.5, bits) - 1
+    return xp.to_float(quantized, like=weight)
 
 
 @register_quantizer("dorefa")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,9 +12,10 @@ from torch import Tensor, nn
 
 from lilliput.backends.base import Backend
 from lilliput.backends.torch import export, files, instrument
+from lilliput.backends.torch.admit import check_layer, check_overlaps, hold_zeros
 from lilliput.backends.torch.discover import DEFAULT_TYPES, discover
 from lilliput.backends.torch.grad import with_gradient
-from lilliput.backends.torch.weights import AddedGroup, forget_, is_parametrized, multiply_, raw
+from lilliput.backends.torch.weights import AddedGroup, forget_, is_parametrized, raw, zero_
 from lilliput.backends.torch.wrapper import (
     Collector,
     ModuleWrapper,
@@ -24,7 +24,7 @@ from lilliput.backends.torch.wrapper import (
 )
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.core.grad import QuantGrad
-from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError
+from lilliput.errors import AlgorithmError, ConfigError, StageError
 
 _WRAPPERS = {
     "compressor": ModuleWrapper,
@@ -62,7 +62,24 @@ class TorchBackend(Backend):
 
     def wrap(self, kind: str, layer: LayerInfo, compressor: Any) -> ModuleWrapper:
         """Return a new wrapper; the model stays untouched."""
+        check_layer(layer, holds_masks=kind == "pruner")
         return _WRAPPERS[kind](layer, compressor)
+
+    def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
+        """Raise if two weights share memory without being one parameter."""
+        check_overlaps(layers)
+
+    def check_unchanged(self, model: nn.Module, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Raise if a layer was replaced, or its weight tied, since the wrappers were made."""
+        current = {layer.name: layer for layer in discover(model)}
+        for wrapper in wrappers:
+            found = current.get(wrapper.name)
+            owners = [] if found is None else [owner.module for owner in found.owners]
+            if owners != [owner.module for owner in wrapper.layer_info.owners]:
+                raise StageError(
+                    f"layer {wrapper.name!r} was replaced, or its weight tied, after the compressor "
+                    "was made; make the compressor when the model is complete."
+                )
 
     def attach(self, wrapper: ModuleWrapper) -> None:
         """Shadow the layer's attributes, in every module that owns them."""
@@ -78,9 +95,11 @@ class TorchBackend(Backend):
     def settle(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Leave the pruned zeros in the raw weights, or refuse where a parametrization hides them."""
         for wrapper in wrappers:
+            _check_quantizers(wrapper)
+        for wrapper in wrappers:
             for module, name, mask in _masks(wrapper):
                 if is_parametrized(module, name):
-                    _settle_parametrized(wrapper, name, mask)
+                    hold_zeros(wrapper.name, module, name, mask)
         self.apply_masks(wrappers)
 
     def on_forward(self, wrapper: ModuleWrapper, collector: Callable[..., Any]) -> list[Any]:
@@ -106,7 +125,11 @@ class TorchBackend(Backend):
                 "(or none, and call step() yourself)."
             )
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        weights = [raw(w.module, name) for w in wrappers if (name := w.layer_info.weight_name)]
+        weights = [
+            raw(w.module, name)
+            for w in wrappers
+            if (name := w.layer_info.weight_name) and not is_parametrized(w.module, name)
+        ]
         if weights and not any(id(p) in held for p in weights):
             raise ConfigError(
                 "optimizer: it holds none of the weights to compress; was it made for another model, "
@@ -135,7 +158,7 @@ class TorchBackend(Backend):
             for module, name, mask in _masks(wrapper):
                 if not is_parametrized(module, name):
                     parameter = raw(module, name)
-                    multiply_(parameter, mask)
+                    zero_(parameter, mask)
                     if optimizer is not None:
                         forget_(optimizer, parameter, mask)
 
@@ -197,18 +220,19 @@ def _masks(wrapper: ModuleWrapper) -> list[tuple[nn.Module, str, Tensor]]:
     return found
 
 
-def _settle_parametrized(wrapper: ModuleWrapper, name: str, mask: Tensor) -> None:
-    masked = raw(wrapper.module, name) * mask
-    parametrization: Any = wrapper.module.parametrizations[name]  # type: ignore[index]
-    originals = copy.deepcopy(parametrization.state_dict())
-    with suppress(NotImplementedError, RuntimeError, ValueError):
-        parametrization.right_inverse(masked)
-    if not torch.equal(raw(wrapper.module, name), masked):
-        parametrization.load_state_dict(originals)
-        raise UnsupportedModelError(
-            f"layer {wrapper.name!r}: its parametrization of {name!r} cannot hold the masked weight "
-            "exactly; call torch.nn.utils.parametrize.remove_parametrizations before pruning."
-        )
+def _check_quantizers(wrapper: ModuleWrapper) -> None:
+    """Refuse to take a mask away from under a quantizer that would move its zeros."""
+    if not isinstance(wrapper, PrunerModuleWrapper):
+        return
+    for owner in wrapper.layer_info.owners:
+        for other in owner.module._modules[instrument.SIDECAR]._modules.values():
+            if isinstance(other, QuantizerModuleWrapper) and "weight" in other.roles:
+                quantizer = other.compressor
+                if quantizer is None or not quantizer.keeps_zero:
+                    raise StageError(
+                        f"layer {wrapper.name!r} is also under {type(quantizer).__name__}, which does "
+                        "not keep pruned zeros at zero by itself; strip() the quantizer first."
+                    )
 
 
 def create() -> TorchBackend:

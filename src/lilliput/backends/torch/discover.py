@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -20,6 +21,9 @@ DEFAULT_TYPES = frozenset(
         *("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"),
     }
 )
+
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def discover(model: nn.Module) -> list[LayerInfo]:
@@ -76,6 +80,11 @@ def _walk(model: nn.Module) -> Iterator[tuple[tuple[str, ...], nn.Module, bool]]
     bypassed = set()
     hidden: list[str] = []
     for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedModelError(
+                f"{path or 'the model'} is a ScriptModule, whose code is fixed; compress the Python "
+                "module before scripting it."
+            )
         if isinstance(module, Sidecar) or path.rpartition(".")[2] == "parametrizations":
             hidden.append(f"{path}.")
         elif not f"{path}.".startswith(tuple(hidden)):
@@ -91,7 +100,7 @@ def _is_usable(weight: object, path: str, name: str) -> bool:
         raise UnsupportedModelError(
             f"layer {path!r}: its {name} has no shape yet; run one forward pass before compressing."
         )
-    return isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel() > 0
+    return isinstance(weight, Tensor) and weight.dtype in _DTYPES and weight.numel() > 0
 
 
 def _type_names(cls: type) -> frozenset[str]:

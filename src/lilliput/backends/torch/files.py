@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from safetensors import SafetensorError, TensorSpec, serialize
+from safetensors.torch import load
 from torch import Tensor
 
 from lilliput.backends.torch.weights import whole
@@ -11,18 +13,23 @@ from lilliput.errors import StateError
 
 
 def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return tensors as the bytes of a safetensors file."""
-    from safetensors.torch import save
-
-    # safetensors refuses tensors that share memory; tied weights are written once per name.
-    return save({key: whole(t.detach()).cpu().contiguous().clone() for key, t in tensors.items()})
+    """Return tensors as the bytes of a safetensors file; tied weights are written once per name."""
+    plain = {key: whole(t.detach()).cpu().contiguous() for key, t in tensors.items()}
+    # Straight from torch's memory: safetensors.torch.save would need NumPy for it.
+    specs = {
+        key: TensorSpec(
+            dtype=str(t.dtype).removeprefix("torch."),
+            shape=list(t.shape),
+            data_ptr=t.data_ptr(),
+            data_len=t.nbytes,
+        )
+        for key, t in plain.items()
+    }
+    return bytes(serialize(specs))
 
 
 def parse_tensors(data: bytes) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     try:
         return load(data)
     except SafetensorError as error:

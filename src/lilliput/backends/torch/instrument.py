@@ -81,11 +81,19 @@ def attach(module: nn.Module, wrapper: Any, weight: str | None, bias: str | None
             f"layer {wrapper.name!r} is a {type(module).__name__} with weights of its own; move them "
             "into a submodule, since containers iterate over all their children."
         )
-    sidecar = module._modules.get(SIDECAR)
+    device = None if weight is None else raw(module, weight).device
+    wrapper.to(device).train(module.training)
+    sidecar: Any = module._modules.get(SIDECAR)
     if sidecar is None:
         sidecar = module._modules[SIDECAR] = Sidecar()
-    sidecar.add(wrapper.train(module.training), weight, bias)  # type: ignore[operator]
-    _update(module)
+    sidecar.add(wrapper, weight, bias)
+    try:
+        _update(module)
+    except TypeError as error:
+        detach(module, wrapper)
+        raise UnsupportedModelError(
+            f"layer {wrapper.name!r}: its class {type(module).__name__} cannot be subclassed ({error})."
+        ) from error
 
 
 def detach(module: nn.Module, wrapper: Any) -> None:
@@ -126,6 +134,8 @@ def shadow_class(base: Any, names: tuple[str, ...]) -> type:
         "_lilliput_base": base,
         "_lilliput_names": names,
     }
+    if hasattr(base, "__deepcopy__"):
+        members["__deepcopy__"] = _refuse_copy
     if issubclass(base, nn.RNNBase):
         members["_flat_weights"] = property(_flat_weights, _ignore)
     return type(base.__name__, (base,), members)
@@ -165,9 +175,17 @@ def _reduce_ex(self: Any, protocol: Any) -> Any:
     """Let pickle and deepcopy rebuild the shadow from the class that can be imported."""
     cls = type(self)
     parts = list(super(cls, self).__reduce_ex__(protocol))
-    if parts[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
-        parts[:2] = [_rebuild, (cls._lilliput_base, cls._lilliput_names)]
+    if parts[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+        _refuse_copy(self)
+    parts[:2] = [_rebuild, (cls._lilliput_base, cls._lilliput_names)]
     return tuple(parts)
+
+
+def _refuse_copy(self: Any, memo: Any = None) -> None:
+    raise UnsupportedModelError(
+        f"a {type(self).__name__} says itself how it is copied or pickled, and would lose its masks; "
+        "strip() the model first."
+    )
 
 
 def _rebuild(base: type, names: tuple[str, ...]) -> Any:
@@ -208,7 +226,9 @@ def _quantize_output(module: nn.Module, args: Any, output: Any) -> Any:
         wrapper = sidecar._modules[key]
         done = {i: wrapper.quantize_output(items[i]) for i in where}
         items = tuple(done.get(i, x) for i, x in enumerate(items))
-    return items if is_tuple else items[0]
+    if not is_tuple:
+        return items[0]
+    return type(output)(*items) if hasattr(output, "_fields") else items
 
 
 def _drop_hook(hooks: dict[int, Any], hook: Any) -> list[int]:

@@ -51,23 +51,27 @@ def whole(tensor: Any) -> Tensor:
     return gathered
 
 
-def multiply_(tensor: Any, mask: Tensor) -> None:
-    """Multiply a weight, or an optimizer's record of it, by a mask in place."""
+def zero_(tensor: Any, mask: Tensor) -> None:
+    """Set what a mask prunes to zero in place, in a weight or in an optimizer's record of it.
+
+    Multiplying would not do: zero times infinity or NaN is NaN.
+    """
+    pruned = mask == 0
     if is_sharded(tensor):
         from torch.distributed.tensor import distribute_tensor
 
         # Every process holds the whole mask, so each can cut its own part: no communication.
-        mask = distribute_tensor(
-            mask.to(tensor.dtype), tensor.device_mesh, tensor.placements, src_data_rank=None
-        )
-    tensor.mul_(mask.to(tensor.dtype))
+        place = (tensor.device_mesh, tensor.placements)
+        pruned = distribute_tensor(pruned, *place, src_data_rank=None).to_local()
+        tensor = tensor.to_local()
+    tensor.masked_fill_(pruned, 0)
 
 
 def forget_(optimizer: torch.optim.Optimizer, parameter: Tensor, mask: Tensor) -> None:
     """Zero what an optimizer remembers (momentum and the like) of the pruned entries."""
     for record in optimizer.state.get(parameter, {}).values():
         if isinstance(record, Tensor) and record.shape == parameter.shape:
-            multiply_(record, mask)
+            zero_(record, mask)
 
 
 class AddedGroup:

@@ -178,8 +178,13 @@ class ModuleWrapper(nn.Module):
         # A checkpoint from before compression lacks our buffers: that is fine, they stay as they are.
         for name, value in list(self._buffers.items()):
             saved = state_dict.get(prefix + name)
-            if value is None and saved is not None:
-                self._buffers[name] = torch.ones_like(saved)
+            if value is None and saved is not None and self.bias is not None:
+                self._buffers[name] = torch.ones_like(self.bias.detach())
+        own = {
+            name: state_dict[prefix + name] for name in self._buffers if prefix + name in state_dict
+        }
+        faults = self.find_faults({**self.tensors(), **own}, {})
+        rest[1].extend(f"{prefix}{name}: {text}" for name, text in faults.items())
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, [], *rest)
 
 
@@ -222,6 +227,11 @@ class PrunerModuleWrapper(ModuleWrapper):
             return value
         if mask.dtype != value.dtype:  # mixed precision casts parameters, not buffers
             mask = mask.to(value.dtype)
+        if mask.shape != value.shape:
+            raise StageError(
+                f"layer {self.name!r}: its {role} now has shape {tuple(value.shape)}, the mask "
+                f"{tuple(mask.shape)}; strip() before replacing it."
+            )
         masks.append(mask)
         return value * mask
 
