@@ -9,6 +9,7 @@ except ImportError as error:
         "lilliput.torch needs PyTorch: pip install 'lilliput[torch]'"
     ) from error
 
+from lilliput.backends.torch.backend import strip
 from lilliput.backends.torch.wrapper import (
     ModuleWrapper,
     PrunerModuleWrapper,
@@ -51,4 +52,5 @@ __all__ = [
     "QuantizerModuleWrapper",
     "ScoreMasker",
     "WeightMasker",
+    "strip",
 ]

@@ -6,7 +6,7 @@ import lilliput.torch
 TORCH = """
     AGPPruner AGP_Pruner AGPruner CompressionState Compressor DoReFaQuantizer LayerInfo LevelPruner
     ModuleWrapper NaiveQuantizer OneShotPruner Pruner PrunerModuleWrapper QuantGrad QuantType
-    Quantizer QuantizerModuleWrapper ScoreMasker WeightMasker
+    Quantizer QuantizerModuleWrapper ScoreMasker WeightMasker strip
 """
 TOP = """
     AGPPruner AGP_Pruner AGPruner AlgorithmError BitsRule CompressionState Compressor ConfigError

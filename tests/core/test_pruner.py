@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.errors import AlgorithmError
-from lilliput.torch import LevelPruner, Pruner, WeightMasker
+from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
+from lilliput.torch import DoReFaQuantizer, LevelPruner, Pruner, WeightMasker
 
 ANY = [{"op_types": ["Linear"]}]
 
@@ -176,3 +176,65 @@ def test_a_second_try_after_a_failure_prunes_every_layer():
         model[1].weight[0, 0] = 1.0
     pruner.compress()
     assert [int((layer.weight == 0).sum()) for layer in model] == [8, 8]
+
+
+def test_pruned_weights_are_zero_even_where_an_optimizer_divides_zero_by_zero():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4).half()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # eps underflows in half precision
+    pruner = LevelPruner(model, [{"sparsity": 0.5}], optimizer)
+    pruner.compress()
+    pruned = pruner.modules_wrapper[0].weight_mask == 0
+    model(torch.ones(1, 4).half()).sum().backward()
+    optimizer.step()
+    assert bool((model.weight[pruned] == 0).all())
+
+
+def test_one_buffer_filled_for_every_layer_gives_every_layer_its_own_mask():
+    class Scratch(Pruner):
+        buffer = torch.zeros(2, 2)
+
+        def calc_mask(self, wrapper, wrapper_idx=None):
+            self.buffer.fill_(wrapper_idx)
+            return self.buffer
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    Scratch(model, ANY).compress()
+    assert [int((layer.weight == 0).sum()) for layer in model] == [4, 0]
+
+
+def test_a_layer_replaced_or_tied_after_construction_is_refused():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    pruner = LevelPruner(model, [{"sparsity": 0.5}])
+    model[0] = nn.Linear(2, 2)
+    with pytest.raises(StageError, match="layer '0' was replaced"):
+        pruner.compress()
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    pruner = LevelPruner(model, [{"sparsity": 0.5}])
+    model[1].weight = model[0].weight
+    with pytest.raises(StageError, match="tied"):
+        pruner.compress()
+
+
+def test_a_failed_first_model_does_not_bind():
+    pruner = LevelPruner([{"sparsity": 0.5}])
+    with pytest.raises(UnsupportedModelError):
+        pruner.compress(object())
+    assert int((pruner.compress(nn.Linear(4, 4)).weight == 0).sum()) == 8
+
+
+def test_a_mask_is_not_taken_away_from_under_a_quantizer_that_moves_zero():
+    model = nn.Linear(8, 8)
+    pruner = LevelPruner(model, [{"sparsity": 0.5}])
+    pruner.compress()
+    quantizer = DoReFaQuantizer(model, [{"quant_bits": 4}])
+    quantizer.compress()
+    zeros = model.weight == 0
+    with pytest.raises(
+        StageError, match="also under DoReFaQuantizer.*strip\\(\\) the quantizer first"
+    ):
+        pruner.strip()
+    assert torch.equal(model.weight == 0, zeros)
+    quantizer.strip()
+    pruner.strip()
+    assert torch.equal(model.weight == 0, zeros)

@@ -253,3 +253,21 @@ def test_a_learned_parameter_gets_its_gradient_through_the_default_rule():
     assert wrapper.scale != 2.0
     quantizer.strip()
     assert len(optimizer.param_groups) == 1
+
+
+def test_functional_transforms_see_the_straight_through_gradient():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    NaiveQuantizer(model, [{"quant_bits": 4}]).compress()
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    x = torch.randn(5, 3)
+
+    def loss(values):
+        return torch.func.functional_call(model, values, (x,)).sum()
+
+    gradient = torch.func.grad(loss)(parameters)["weight"]
+    torch.testing.assert_close(gradient, x.sum(0).expand(2, 3))
+    ones = {name: torch.ones_like(value) for name, value in parameters.items()}
+    _, tangent = torch.func.jvp(loss, (parameters,), (ones,))
+    torch.testing.assert_close(tangent, 2 * x.sum() + 10)
+    torch.testing.assert_close(torch.func.vmap(model)(x), model(x))

@@ -1,3 +1,4 @@
+import contextlib
 import json
 
 import pytest
@@ -244,3 +245,82 @@ def test_layer_names_of_any_kind_survive(tmp_path, name):
     target.load_state(CompressionState.load(tmp_path))
     a, b = source.modules_wrapper[0], target.modules_wrapper[0]
     assert torch.equal(a.weight_mask, b.weight_mask)
+
+
+def test_a_state_of_another_rule_is_refused():
+    source = make_pruner()
+    target = make_pruner(rules=[{"op_types": ["Linear"], "final_sparsity": 0.5, "end_epoch": 4}])
+    with pytest.raises(StateError, match=r"made by .*0\.8.*this rule is .*0\.5"):
+        target.load_state(source.state())
+
+
+def test_a_folder_can_be_loaded_directly(tmp_path):
+    source, target = make_pruner(), make_pruner()
+    train(source, range(3))
+    source.state().save(tmp_path)
+    target.load_state(tmp_path)
+    assert target.now_epoch == 2
+
+
+def test_other_files_in_the_folder_are_left_alone(tmp_path):
+    mine = tmp_path / "state-epoch3.safetensors"
+    mine.write_bytes(b"mine")
+    pruner = make_pruner()
+    pruner.state().save(tmp_path)
+    train(pruner, range(3))
+    pruner.state().save(tmp_path)
+    assert mine.read_bytes() == b"mine" and len(list(tmp_path.iterdir())) == 3
+
+
+def test_two_algorithms_do_not_share_a_folder(tmp_path):
+    make_pruner().state().save(tmp_path)
+    quantizer = NaiveQuantizer(nn.Linear(2, 2), [{}])
+    quantizer.compress()
+    with pytest.raises(StateError, match="holds the state of AGPPruner; choose another folder"):
+        quantizer.state().save(tmp_path)
+
+
+JUNK = [None, True, -1, 3.5, "x", [], {}, [1], {"a": 1}, {"tensor": "x"}, float("nan")]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=str)
+def test_json_with_junk_anywhere_is_refused_or_harmless(tmp_path, junk):
+    source = make_pruner()
+    source.state().save(tmp_path)
+    path = tmp_path / "lilliput.json"
+    document = json.loads(path.read_text())
+    layer = document["layers"]["0"]
+    for holder in (
+        document,
+        document["layers"],
+        layer,
+        layer["config"],
+        layer["values"],
+        document["progress"],
+        document["tensors"],
+    ):
+        for key in [*holder, "__class__", "config", "_buffers"]:
+            kept = holder.get(key, holder)
+            holder[key] = junk
+            path.write_text(json.dumps(document))
+            target = make_pruner()
+            with contextlib.suppress(StateError):
+                target.load_state(tmp_path)
+            assert [type(w).__name__ for w in target.modules_wrapper] == ["PrunerModuleWrapper"] * 2
+            assert isinstance(target.modules_wrapper[0].config, dict)
+            if kept is holder:
+                del holder[key]
+            else:
+                holder[key] = kept
+
+
+@pytest.mark.parametrize("fault", ["fraction", "missing"])
+def test_masks_that_are_none_are_refused(fault):
+    source, target = make_pruner(), make_pruner()
+    state = source.state()
+    if fault == "fraction":
+        state.tensors["0"]["weight_mask"].fill_(0.5)
+    else:
+        del state.tensors["0"]["weight_mask"]
+    with pytest.raises(StateError, match="0 → weight_mask: (received other values|missing)"):
+        target.load_state(state)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -86,3 +87,47 @@ def test_an_algorithm_without_scores_cannot_be_scheduled():
         AGPPruner(nn.Linear(2, 2), [RULE], pruning_algorithm="agp")
     with pytest.raises(ConfigError, match="no pruner is called 'levle'. Did you mean 'level'"):
         AGPPruner(nn.Linear(2, 2), [RULE], pruning_algorithm="levle")
+
+
+def test_the_target_is_met_after_an_older_checkpoint_was_loaded():
+    model = nn.Linear(10, 10)
+    pruner = AGPPruner(model, [{"final_sparsity": 0.8, "end_epoch": 4}])
+    pruner.compress()
+    checkpoints = []
+    for epoch in range(5):
+        pruner.update_epoch(epoch)
+        checkpoints.append({k: v.clone() for k, v in model.state_dict().items()})
+    model.load_state_dict(checkpoints[1])
+    assert int((model.weight == 0).sum()) < 80
+    pruner.update_epoch(5)
+    assert int((model.weight == 0).sum()) == 80
+
+
+def test_stripping_before_the_end_of_the_schedule_is_said(caplog):
+    pruner = AGPPruner(nn.Linear(10, 10), [{"final_sparsity": 0.8, "end_epoch": 4}])
+    pruner.compress()
+    pruner.strip()
+    assert "before final_sparsity was reached in 1 layers" in caplog.text
+    caplog.clear()
+    pruner.compress()
+    pruner.update_epoch(4)
+    pruner.strip()
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"start_epoch": 5, "end_epoch": 2}, "'end_epoch' 2 is before 'start_epoch' 5"),
+        ({"end_epoch": 10, "frequency": 20}, "'frequency' 20 is longer than the schedule of 10"),
+    ],
+)
+def test_schedules_that_cannot_be_followed_are_refused(rule, words):
+    with pytest.raises(ConfigError, match=words):
+        AGPPruner(nn.Linear(2, 2), [{"final_sparsity": 0.5, **rule}])
+
+
+def test_epochs_may_be_integers_of_other_libraries():
+    pruner = AGPPruner(nn.Linear(2, 2), [RULE])
+    pruner.update_epoch(np.int64(3))
+    assert pruner.now_epoch == 3 and type(pruner.now_epoch) is int

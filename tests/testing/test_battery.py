@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lilliput.config.spec import PruneRule, QuantRule
-from lilliput.errors import ConfigError, LilliputError
+from lilliput.errors import AlgorithmError, ConfigError, LilliputError
 from lilliput.testing import (
     ConformanceError,
     Specimen,
@@ -22,6 +22,7 @@ from lilliput.testing.models import SPECIMENS
 from lilliput.torch import (
     AGPPruner,
     LevelPruner,
+    NaiveQuantizer,
     OneShotPruner,
     Pruner,
     QuantGrad,
@@ -448,3 +449,10 @@ def test_models_repeat_their_input_in_their_own_dtype(kind):
     assert all(p.grad is not None for p in model.parameters())
     if kind is TinyCNN:
         assert model.double().make_input().dtype == torch.float64
+
+
+def test_a_class_of_the_other_kind_is_refused_at_once():
+    with pytest.raises(AlgorithmError, match="check_pruner received NaiveQuantizer"):
+        check_pruner(NaiveQuantizer)
+    with pytest.raises(AlgorithmError, match="check_quantizer received LevelPruner"):
+        check_quantizer(LevelPruner)

@@ -95,6 +95,15 @@ class ScheduledPruneRule(PruneRule):
             raise ValueError("'sparsity' and 'final_sparsity' are the same key here; give one.")
         if self.target is None:
             raise ValueError("'final_sparsity' is missing: a fraction in [0, 1) is expected.")
+        epochs = self.end_epoch - self.start_epoch
+        if epochs < 0:
+            raise ValueError(
+                f"'end_epoch' {self.end_epoch} is before 'start_epoch' {self.start_epoch}."
+            )
+        if 0 < epochs < self.frequency:
+            raise ValueError(
+                f"'frequency' {self.frequency} is longer than the schedule of {epochs} epochs."
+            )
         if self.target < self.initial_sparsity:
             raise ValueError(
                 f"'final_sparsity' {self.target} is below 'initial_sparsity' "
@@ -124,9 +133,14 @@ class BitsRule(Rule):
     def _check_bits(self) -> BitsRule:
         if isinstance(self.quant_bits, dict):
             missing = [target for target in self.quant_types if target not in self.quant_bits]
+            extra = [target for target in self.quant_bits if target not in self.quant_types]
             if missing and not self.exclude:
                 raise ValueError(
                     f"'quant_bits' has no entry for {missing}, which quant_types names."
+                )
+            if extra and not self.exclude:
+                raise ValueError(
+                    f"'quant_bits' has entries for {extra}, which quant_types does not name."
                 )
         return self
 

@@ -107,6 +107,9 @@ def _compare(compressor: Any, wrappers: dict[str, Any], state: CompressionState)
         if expected != received:
             problems.append(Problem(name, f"weight shape {received}, the model has {expected}"))
             continue
+        here, there = _settings(wrappers[name].config), _settings(state.layers[name]["config"])
+        if here != there:
+            problems.append(Problem(name, f"the state was made by {there}, this rule is {here}"))
         saved = {k: t for k, t in state.tensors.get(name, {}).items() if "/" not in k}
         faults = wrappers[name].find_faults(saved, state.layers[name]["values"])
         problems += [Problem(f"{name} → {key}", text) for key, text in faults.items()]
@@ -115,6 +118,11 @@ def _compare(compressor: Any, wrappers: dict[str, Any], state: CompressionState)
         if type(received) is not type(getattr(compressor, name)):
             problems.append(Problem(f"progress → {name}", f"received {received!r}"))
     return problems
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a rule asks for, without how it selects its layers."""
+    return {key: value for key, value in config.items() if key not in ("op_types", "op_names")}
 
 
 def _unpack_values(name: str, state: CompressionState) -> dict[str, Any]:

@@ -22,15 +22,20 @@ and the smallest weights are masked at each update. Here t counts epochs.
 
 from __future__ import annotations
 
+import logging
+from numbers import Integral
 from typing import Any, ClassVar
 
 from lilliput.config.spec import Rule, ScheduledPruneRule
 from lilliput.core.pruner import Pruner
 from lilliput.errors import AlgorithmError, ConfigError
-from lilliput.ops.namespace import Tensor
+from lilliput.ops.masks import prune_count
+from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.schedule import cubic_sparsity
 from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.registry import pruners, register_pruner
+
+log = logging.getLogger("lilliput")
 
 
 @register_pruner("agp", "AGPruner", "AGP_Pruner")
@@ -61,7 +66,7 @@ class AGPPruner(Pruner):
         pruning_algorithm: str = "level",
     ) -> None:
         super().__init__(model, config_list, optimizer)
-        self.set_wrappers_attribute("reached_sparsity", 0.0)
+        self.set_wrappers_attribute("updated_epoch", -1)
         algorithm = pruners.get(pruning_algorithm)
         if not issubclass(algorithm, OneShotPruner):
             raise ConfigError(
@@ -76,28 +81,55 @@ class AGPPruner(Pruner):
 
     def update_epoch(self, epoch: int) -> None:
         """Move the schedule to an epoch; masks follow at once."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+        if isinstance(epoch, bool) or not isinstance(epoch, Integral) or epoch < 0:
             raise AlgorithmError(f"update_epoch received {epoch!r}, expected an integer from 0.")
-        self.now_epoch = epoch
+        self.now_epoch = int(epoch)
+        for wrapper in self.get_modules_wrapper():
+            wrapper.updated_epoch = -1
 
     def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> dict[str, Tensor] | None:
-        """Return a new mask when the schedule has moved on, None otherwise."""
+        """Return a new mask once per epoch, if the schedule asks for more zeros than there are."""
+        if wrapper.updated_epoch == self.now_epoch:
+            return None
+        wrapper.updated_epoch = self.now_epoch
+        target = self.target_sparsity(wrapper, self.now_epoch)
+        mask = wrapper.weight_mask
+        xp = namespace(mask)
+        zeros = xp.size(mask) - xp.count_nonzero(mask)
+        if prune_count(xp.size(mask), target) <= zeros:
+            return None
+        masks: dict[str, Tensor] = self.masker.calc_mask(
+            sparsity=target, wrapper=wrapper, wrapper_idx=wrapper_idx
+        )
+        return masks
+
+    def target_sparsity(self, wrapper: Any, epoch: int) -> float:
+        """Return the sparsity that the schedule of a layer's rule gives an epoch."""
         config = wrapper.config
-        target = cubic_sparsity(
-            self.now_epoch,
+        return cubic_sparsity(
+            epoch,
             config["initial_sparsity"],
             config["final_sparsity"],
             config["start_epoch"],
             config["end_epoch"],
             config["frequency"],
         )
-        if target <= wrapper.reached_sparsity:
-            return None
-        wrapper.reached_sparsity = target
-        masks: dict[str, Tensor] = self.masker.calc_mask(
-            sparsity=target, wrapper=wrapper, wrapper_idx=wrapper_idx
-        )
-        return masks
+
+    def strip(self) -> Any:
+        """As in :meth:`Compressor.strip`; says so if the schedule has not come to its end."""
+        behind = [
+            wrapper.name
+            for wrapper in self.get_modules_wrapper()
+            if self.target_sparsity(wrapper, self.now_epoch) < wrapper.config["final_sparsity"]
+        ]
+        if behind and self.is_wrapped:
+            log.warning(
+                "AGPPruner: stripped at epoch %d, before final_sparsity was reached in %d layers; "
+                "is update_epoch(epoch) called in every epoch?",
+                self.now_epoch,
+                len(behind),
+            )
+        return super().strip()
 
 
 AGPruner = AGP_Pruner = AGPPruner

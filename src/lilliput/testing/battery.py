@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lilliput.core.compressor import Compressor
-from lilliput.errors import ConfigError, nearest
+from lilliput.errors import AlgorithmError, ConfigError, nearest
 from lilliput.testing.checks_common import COMMON_CHECKS
 from lilliput.testing.checks_graph import GRAPH_CHECKS
 from lilliput.testing.checks_pruner import PRUNER_CHECKS
@@ -87,6 +87,7 @@ def check_pruner(
     ...     print(error.failures["check_exact_sparsity"])
     sparsity 0 with random weights: layer 'conv1' has 108 zeros of 216, expected 0.
     """
+    _expect_kind(cls, "pruner")
     return _run(Subject(cls, config, make), pruner_checks(), skip)
 
 
@@ -129,7 +130,16 @@ def check_quantizer(
     >>> report.skipped
     ('check_compile', 'check_export')
     """
+    _expect_kind(cls, "quantizer")
     return _run(Subject(cls, config, make), quantizer_checks(), skip)
+
+
+def _expect_kind(cls: type[Compressor], kind: str) -> None:
+    if getattr(cls, "kind", None) != kind:
+        name = getattr(cls, "__name__", repr(cls))
+        raise AlgorithmError(
+            f"check_{kind} received {name}, expected a subclass of {kind.title()}."
+        )
 
 
 def _run(subject: Subject, checks: Iterable[Check], skip: Sequence[str]) -> Report:

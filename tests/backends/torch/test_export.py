@@ -121,3 +121,34 @@ def test_exporting_works_after_strip_and_is_refused_before_compress(tmp_path):
     pruner.export_model(str(tmp_path / "m.pth"))
     state = torch.load(tmp_path / "m.pth", weights_only=True)
     assert torch.equal(state["4.weight"], model[4].weight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mask_path": "masks.h5"}, "masks.h5: expected a name ending in"),
+        ({"mask_path": "model.pth"}, "must be different files"),
+        ({"onnx_path": "no/such/folder/m.onnx", "input_shape": (1, 1, 6, 6)}, "does not exist"),
+        ({"onnx_path": "m.onnx", "input_shape": (1, 3, 7, 7)}, "could not trace"),
+        ({"model_path": "."}, "is a folder"),
+        ({"model_path": 5}, "expected a string"),
+    ],
+)
+def test_nothing_is_written_unless_everything_can_be(pruned, tmp_path, monkeypatch, changes, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExportError, match=words):
+        pruned.export_model(**{"model_path": "model.pth", **changes})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_masks_of_every_pruner_on_the_model_are_exported(tmp_path):
+    model = make_model()
+    LevelPruner(model, [{"op_names": ["0"], "sparsity": 0.5}]).compress()
+    quantizer = NaiveQuantizer(model, [{"op_names": ["4"], "quant_bits": 4}])
+    quantizer.compress()
+    quantizer.export_model(str(tmp_path / "m.pth"), str(tmp_path / "masks.pth"))
+    assert list(torch.load(tmp_path / "masks.pth", weights_only=True)) == ["0.weight_mask"]
+    alone = NaiveQuantizer(make_model(), [{"quant_bits": 4}])
+    alone.compress()
+    with pytest.raises(ExportError, match="no pruner is at work"):
+        alone.export_model(str(tmp_path / "n.pth"), str(tmp_path / "o.pth"))

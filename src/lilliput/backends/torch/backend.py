@@ -235,6 +235,34 @@ def _check_quantizers(wrapper: ModuleWrapper) -> None:
                     )
 
 
+def strip(model: nn.Module) -> nn.Module:
+    """Leave a compressed model, or a copy of one, as a plain one, and return it.
+
+    For copies that no compressor knows of, such as a teacher made by ``copy.deepcopy``. Pruned
+    weights are zeros; after a quantizer the weights are the trained float ones.
+
+    Examples
+    --------
+    >>> import copy, torch
+    >>> from lilliput.torch import LevelPruner
+    >>> model = LevelPruner(torch.nn.Linear(4, 4), [{"sparsity": 0.5}]).compress()
+    >>> teacher = strip(copy.deepcopy(model))
+    >>> type(teacher) is torch.nn.Linear, int((teacher.weight == 0).sum())
+    (True, 8)
+    """
+    backend = TorchBackend()
+    wrappers = [module for module in model.modules() if isinstance(module, ModuleWrapper)]
+    wrappers.sort(key=lambda wrapper: -wrapper.order)  # quantizers first
+    for wrapper in wrappers:
+        if wrapper.order > 0:
+            backend.detach(wrapper)
+    pruners = [wrapper for wrapper in wrappers if wrapper.order <= 0]
+    backend.settle(pruners)
+    for wrapper in pruners:
+        backend.detach(wrapper)
+    return model
+
+
 def create() -> TorchBackend:
     """Return the backend; the one name every backend module has."""
     return TorchBackend()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.files import dump_tensors
 from lilliput.backends.torch.instrument import SIDECAR, Sidecar, detach
 from lilliput.backends.torch.weights import raw, whole
+from lilliput.backends.torch.wrapper import PrunerModuleWrapper
 from lilliput.errors import ExportError, MissingExtraError
 from lilliput.files import write_atomically
 
@@ -39,7 +41,7 @@ def export_plain(
     state = compressed_state_dict(unwrapped(model))
     contents = [_encode(state, model_path)]
     if mask_path is not None:
-        contents.append(_encode(_masks_of(wrappers), mask_path))
+        contents.append(_encode(_masks_of(unwrapped(model), wrappers), mask_path))
     if onnx_path is not None and input_shape is not None:
         contents.append(_encode_onnx(model, state, onnx_path, input_shape, device))
     for path, data in zip(paths, contents, strict=True):
@@ -102,13 +104,19 @@ def _checked(path: Any) -> Path:
     return target
 
 
-def _masks_of(wrappers: Sequence[Any]) -> dict[str, Tensor]:
-    return {
-        f"{wrapper.name}.{key}": mask
-        for wrapper in wrappers
-        for key, mask in wrapper.named_buffers()
-        if key in ("weight_mask", "bias_mask")
-    }
+def _masks_of(model: nn.Module, wrappers: Sequence[Any]) -> dict[str, Tensor]:
+    """Return the masks of all pruners on the model (joined), or those a stripped pruner had."""
+    attached = [module for module in model.modules() if isinstance(module, PrunerModuleWrapper)]
+    masks: dict[str, Tensor] = {}
+    for wrapper in attached or wrappers:
+        for key in ("weight_mask", "bias_mask"):
+            mask = wrapper._buffers.get(key)
+            name = f"{wrapper.name}.{key}"
+            if mask is not None:
+                masks[name] = mask if name not in masks else masks[name] * mask
+    if not masks:
+        raise ExportError("mask_path: no pruner is at work on this model, so there are no masks.")
+    return masks
 
 
 def _encode(tensors: Mapping[str, Tensor], path: str) -> bytes:
@@ -135,7 +143,13 @@ def _encode_onnx(
     place = device or next((t.device for t in state.values()), torch.device("cpu"))
     try:
         example = torch.randn(tuple(shape), device=place)
-        program = torch.onnx.export(plain.to(place).eval(), (example,), dynamo=True, verbose=False)
+        with warnings.catch_warnings():
+            # torch's exporter calls deprecated functions of torch; users can do nothing about it.
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            program = torch.onnx.export(
+                plain.to(place).eval(), (example,), dynamo=True, verbose=False
+            )
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise ExportError(

@@ -6,35 +6,50 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from lilliput.config.layer import QuantType
 from lilliput.core.grad import QuantGrad
+from lilliput.errors import StageError
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Forward the quantized value, backward the gradient as it is."""
+    """Forward the quantized value; the gradient of it goes to the tensor as it is.
+
+    It goes to the quantized value as well, for parameters of the quantizer (a learned scale).
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, quantized: Tensor) -> Tensor:
+    def forward(tensor: Tensor, quantized: Tensor) -> Tensor:
         return quantized.view_as(quantized)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        # The second gradient goes to parameters of the quantizer itself, such as a learned scale.
         return grads[0], grads[0] if ctx.needs_input_grad[1] else None
 
 
 class _CustomGrad(torch.autograd.Function):
     """Forward the quantized value, backward what ``quant_backward`` makes of the gradient."""
 
-    # Both methods are static on purpose: a classmethod backward cannot be compiled.
+    # All methods are static on purpose: a classmethod backward cannot be compiled.
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, quantized: Tensor, rule: type[QuantGrad], quant_type: QuantType
+        tensor: Tensor, quantized: Tensor, rule: type[QuantGrad], quant_type: QuantType
     ) -> Tensor:
-        ctx.save_for_backward(tensor)
-        ctx.rule, ctx.quant_type = rule, quant_type
         return quantized.view_as(quantized)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.rule, ctx.quant_type = inputs[2:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -46,6 +61,8 @@ class _CustomGrad(torch.autograd.Function):
 
 def straight_through(tensor: Tensor, quantized: Tensor) -> Tensor:
     """Return ``quantized``, with the gradient going to ``tensor`` unchanged."""
+    if forward_ad._current_level >= 0:  # forward mode: a Function would drop the tangent
+        return tensor + (quantized - tensor).detach()
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return quantized
     result: Tensor = _StraightThrough.apply(tensor, quantized)  # type: ignore[no-untyped-call]
@@ -58,6 +75,10 @@ def with_gradient(
     """Return ``quantized``, with the gradient going to ``tensor`` through a QuantGrad rule."""
     if rule.quant_backward is QuantGrad.quant_backward:
         return straight_through(tensor, quantized)
+    if forward_ad._current_level >= 0:
+        raise StageError(
+            f"{rule.__name__} says how to go backward; forward-mode AD is not possible."
+        )
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return quantized
     result: Tensor = _CustomGrad.apply(  # type: ignore[no-untyped-call]
