@@ -393,11 +393,11 @@ def test_targets_without_an_equivalent_are_problems(rule: dict[str, Any]) -> Non
         ("sparse_threshold", "'total_sparsity'"),
         ("min_sparse_ratio", "'sparsity'"),
         ("global_group_id", "'total_sparsity'"),
-        ("dependency_group_id", "found automatically"),
+        ("dependency_group_id", "remove it"),
         ("internal_metric_block", "remove it"),
-        ("align", "aligned automatically"),
+        ("align", "returns all masks of a layer itself"),
         ("apply_method", "'mul'"),
-        ("fuse_names", "folded automatically"),
+        ("fuse_names", "fuse them before compressing"),
     ],
 )
 def test_a_key_without_an_equivalent_says_what_to_do(key: str, advice: str) -> None:
