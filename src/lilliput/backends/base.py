@@ -80,6 +80,10 @@ class Backend(ABC):
         """Zero the pruned weights, and the optimizer's memory of them, in place."""
 
     @abstractmethod
+    def hold_masks(self, wrappers: Sequence[Any]) -> None:
+        """Put pruned weights that an optimizer step has moved back to zero, in place."""
+
+    @abstractmethod
     def quantize(
         self,
         tensors: tuple[Any, ...],

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lilliput.backends import backend_of
-from lilliput.config.files import read_rules
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
 from lilliput.config.spec import Rule
-from lilliput.core.binding import names_of, select_layers
+from lilliput.core.binding import select_layers
+from lilliput.core.older_names import OlderNames
 from lilliput.core.state import CompressionState, capture, restore
 from lilliput.errors import Problem, StageError
 
@@ -40,7 +40,7 @@ def _then_refresh(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class Compressor:
+class Compressor(OlderNames):
     """Wrap the layers that a config list selects, and keep them compressed while the model trains.
 
     Constructing one reads the model and checks the config, but changes nothing. ``compress()``
@@ -131,10 +131,6 @@ class Compressor:
         self._has_compressed = True
         return self.bound_model
 
-    def __call__(self, model: Any = None) -> Any:
-        """Compress ``model``, the 2019 way of writing ``compress()``."""
-        return self.compress(model)
-
     @_then_refresh
     def step(self) -> None:
         """Follow one training step; called after ``optimizer.step()`` if an optimizer was given."""
@@ -175,19 +171,6 @@ class Compressor:
         return list(self._wrappers or [])
 
     get_wrappers = get_modules_wrapper
-
-    @property
-    def modules_wrapper(self) -> list[Any]:
-        """The wrappers, one per selected layer."""
-        return self.get_modules_wrapper()
-
-    def get_modules_to_compress(self) -> list[tuple[LayerInfo, dict[str, Any]]]:
-        """Return the selected layers, each with the rule that took it."""
-        return [(layer, layer.config) for layer in self.selection.chosen]
-
-    def select_config(self, layer: Any) -> dict[str, Any] | None:
-        """Return the rule that takes a layer, None if it is left alone."""
-        return next((x.config for x in self.selection.chosen if x.name == layer.name), None)
 
     @property
     def selection(self) -> Selection:
@@ -231,13 +214,6 @@ class Compressor:
             handle.remove()
         self._collectors = remaining
 
-    def load_configure(self, path: Any) -> None:
-        """Append the rules of a YAML or JSON file to the config list; call it before binding."""
-        if self._wrappers is not None:
-            raise StageError("load_configure() came after a model was bound; call it before.")
-        rules = read_rules(path, names_of(type(self)), "torch")
-        self.config_list = [*(self.config_list or []), *rules]
-
     def patch_optimizer(self, *tasks: Callable[[], None]) -> None:
         """Call each task after every step of the optimizer, from ``compress()`` to ``strip()``."""
         self._tasks = (*self._tasks, *tasks)
@@ -253,25 +229,6 @@ class Compressor:
         self.optimizer = optimizer
         if self.is_wrapped:
             self._follow_optimizer()
-
-    def reset(self, checkpoint: Mapping[str, Any] | None = None) -> None:
-        """Unwrap the model, load a state dict of the plain model if given, and start anew."""
-        was_wrapped = self.is_wrapped
-        self.strip()
-        if checkpoint is not None:
-            self.bound_model.load_state_dict(checkpoint)
-        self._wrappers = None
-        for name in self.tracked:
-            vars(self).pop(name, None)  # back to the value of the class
-        self._bind()
-        if was_wrapped:
-            self._prepare()
-            self._wrap_model()
-            self._follow_optimizer()
-
-    def load_model_state_dict(self, model_state: Mapping[str, Any]) -> None:
-        """Load a state dict of the plain or of the compressed model into the bound one."""
-        self.bound_model.load_state_dict(model_state)
 
     def state(self) -> CompressionState:
         """Return masks, scales and progress as data that can be saved; see CompressionState."""
@@ -353,15 +310,15 @@ class Compressor:
     def _bind(self) -> None:
         """Check the config against the model, and make the wrappers; the model is only read."""
         self._backend = backend_of(self.bound_model)
-        self._selection = select_layers(self, self._backend)
-        chosen = self._selection.chosen
-        self._backend.check_overlaps(chosen)
-        self._wrappers = [self._backend.wrap(self.kind, layer, self) for layer in chosen]
+        selection = select_layers(self, self._backend)
+        self._backend.check_overlaps(selection.chosen)
+        wrappers = [self._backend.wrap(self.kind, layer, self) for layer in selection.chosen]
         if self.optimizer is not None:
-            self._backend.check_optimizer(self.optimizer, self._wrappers)
+            self._backend.check_optimizer(self.optimizer, wrappers)
         for name, value in self._attributes.items():
-            for wrapper in self._wrappers:
+            for wrapper in wrappers:
                 wrapper.set_attribute(name, copy.deepcopy(value))
+        self._selection, self._wrappers = selection, wrappers
 
     @property
     def checks_config(self) -> bool:
@@ -403,9 +360,6 @@ class Compressor:
 
     def _after_step(self) -> None:
         """Do what the engine owes after each optimizer step, before the author's ``step()``."""
-
-    def step_with_optimizer(self) -> None:
-        """Older name of :meth:`step`; called right after it."""
 
     def _wrap_model(self) -> None:
         if self.is_wrapped:

@@ -83,7 +83,7 @@ class Pruner(Compressor):
 
     def _after_step(self) -> None:
         """Keep pruned weights at zero, whatever the optimizer made of a zero gradient."""
-        self._backend.apply_masks(self.get_modules_wrapper())
+        self._backend.hold_masks(self.get_modules_wrapper())
 
     def _ask_for_masks(
         self, wrappers: list[Any], calc_mask: Call

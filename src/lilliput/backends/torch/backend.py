@@ -15,7 +15,7 @@ from lilliput.backends.torch import export, files, instrument
 from lilliput.backends.torch.admit import check_layer, check_overlaps, hold_zeros
 from lilliput.backends.torch.discover import DEFAULT_TYPES, discover
 from lilliput.backends.torch.grad import with_gradient
-from lilliput.backends.torch.weights import AddedGroup, forget_, is_parametrized, raw, zero_
+from lilliput.backends.torch.weights import AddedGroup, forget_, hold_, is_parametrized, raw, zero_
 from lilliput.backends.torch.wrapper import (
     Collector,
     ModuleWrapper,
@@ -184,6 +184,14 @@ class TorchBackend(Backend):
         return tuple(
             with_gradient(x, y, rule, quant_type) for x, y in zip(tensors, results, strict=True)
         )
+
+    @torch.no_grad()
+    def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Put pruned weights that an optimizer step has moved back to zero, in place."""
+        for wrapper in wrappers:
+            for module, name, mask in _masks(wrapper):
+                if not is_parametrized(module, name):
+                    hold_(raw(module, name), mask)
 
     def is_tensor(self, value: Any) -> bool:
         """Whether a value is a torch tensor."""

@@ -56,15 +56,32 @@ def zero_(tensor: Any, mask: Tensor) -> None:
 
     Multiplying would not do: zero times infinity or NaN is NaN.
     """
-    pruned = mask == 0
-    if is_sharded(tensor):
-        from torch.distributed.tensor import distribute_tensor
+    local, mask = _local(tensor, mask)
+    local.masked_fill_(mask == 0, 0)
 
-        # Every process holds the whole mask, so each can cut its own part: no communication.
-        place = (tensor.device_mesh, tensor.placements)
-        pruned = distribute_tensor(pruned, *place, src_data_rank=None).to_local()
-        tensor = tensor.to_local()
-    tensor.masked_fill_(pruned, 0)
+
+def hold_(tensor: Any, mask: Tensor) -> None:
+    """Set what a mask prunes to zero in place, after an optimizer step.
+
+    Multiplying is ten times faster than filling, and right unless the optimizer made NaN of a zero
+    gradient, as Adam does in half precision, where its eps is zero.
+    """
+    local, mask = _local(tensor, mask)
+    if local.dtype == torch.float16:
+        local.masked_fill_(mask == 0, 0)
+    else:
+        local.mul_(mask.to(local.dtype))
+
+
+def _local(tensor: Any, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a sharded tensor's part in this process, and the same part of its mask."""
+    if not is_sharded(tensor):
+        return tensor, mask
+    from torch.distributed.tensor import distribute_tensor
+
+    # Every process holds the whole mask, so each can cut its own part: no communication.
+    place = (tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), distribute_tensor(mask, *place, src_data_rank=None).to_local()
 
 
 def forget_(optimizer: torch.optim.Optimizer, parameter: Tensor, mask: Tensor) -> None:
