@@ -53,7 +53,7 @@ Epoch = Annotated[int, Field(ge=0)]
 class Rule(BaseModel):
     """Which layers: the keys that every algorithm shares."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     op_types: Names | None = Field(
         None,

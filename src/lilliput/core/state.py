@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lilliput.core.state_files import load_state, save_state
 from lilliput.errors import Problem, StateError
 
 
@@ -40,6 +39,8 @@ class CompressionState:
 
     def save(self, folder: str | Path) -> None:
         """Write the state into a folder, so that a crash leaves either the old state or the new."""
+        from lilliput.core.state_files import save_state  # here: importing Lilliput is to be quick
+
         save_state({x.name: getattr(self, x.name) for x in dataclasses.fields(self)}, folder)
 
     @classmethod
@@ -48,6 +49,8 @@ class CompressionState:
 
         Tensors are those of the framework that wrote them, or of ``framework``.
         """
+        from lilliput.core.state_files import load_state
+
         return cls(**load_state(folder, framework))
 
 

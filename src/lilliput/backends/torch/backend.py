@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.backends.base import Backend
-from lilliput.backends.torch import export, files, instrument
+from lilliput.backends.torch import files, instrument
 from lilliput.backends.torch.admit import check_layer, check_overlaps, hold_zeros
 from lilliput.backends.torch.discover import DEFAULT_TYPES, discover
 from lilliput.backends.torch.grad import with_gradient
@@ -203,7 +203,9 @@ class TorchBackend(Backend):
 
     def export(self, *args: Any) -> None:
         """Write the compressed model as a plain one; see :mod:`export`."""
-        export.export_plain(*args)
+        from lilliput.backends.torch.export import export_plain  # here: imports are to be quick
+
+        export_plain(*args)
 
     def dump_tensors(self, tensors: dict[str, Tensor]) -> bytes:
         """Return tensors as the bytes of a safetensors file."""

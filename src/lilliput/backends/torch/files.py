@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from safetensors import SafetensorError, TensorSpec, serialize
-from safetensors.torch import load
 from torch import Tensor
 
 from lilliput.backends.torch.weights import whole
@@ -14,6 +12,8 @@ from lilliput.errors import StateError
 
 def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors as the bytes of a safetensors file; tied weights are written once per name."""
+    from safetensors import TensorSpec, serialize  # here: importing Lilliput is to be quick
+
     plain = {key: whole(t.detach()).cpu().contiguous() for key, t in tensors.items()}
     # Straight from torch's memory: safetensors.torch.save would need NumPy for it.
     specs = {
@@ -30,6 +30,9 @@ def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 def parse_tensors(data: bytes) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
     try:
         return load(data)
     except SafetensorError as error:
