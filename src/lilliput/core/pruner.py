@@ -115,7 +115,6 @@ class Pruner(Compressor):
                     f"{wrapper.name!r}: {fault}"
                 )
             if mask is not None:
-                checked[name] = (
-                    mask != 0
-                )  # a copy: the algorithm may fill one buffer for all layers
+                # A copy: the algorithm may fill one buffer for all layers.
+                checked[name] = mask != 0
         return checked

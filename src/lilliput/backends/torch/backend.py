@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,7 +15,15 @@ from lilliput.backends.torch import files, instrument
 from lilliput.backends.torch.admit import check_layer, check_overlaps, hold_zeros
 from lilliput.backends.torch.discover import DEFAULT_TYPES, discover
 from lilliput.backends.torch.grad import with_gradient
-from lilliput.backends.torch.weights import AddedGroup, forget_, hold_, is_parametrized, raw, zero_
+from lilliput.backends.torch.weights import (
+    AddedGroup,
+    forget_,
+    hold_,
+    is_binary,
+    is_parametrized,
+    raw,
+    zero_,
+)
 from lilliput.backends.torch.wrapper import (
     Collector,
     ModuleWrapper,
@@ -113,7 +121,7 @@ class TorchBackend(Backend):
 
     def adopt(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
         """Add a parameter group for the wrappers' own parameters, if the optimizer lacks them."""
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        held = _held_by(optimizer)
         found = [p for wrapper in wrappers for p in wrapper.parameters() if id(p) not in held]
         return [AddedGroup(optimizer, found)] if found else []
 
@@ -124,7 +132,7 @@ class TorchBackend(Backend):
                 f"optimizer: received {type(optimizer).__name__!r}, expected a torch.optim.Optimizer "
                 "(or none, and call step() yourself)."
             )
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        held = _held_by(optimizer)
         weights = [
             raw(w.module, name)
             for w in wrappers
@@ -147,20 +155,17 @@ class TorchBackend(Backend):
             return f"received {type(mask).__name__}, expected a tensor of ones and zeros."
         if tuple(mask.shape) != expected:
             return f"received shape {tuple(mask.shape)}, expected {expected}."
-        if not bool(((mask == 0) | (mask == 1)).all()):
+        if not is_binary(mask):
             return "received other values than 0 and 1."
         return None
 
     @torch.no_grad()
     def apply_masks(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
         """Zero the pruned weights and the optimizer's memory of them, in place."""
-        for wrapper in wrappers:
-            for module, name, mask in _masks(wrapper):
-                if not is_parametrized(module, name):
-                    parameter = raw(module, name)
-                    zero_(parameter, mask)
-                    if optimizer is not None:
-                        forget_(optimizer, parameter, mask)
+        for parameter, mask in _masked_parameters(wrappers):
+            zero_(parameter, mask)
+            if optimizer is not None:
+                forget_(optimizer, parameter, mask)
 
     def quantize(
         self,
@@ -188,10 +193,8 @@ class TorchBackend(Backend):
     @torch.no_grad()
     def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Put pruned weights that an optimizer step has moved back to zero, in place."""
-        for wrapper in wrappers:
-            for module, name, mask in _masks(wrapper):
-                if not is_parametrized(module, name):
-                    hold_(raw(module, name), mask)
+        for parameter, mask in _masked_parameters(wrappers):
+            hold_(parameter, mask)
 
     def is_tensor(self, value: Any) -> bool:
         """Whether a value is a torch tensor."""
@@ -230,6 +233,18 @@ def _masks(wrapper: ModuleWrapper) -> list[tuple[nn.Module, str, Tensor]]:
     return found
 
 
+def _masked_parameters(wrappers: Sequence[ModuleWrapper]) -> Iterator[tuple[Any, Tensor]]:
+    """Yield each raw parameter that can hold its zeros itself, with its mask."""
+    for wrapper in wrappers:
+        for module, name, mask in _masks(wrapper):
+            if not is_parametrized(module, name):
+                yield raw(module, name), mask
+
+
+def _held_by(optimizer: Any) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
 def _check_quantizers(wrapper: ModuleWrapper) -> None:
     """Refuse to take a mask away from under a quantizer that would move its zeros."""
     if not isinstance(wrapper, PrunerModuleWrapper):
@@ -262,13 +277,12 @@ def strip(model: nn.Module) -> nn.Module:
     """
     backend = TorchBackend()
     wrappers = [module for module in model.modules() if isinstance(module, ModuleWrapper)]
-    wrappers.sort(key=lambda wrapper: -wrapper.order)  # quantizers first
     for wrapper in wrappers:
-        if wrapper.order > 0:
+        if isinstance(wrapper, QuantizerModuleWrapper):  # before the masks that it may rely on
             backend.detach(wrapper)
-    pruners = [wrapper for wrapper in wrappers if wrapper.order <= 0]
-    backend.settle(pruners)
-    for wrapper in pruners:
+    others = [w for w in wrappers if not isinstance(w, QuantizerModuleWrapper)]
+    backend.settle(others)
+    for wrapper in others:
         backend.detach(wrapper)
     return model
 

@@ -51,6 +51,11 @@ def whole(tensor: Any) -> Tensor:
     return gathered
 
 
+def is_binary(mask: Tensor) -> bool:
+    """Whether a tensor holds zeros and ones only, as a mask must."""
+    return bool(((mask == 0) | (mask == 1)).all())
+
+
 def zero_(tensor: Any, mask: Tensor) -> None:
     """Set what a mask prunes to zero in place, in a weight or in an optimizer's record of it.
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lilliput.backends.torch.weights import raw, whole
+from lilliput.backends.torch.weights import is_binary, raw, whole
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError, StageError
 
@@ -208,7 +208,7 @@ class PrunerModuleWrapper(ModuleWrapper):
         """Return what of a snapshot does not fit, by name; masks hold zeros and ones."""
         faults = super().find_faults(tensors, values)
         for key in ("weight_mask", "bias_mask"):
-            if key in tensors and not bool(((tensors[key] == 0) | (tensors[key] == 1)).all()):
+            if key in tensors and not is_binary(tensors[key]):
                 faults[key] = "received other values than 0 and 1"
         return faults
 
