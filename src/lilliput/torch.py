@@ -1,5 +1,8 @@
 """Everything a PyTorch user imports: ``from lilliput.torch import LevelPruner``."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from lilliput.errors import MissingExtraError
 
 try:
@@ -23,24 +26,75 @@ from lilliput.core.pruner import Pruner
 from lilliput.core.quantizer import Quantizer
 from lilliput.core.state import CompressionState
 from lilliput.pruning import (
+    ActivationAPoZRankFilterPruner,
+    ActivationAPoZRankPruner,
+    ActivationMeanRankFilterPruner,
+    ActivationMeanRankPruner,
     AGP_Pruner,
     AGPPruner,
     AGPruner,
+    ChannelMasker,
+    ChannelPruner,
+    FPGMPruner,
+    L1FilterPruner,
+    L1NormPruner,
+    L2FilterPruner,
+    L2NormPruner,
     LevelPruner,
+    LinearPruner,
     OneShotPruner,
     ScoreMasker,
+    SensitivityAnalysis,
+    SensitivityPruner,
+    SlimPruner,
+    TaylorFOWeightFilterPruner,
+    TaylorFOWeightPruner,
 )
 from lilliput.quantization import DoReFaQuantizer, NaiveQuantizer
+
+if TYPE_CHECKING:
+    from lilliput.speedup.collect import channel_groups
+    from lilliput.speedup.groups import ChannelGroups
+    from lilliput.speedup.model_speedup import ModelSpeedup
+    from lilliput.speedup.preflight import preflight
+    from lilliput.speedup.result import SpeedupResult
+    from lilliput.speedup.saved import load
+    from lilliput.speedup.shrink import speedup
+
+# Loaded when they are first used: importing is to be quick.
+_LAZY = {
+    "lilliput.speedup.collect": ("channel_groups",),
+    "lilliput.speedup.groups": ("ChannelGroups",),
+    "lilliput.speedup.model_speedup": ("ModelSpeedup",),
+    "lilliput.speedup.preflight": ("preflight",),
+    "lilliput.speedup.result": ("SpeedupResult",),
+    "lilliput.speedup.saved": ("load",),
+    "lilliput.speedup.shrink": ("speedup",),
+}
 
 __all__ = [
     "AGPPruner",
     "AGP_Pruner",
     "AGPruner",
+    "ActivationAPoZRankFilterPruner",
+    "ActivationAPoZRankPruner",
+    "ActivationMeanRankFilterPruner",
+    "ActivationMeanRankPruner",
+    "ChannelGroups",
+    "ChannelMasker",
+    "ChannelPruner",
     "CompressionState",
     "Compressor",
     "DoReFaQuantizer",
+    "FPGMPruner",
+    "L1FilterPruner",
+    "L1NormPruner",
+    "L2FilterPruner",
+    "L2NormPruner",
     "LayerInfo",
     "LevelPruner",
+    "LinearPruner",
+    "ModelSpeedup",
     "ModuleWrapper",
     "NaiveQuantizer",
     "OneShotPruner",
@@ -51,6 +105,25 @@ __all__ = [
     "Quantizer",
     "QuantizerModuleWrapper",
     "ScoreMasker",
+    "SensitivityAnalysis",
+    "SensitivityPruner",
+    "SlimPruner",
+    "SpeedupResult",
+    "TaylorFOWeightFilterPruner",
+    "TaylorFOWeightPruner",
     "WeightMasker",
+    "channel_groups",
+    "load",
+    "preflight",
+    "speedup",
     "strip",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _LAZY.items():
+        if name in names:
+            value = getattr(import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,17 +4,24 @@ import lilliput
 import lilliput.torch
 
 TORCH = """
-    AGPPruner AGP_Pruner AGPruner CompressionState Compressor DoReFaQuantizer LayerInfo LevelPruner
-    ModuleWrapper NaiveQuantizer OneShotPruner Pruner PrunerModuleWrapper QuantGrad QuantType
-    Quantizer QuantizerModuleWrapper ScoreMasker WeightMasker strip
+    AGPPruner AGP_Pruner AGPruner ActivationAPoZRankFilterPruner ActivationAPoZRankPruner
+    ActivationMeanRankFilterPruner ActivationMeanRankPruner ChannelMasker ChannelPruner
+    CompressionState Compressor DoReFaQuantizer FPGMPruner L1FilterPruner L1NormPruner
+    L2FilterPruner L2NormPruner LayerInfo LevelPruner LinearPruner ModuleWrapper NaiveQuantizer
+    OneShotPruner Pruner PrunerModuleWrapper QuantGrad QuantType Quantizer QuantizerModuleWrapper
+    ScoreMasker SensitivityAnalysis SensitivityPruner SlimPruner TaylorFOWeightFilterPruner
+    TaylorFOWeightPruner WeightMasker strip
 """
 TOP = """
-    AGPPruner AGP_Pruner AGPruner AlgorithmError BitsRule CompressionState Compressor ConfigError
-    DoReFaQuantizer ExportError LayerInfo LevelPruner LilliputError MissingExtraError NaiveQuantizer
-    OneShotPruner PruneRule Pruner QuantGrad QuantRule QuantType Quantizer Rule ScheduledPruneRule
-    ScoreMasker StageError StateError UnsupportedModelError WeightMasker __version__ config_schema
-    list_pruners list_quantizers pruner quantizer read_rules register_pruner register_quantizer
-    write_rules
+    AGPPruner AGP_Pruner AGPruner ActivationAPoZRankFilterPruner ActivationAPoZRankPruner
+    ActivationMeanRankFilterPruner ActivationMeanRankPruner AlgorithmError BitsRule ChannelMasker
+    ChannelPruner CompressionState Compressor ConfigError DoReFaQuantizer ExportError FPGMPruner
+    L1FilterPruner L1NormPruner L2FilterPruner L2NormPruner LayerInfo LevelPruner LilliputError
+    LinearPruner MissingExtraError NaiveQuantizer OneShotPruner PruneRule Pruner QuantGrad QuantRule
+    QuantType Quantizer Rule ScheduledPruneRule ScoreMasker SensitivityAnalysis SensitivityPruner
+    SlimPruner StageError StateError TaylorFOWeightFilterPruner TaylorFOWeightPruner
+    UnsupportedModelError WeightMasker __version__ config_schema list_pruners list_quantizers pruner
+    quantizer read_rules register_pruner register_quantizer write_rules
 """
 
 

@@ -18,7 +18,12 @@ FRAMEWORK = [
     *("Compressor", "Pruner", "Quantizer", "WeightMasker", "LayerInfo"),
     *("PrunerModuleWrapper", "QuantizerModuleWrapper", "QuantGrad", "QuantType"),
 ]
-PRUNERS = ["LevelPruner", "AGPruner", "AGP_Pruner", "AGPPruner"]
+PRUNERS = [
+    *("LevelPruner", "AGPruner", "AGP_Pruner", "AGPPruner", "LinearPruner"),
+    *("L1FilterPruner", "L2FilterPruner", "L1NormPruner", "L2NormPruner", "FPGMPruner"),
+    *("SlimPruner", "TaylorFOWeightFilterPruner", "TaylorFOWeightPruner"),
+    *("ActivationAPoZRankFilterPruner", "ActivationMeanRankFilterPruner"),
+]
 QUANTIZERS = ["NaiveQuantizer", "DoReFaQuantizer"]
 PRUNING_HOMES = [
     "nni.compression.torch",

@@ -1,9 +1,51 @@
 """Every registered algorithm passes every check of the public battery."""
 
+from functools import partial
+
 import pytest
 
 from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
 from lilliput.testing import Subject, pruner_checks, quantizer_checks
+from lilliput.testing.observe import loss_of
+from lilliput.torch import (
+    ActivationAPoZRankPruner,
+    ActivationMeanRankPruner,
+    AGPPruner,
+    L1NormPruner,
+    SlimPruner,
+    TaylorFOWeightPruner,
+)
+
+
+# How to build those that prune after they have seen data, by registered name.
+def calibrated(cls, **kwargs):
+    def make(model, rules, optimizer, **inputs):
+        pruner = cls(model, rules, optimizer, **inputs)
+        pruner.calibrate([model.make_input()], **kwargs)
+        return pruner
+
+    return make
+
+
+def followed(make):
+    return lambda model, rules, optimizer: make(
+        model, rules, optimizer, example_inputs=model.make_input()
+    )
+
+
+MAKERS = {
+    "apoz": calibrated(ActivationAPoZRankPruner),
+    "mean_activation": calibrated(ActivationMeanRankPruner),
+    "taylorfo": calibrated(TaylorFOWeightPruner, loss=loss_of),
+}
+
+# Channels are followed through the model: their companions must keep every promise too.
+FOLLOWED = {
+    "l1": Subject(L1NormPruner, make=followed(L1NormPruner)),
+    "slim": Subject(SlimPruner, make=followed(SlimPruner)),
+    "taylorfo": Subject(TaylorFOWeightPruner, make=followed(MAKERS["taylorfo"])),
+    "agp of l1": Subject(AGPPruner, make=followed(partial(AGPPruner, pruning_algorithm="l1"))),
+}
 
 # Settings for algorithms whose defaults do not prune at once, by registered name.
 SETTINGS: dict[str, dict[str, object]] = {}
@@ -19,7 +61,12 @@ def cases(names, checks):
 
 @pytest.mark.parametrize(("name", "check"), cases(list_pruners(), pruner_checks()))
 def test_pruner_conforms(name, check):
-    check(Subject(pruner(name), SETTINGS.get(name)))
+    check(Subject(pruner(name), SETTINGS.get(name), MAKERS.get(name)))
+
+
+@pytest.mark.parametrize(("name", "check"), cases(FOLLOWED, pruner_checks()))
+def test_pruner_of_channels_conforms(name, check):
+    check(FOLLOWED[name])
 
 
 @pytest.mark.parametrize(("name", "check"), cases(list_quantizers(), quantizer_checks()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -62,6 +62,47 @@ class Backend(ABC):
     @abstractmethod
     def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Call ``task()`` after each optimizer step; return a removable handle."""
+
+    @abstractmethod
+    def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
+        """Call ``task()`` before each optimizer step; return a removable handle."""
+
+    @abstractmethod
+    def parameters(self, model: Any) -> dict[str, LayerInfo]:
+        """Return each parameter under all its full names, as a layer that can be wrapped."""
+
+    @abstractmethod
+    def to_mask(self, keep: Any, wrapper: Any) -> Any:
+        """Return a NumPy array of booleans as a tensor on the device of a wrapper's weight."""
+
+    @abstractmethod
+    def sum_over_processes(self, tensor: Any) -> Any:
+        """Return the sum of a tensor over all processes that train together."""
+
+    @abstractmethod
+    def gradient(self, wrapper: Any) -> Any:
+        """Return the gradient of a wrapper's raw weight in full, None if there is none."""
+
+    @abstractmethod
+    def pull_to_zero(self, wrappers: Sequence[Any], scale: float) -> None:
+        """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
+
+    @abstractmethod
+    def run(
+        self,
+        model: Any,
+        batches: Iterable[Any],
+        forward: Callable[..., Any] | None,
+        task: Callable[[], None] | None = None,
+    ) -> None:
+        """Run batches through a model in eval mode; with a task, ``forward`` is a loss to derive."""
+
+    def narrow_norms(self, wrappers: Sequence[Any]) -> None:  # noqa: B027
+        """Make norm layers take their statistics over kept channels; called after masks changed."""
+
+    def widen_norms(self, model: Any) -> list[str]:
+        """Undo :meth:`narrow_norms`, and return which layers this concerned."""
+        return []
 
     @abstractmethod
     def adopt(self, optimizer: Any, wrappers: Sequence[Any]) -> list[Any]:

@@ -66,6 +66,15 @@ class LayerInfo:
         never seen (``out_proj`` of ``MultiheadAttention``).
     config : dict
         The rule that took this layer, filled in by selection.
+    out_axis : int
+        The axis of the weight that counts output channels.
+    out_groups : int
+        How many blocks of output channels lie behind each other on the other axis: the groups of a
+        transposed convolution.
+    channel_axis : int
+        The axis of the layer's output that counts channels.
+    is_parameter : bool
+        Whether this is one parameter of any kind, named in full, and not a layer that rules select.
     """
 
     name: str
@@ -75,6 +84,10 @@ class LayerInfo:
     types: frozenset[str] = frozenset()
     is_bypassed: bool = False
     config: dict[str, Any] = field(default_factory=dict)
+    out_axis: int = 0
+    out_groups: int = 1
+    channel_axis: int = -1
+    is_parameter: bool = False
 
     @property
     def module(self) -> Any:
@@ -93,6 +106,23 @@ class LayerInfo:
     def bias_name(self) -> str | None:
         """Attribute of the bias that belongs to the weight, None if there is none."""
         return self.owners[0].bias_name
+
+    @property
+    def tensor_name(self) -> str:
+        """The first full name of the weight."""
+        path, name = self.owners[0].path, self.weight_name or ""
+        return f"{path}.{name}" if path else name
+
+    @property
+    def tensor_names(self) -> frozenset[str]:
+        """Every full name of the weight: ``'layer1.0.conv1.weight'``."""
+        found = ((path, owner.weight_name) for owner in self.owners for path in owner.paths)
+        return frozenset(f"{path}.{name}" if path else name for path, name in found if name)
+
+    @property
+    def out_channels(self) -> int:
+        """Number of output channels of the weight."""
+        return self.shape[self.out_axis] * self.out_groups
 
     @property
     def names(self) -> frozenset[str]:

@@ -21,13 +21,21 @@ class Decision:
     layer: LayerInfo
     rule: int | None
     excluded: bool = False
+    obstacle: str = ""  # why the algorithm has to leave a layer alone that a rule selects
 
     @property
     def why(self) -> str:
         """The reason in words."""
+        if self.obstacle:
+            return f"left alone: {self.obstacle}"
         if self.rule is None:
             return "no rule matches"
         return f"excluded by rule {self.rule}" if self.excluded else f"rule {self.rule}"
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the layer is compressed."""
+        return self.rule is not None and not self.excluded and not self.obstacle
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Selection:
     @property
     def chosen(self) -> list[LayerInfo]:
         """The layers to compress, each with its ``config`` filled in."""
-        return [d.layer for d in self.decisions if d.rule is not None and not d.excluded]
+        return [d.layer for d in self.decisions if d.is_chosen]
 
     def __str__(self) -> str:
         """Print one line per layer: name, type, shape, which rule took it and what it asks."""
@@ -52,7 +60,7 @@ class Selection:
             asks = ", ".join(
                 f"{key}={value}"
                 for key, value in layer.config.items()
-                if key not in ("op_types", "op_names") and not decision.excluded
+                if key not in ("op_types", "op_names") and decision.is_chosen
             )
             shape = "×".join(map(str, layer.shape)) or "-"
             rows.append((layer.name + shared, layer.type, shape, decision.why, asks))

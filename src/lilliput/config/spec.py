@@ -48,6 +48,9 @@ Fraction = Annotated[
 ]
 Bits = Annotated[int, Field(ge=1, le=16)]
 Epoch = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Pattern = Annotated[str, Field(pattern=r"^[1-9]\d*:[1-9]\d*$")]
+Block = Annotated[list[Count], Field(min_length=2, max_length=2), BeforeValidator(_as_list)]
 
 
 class Rule(BaseModel):
@@ -76,7 +79,49 @@ class PruneRule(Rule):
     sparsity: Fraction | None = Field(None, description="Share of each layer's weights to remove.")
 
 
-class ScheduledPruneRule(PruneRule):
+class PatternKeys(BaseModel):
+    """In which pattern single weights are removed."""
+
+    granularity: Pattern | Block | None = Field(
+        None,
+        description="'2:4': keep 2 of every 4 consecutive inputs; [rows, columns]: whole blocks.",
+    )
+
+    @property
+    def pattern_sparsity(self) -> float | None:
+        """The sparsity of an N:M pattern, None if there is none."""
+        if not isinstance(self.granularity, str):
+            return None
+        kept, of = map(int, self.granularity.split(":"))
+        return 1 - kept / of
+
+    @model_validator(mode="after")
+    def _check_pattern(self) -> PatternKeys:
+        share = self.pattern_sparsity
+        if share is not None and share <= 0:
+            raise ValueError(
+                f"'granularity' {self.granularity!r} removes nothing: write 'N:M', N below M."
+            )
+        for key in ("sparsity", "final_sparsity"):
+            asked = getattr(self, key, None)
+            if share is not None and asked is not None and abs(asked - share) > 1e-9:
+                raise ValueError(
+                    f"'granularity' {self.granularity!r} has a sparsity of {share:g}, {key!r} asks "
+                    f"for {asked:g}; leave {key!r} out."
+                )
+        return self
+
+
+class ChannelKeys(BaseModel):
+    """How many channels must stay where whole channels are removed."""
+
+    min_kept: Count | None = Field(None, description="The fewest channels to keep, 1 by default.")
+    round_to: Count | None = Field(
+        None, description="Keep a multiple of this many channels, as hardware likes it."
+    )
+
+
+class ScheduledPruneRule(PruneRule, PatternKeys, ChannelKeys):
     """How much to prune, and when."""
 
     initial_sparsity: Fraction = Field(0.0, description="Share removed at start_epoch.")
@@ -114,7 +159,8 @@ class ScheduledPruneRule(PruneRule):
     @property
     def target(self) -> float | None:
         """The sparsity to end with, under whichever of its two names it was given."""
-        return self.sparsity if self.final_sparsity is None else self.final_sparsity
+        given = self.sparsity if self.final_sparsity is None else self.final_sparsity
+        return self.pattern_sparsity if given is None else given
 
     def settings(self) -> dict[str, Any]:
         """As in :meth:`Rule.settings`, with the target under ``final_sparsity``."""

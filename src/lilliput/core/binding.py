@@ -25,13 +25,17 @@ def select_layers(compressor: Any, backend: Backend) -> Selection:
     compressor.validate_config(model, compressor.config_list)
     parsed = _parse(compressor, backend)
     layers = [layer for layer in backend.layers(model) if compressor.can_wrap(layer)]
-    defaults = backend.default_types if cls.default_types is None else cls.default_types
+    own = compressor.default_types
+    defaults = backend.default_types if own is None else own
     selection = select(layers, parsed.rules, defaults, parsed.origins, backend.is_known_type)
     problems = list(parsed.problems)
     if parsed.rules:
         problems += selection.problems
     if not parsed.problems:
         problems += compressor.find_problems(selection)
+    if not problems:
+        selection = compressor.refine(selection)
+        problems += selection.problems
     if problems:
         raise ConfigError(sorted(problems, key=_place), title=cls.__name__)
     return selection

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,8 @@ from lilliput.core.binding import select_layers
 from lilliput.core.older_names import OlderNames
 from lilliput.core.state import CompressionState, capture, restore
 from lilliput.errors import Problem, StageError
+
+log = logging.getLogger("lilliput")
 
 _CONFIG_TYPES = (list, tuple, Mapping, Rule, str, os.PathLike)
 
@@ -71,6 +74,7 @@ class Compressor(OlderNames):
     _has_compressed: bool = False
     _backend: Any = None
     _wrappers: list[Any] | None = None
+    _companions: Sequence[Any] = ()
     _selection: Selection | None = None
     _attributes: Mapping[str, Any] = {}
     _step_handles: tuple[Any, ...] = ()
@@ -116,14 +120,15 @@ class Compressor(OlderNames):
         except BaseException:
             self.bound_model = before
             raise
-        self._backend.check_unchanged(self.bound_model, self.get_modules_wrapper())
+        self._backend.check_unchanged(self.bound_model, self._every_wrapper())
         self.bind_model(self.bound_model)
         self._prepare()
         self._wrap_model()
         try:
             self._follow_optimizer()
             self._refresh()
-            self._backend.apply_masks(self.get_modules_wrapper(), self.optimizer)
+            self._backend.apply_masks(self._every_wrapper(), self.optimizer)
+            self._backend.narrow_norms(self._every_wrapper())
         except BaseException:
             self._leave_optimizer()
             self._detach_all()
@@ -245,7 +250,8 @@ class Compressor(OlderNames):
         restore(self, state)
         if self.is_wrapped:
             self._backend.reshard(self.bound_model)
-            self._backend.apply_masks(self.get_modules_wrapper(), self.optimizer)
+            self._backend.apply_masks(self._every_wrapper(), self.optimizer)
+            self._backend.narrow_norms(self._every_wrapper())
 
     def export_model(
         self,
@@ -273,8 +279,9 @@ class Compressor(OlderNames):
         """
         if not self._has_compressed:
             raise StageError("export_model() came before compress(); call that first.")
+        wrappers = self._every_wrapper()
         self._backend.export(
-            self.bound_model, self._wrappers, model_path, mask_path, onnx_path, input_shape, device
+            self.bound_model, wrappers, model_path, mask_path, onnx_path, input_shape, device
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -311,14 +318,16 @@ class Compressor(OlderNames):
         """Check the config against the model, and make the wrappers; the model is only read."""
         self._backend = backend_of(self.bound_model)
         selection = select_layers(self, self._backend)
-        self._backend.check_overlaps(selection.chosen)
+        others = self.companion_layers(selection)
+        self._backend.check_overlaps([*selection.chosen, *others])
         wrappers = [self._backend.wrap(self.kind, layer, self) for layer in selection.chosen]
+        companions = [self._backend.wrap(self.kind, layer, self) for layer in others]
         if self.optimizer is not None:
             self._backend.check_optimizer(self.optimizer, wrappers)
         for name, value in self._attributes.items():
             for wrapper in wrappers:
                 wrapper.set_attribute(name, copy.deepcopy(value))
-        self._selection, self._wrappers = selection, wrappers
+        self._selection, self._wrappers, self._companions = selection, wrappers, companions
 
     @property
     def checks_config(self) -> bool:
@@ -333,6 +342,21 @@ class Compressor(OlderNames):
         """Return what only this kind of compressor can find wrong with a selection."""
         return []
 
+    def refine(self, selection: Selection) -> Selection:
+        """Return the selection without the layers that this kind of compressor has to leave alone."""
+        return selection
+
+    def companion_layers(self, selection: Selection) -> list[LayerInfo]:
+        """Return what else has to be wrapped for the sake of the selected layers."""
+        return []
+
+    def companions(self) -> list[Any]:
+        """Return the wrappers of parameters that no rule selects, but that follow the selected ones."""
+        return list(self._companions)
+
+    def _every_wrapper(self) -> list[Any]:
+        return [*self.get_modules_wrapper(), *self._companions]
+
     def _prepare(self) -> None:
         """Get ready to run, after all of the author's constructor has been executed."""
 
@@ -344,8 +368,13 @@ class Compressor(OlderNames):
         if self.optimizer is not None and not self._step_handles:
             tasks = (*self._tasks, self._on_step)
             hooks = [self._backend.after_step(self.optimizer, task) for task in tasks]
+            hooks += [self._backend.before_step(self.optimizer, x) for x in self._before_step()]
             adopted = self._backend.adopt(self.optimizer, self.get_modules_wrapper())
             self._step_handles = (*hooks, *adopted)
+
+    def _before_step(self) -> tuple[Callable[[], None], ...]:
+        """Return what is to be called before each optimizer step, when gradients are complete."""
+        return ()
 
     def _leave_optimizer(self) -> None:
         for handle in self._step_handles:
@@ -366,7 +395,7 @@ class Compressor(OlderNames):
             return
         attached: list[Any] = []
         try:
-            for wrapper in self.get_modules_wrapper():
+            for wrapper in self._every_wrapper():
                 self._backend.attach(wrapper)
                 attached.append(wrapper)
         except BaseException:
@@ -379,11 +408,22 @@ class Compressor(OlderNames):
     def _unwrap_model(self) -> None:
         if self.is_wrapped:
             self._backend.reshard(self.bound_model)
-            self._backend.settle(self.get_modules_wrapper())
+            self._backend.settle(self._every_wrapper())
+            narrow = self._backend.widen_norms(self.bound_model)
+            if narrow:
+                log.warning(
+                    "%s: stripped while %s and %d others took statistics over kept channels only; the "
+                    "plain model sees all channels and computes something else. speedup(model, "
+                    "example_inputs) instead of strip() keeps what was trained.",
+                    type(self).__name__,
+                    narrow[0],
+                    len(narrow) - 1,
+                )
             self._detach_all()
 
     def _detach_all(self) -> None:
-        for wrapper in reversed(self.get_modules_wrapper()):
+        self._backend.widen_norms(self.bound_model)
+        for wrapper in reversed(self._every_wrapper()):
             self._backend.detach(wrapper)
         self.is_wrapped = False
         self._backend.announce_buffers(self.bound_model)

@@ -1,12 +1,21 @@
-"""The part of a pruning algorithm that turns one layer's weight into its masks."""
+"""A criterion: the part of a pruning algorithm that says which weights matter least."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from lilliput.config.select import Selection
+from lilliput.errors import Problem
+from lilliput.ops.masks import prune_count
+from lilliput.ops.namespace import namespace
+
+Targets = Sequence[tuple[Any, float | None]]
+Answers = list[tuple[Any, dict[str, Any] | None]]
 
 
 class WeightMasker:
-    """Compute the masks of one layer for a given sparsity.
+    """Compute the masks of layers for given sparsities; override :meth:`calc_mask`.
 
     Parameters
     ----------
@@ -15,6 +24,10 @@ class WeightMasker:
     pruner : Pruner
         The pruner that asks; offers ``set_wrappers_attribute`` and ``add_activation_collector``.
     """
+
+    default_types: ClassVar[frozenset[str] | None] = None  # None: those of the pruner
+    keys: ClassVar[frozenset[str]] = frozenset()  # optional rule keys that it heeds
+    removes_channels: ClassVar[bool] = False  # a sparsity counts whole channels
 
     def __init__(self, model: Any, pruner: Any) -> None:
         self.model = model
@@ -25,3 +38,52 @@ class WeightMasker:
     ) -> dict[str, Any] | None:
         """Return ``{'weight_mask': ..., 'bias_mask': ...}`` for one layer, or None for no change."""
         raise NotImplementedError(f"{type(self).__name__} must override calc_mask().")
+
+    def calc_masks(self, targets: Targets) -> Answers:
+        """Return the masks of several layers: ``(wrapper, sparsity)`` in, ``(wrapper, masks)`` out.
+
+        Override it where layers have to be looked at together.
+        """
+        answers: Answers = []
+        for wrapper, sparsity in targets:
+            index = wrapper.compressor.get_modules_wrapper().index(wrapper)
+            masks = self.calc_mask(sparsity=sparsity, wrapper=wrapper, wrapper_idx=index)  # type: ignore[arg-type]
+            answers.append((wrapper, masks))
+        return answers
+
+    def is_met(self, wrapper: Any, sparsity: float) -> bool:
+        """Whether a layer has as many zeros as a sparsity asks for, so that nothing is to be done."""
+        mask = wrapper.weight_mask
+        xp = namespace(mask)
+        zeros = xp.size(mask) - xp.count_nonzero(mask)
+        return bool(prune_count(xp.size(mask), sparsity) <= zeros)
+
+    # -- for criteria that watch the training --------------------------------------------------------
+
+    def is_ready(self) -> bool:
+        """Whether the criterion has seen enough to say something."""
+        return True
+
+    def start_over(self) -> None:
+        """Forget what was seen; a schedule calls it after each update of the masks."""
+
+    def start(self) -> None:
+        """Begin to watch the model; called by ``compress()``."""
+
+    def stop(self) -> None:
+        """Stop watching; called by ``strip()``, and when a one-shot pruner has its masks."""
+
+    def before_step(self) -> None:
+        """Look at gradients, or change them, before an optimizer step."""
+
+    # -- what is settled before there are wrappers -------------------------------------------------
+
+    @classmethod
+    def find_problems(cls, selection: Selection) -> list[Problem]:
+        """Return what the criterion finds wrong with a selection."""
+        return []
+
+    @classmethod
+    def lay_out(cls, pruner: Any, selection: Selection) -> Any:
+        """Return which parameters the pruner has to mask together, None if each layer is alone."""
+        return None

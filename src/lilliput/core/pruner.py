@@ -40,6 +40,11 @@ class Pruner(Compressor):
     regrows: ClassVar[bool] = False  # pruned weights may come back
     _calc_mask: Call | None = None
 
+    @property
+    def removes_channels(self) -> bool:
+        """Whether a sparsity counts whole channels, of which one always stays."""
+        return False
+
     def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:
         """Return the masks of one layer, or None to leave them as they are.
 
@@ -77,13 +82,15 @@ class Pruner(Compressor):
         for wrapper, masks in updates:
             wrapper.set_masks(masks)
         if updates and self.is_wrapped:
-            self._backend.apply_masks([wrapper for wrapper, _ in updates], self.optimizer)
+            changed = [wrapper for wrapper, _ in updates]
+            self._backend.apply_masks(changed, self.optimizer)
+            self._backend.narrow_norms(changed)
 
     _refresh = update_mask
 
     def _after_step(self) -> None:
         """Keep pruned weights at zero, whatever the optimizer made of a zero gradient."""
-        self._backend.hold_masks(self.get_modules_wrapper())
+        self._backend.hold_masks(self._every_wrapper())
 
     def _ask_for_masks(
         self, wrappers: list[Any], calc_mask: Call

@@ -27,3 +27,22 @@ def cubic_sparsity(
     if done == 0:
         return initial
     return final + (initial - final) * (1 - done / updates) ** 3
+
+
+def linear_sparsity(
+    epoch: int, initial: float, final: float, start: int, end: int, frequency: int = 1
+) -> float:
+    """Return the sparsity of an epoch on a straight line from ``initial`` to ``final``.
+
+    The grid of updates is that of :func:`cubic_sparsity`.
+
+    Examples
+    --------
+    >>> [round(linear_sparsity(e, 0.0, 0.8, start=1, end=5, frequency=2), 3) for e in range(7)]
+    [0.0, 0.0, 0.0, 0.4, 0.4, 0.8, 0.8]
+    """
+    if epoch < start:
+        return 0.0
+    updates = (end - start) // frequency
+    done = (epoch - start) // frequency
+    return final if done >= updates else initial + (final - initial) * done / updates

@@ -22,24 +22,13 @@ and the smallest weights are masked at each update. Here t counts epochs.
 
 from __future__ import annotations
 
-import logging
-from numbers import Integral
-from typing import Any, ClassVar
-
-from lilliput.config.spec import Rule, ScheduledPruneRule
-from lilliput.core.pruner import Pruner
-from lilliput.errors import AlgorithmError, ConfigError
-from lilliput.ops.masks import prune_count
-from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.schedule import cubic_sparsity
-from lilliput.pruning.one_shot import OneShotPruner
-from lilliput.registry import pruners, register_pruner
-
-log = logging.getLogger("lilliput")
+from lilliput.pruning.scheduled import ScheduledPruner
+from lilliput.registry import register_pruner
 
 
 @register_pruner("agp", "AGPruner", "AGP_Pruner")
-class AGPPruner(Pruner):
+class AGPPruner(ScheduledPruner):
     """Prune more with every epoch, on the cubic schedule.
 
     Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0. Weights once pruned stay
@@ -47,89 +36,11 @@ class AGPPruner(Pruner):
 
     Parameters
     ----------
-    model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``initial_sparsity``,
-        ``final_sparsity``, ``start_epoch``, ``end_epoch`` and ``frequency``.
-    pruning_algorithm : str
-        The one-shot pruner whose scores rank the weights.
+    model, config_list, optimizer, pruning_algorithm, example_inputs, groups, pruning_params
+        See :class:`~lilliput.pruning.scheduled.ScheduledPruner`.
     """
 
-    rule: ClassVar[type[Rule]] = ScheduledPruneRule
-    tracked = ("now_epoch",)
-    now_epoch: int = 0
-
-    def __init__(
-        self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        pruning_algorithm: str = "level",
-    ) -> None:
-        super().__init__(model, config_list, optimizer)
-        self.set_wrappers_attribute("updated_epoch", -1)
-        algorithm = pruners.get(pruning_algorithm)
-        if not issubclass(algorithm, OneShotPruner):
-            raise ConfigError(
-                f"pruning_algorithm {pruning_algorithm!r} has no scores to rank weights by; "
-                "expected a one-shot pruner such as 'level'."
-            )
-        self.masker = algorithm.masker_type(self.bound_model, self)
-
-    def bind_model(self, model: Any) -> None:
-        """Tell the masker the model, which may have come after it was made."""
-        self.masker.model = model
-
-    def update_epoch(self, epoch: int) -> None:
-        """Move the schedule to an epoch; masks follow at once."""
-        if isinstance(epoch, bool) or not isinstance(epoch, Integral) or epoch < 0:
-            raise AlgorithmError(f"update_epoch received {epoch!r}, expected an integer from 0.")
-        self.now_epoch = int(epoch)
-        for wrapper in self.get_modules_wrapper():
-            wrapper.updated_epoch = -1
-
-    def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> dict[str, Tensor] | None:
-        """Return a new mask once per epoch, if the schedule asks for more zeros than there are."""
-        if wrapper.updated_epoch == self.now_epoch:
-            return None
-        wrapper.updated_epoch = self.now_epoch
-        target = self.target_sparsity(wrapper, self.now_epoch)
-        mask = wrapper.weight_mask
-        xp = namespace(mask)
-        zeros = xp.size(mask) - xp.count_nonzero(mask)
-        if prune_count(xp.size(mask), target) <= zeros:
-            return None
-        masks: dict[str, Tensor] = self.masker.calc_mask(
-            sparsity=target, wrapper=wrapper, wrapper_idx=wrapper_idx
-        )
-        return masks
-
-    def target_sparsity(self, wrapper: Any, epoch: int) -> float:
-        """Return the sparsity that the schedule of a layer's rule gives an epoch."""
-        config = wrapper.config
-        return cubic_sparsity(
-            epoch,
-            config["initial_sparsity"],
-            config["final_sparsity"],
-            config["start_epoch"],
-            config["end_epoch"],
-            config["frequency"],
-        )
-
-    def strip(self) -> Any:
-        """As in :meth:`Compressor.strip`; says so if the schedule has not come to its end."""
-        behind = [
-            wrapper.name
-            for wrapper in self.get_modules_wrapper()
-            if self.target_sparsity(wrapper, self.now_epoch) < wrapper.config["final_sparsity"]
-        ]
-        if behind and self.is_wrapped:
-            log.warning(
-                "AGPPruner: stripped at epoch %d, before final_sparsity was reached in %d layers; "
-                "is update_epoch(epoch) called in every epoch?",
-                self.now_epoch,
-                len(behind),
-            )
-        return super().strip()
+    schedule = staticmethod(cubic_sparsity)
 
 
 AGPruner = AGP_Pruner = AGPPruner

@@ -13,20 +13,25 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from lilliput.config.spec import Fraction, PruneRule, Rule
+from lilliput.config.select import Selection
+from lilliput.config.spec import Fraction, PatternKeys, PruneRule, Rule
 from lilliput.core.masker import WeightMasker
-from lilliput.core.pruner import Pruner
-from lilliput.errors import AlgorithmError
+from lilliput.errors import AlgorithmError, Problem
 from lilliput.ops.masks import prune_count, prune_smallest, share_count
 from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.criterion import CriterionPruner
+from lilliput.pruning.granularity import find_misfit, prune_pattern
+
+log = logging.getLogger("lilliput")
 
 
-class OneShotRule(PruneRule):
+class OneShotRule(PruneRule, PatternKeys):
     """A sparsity for each layer, or one for all the layers of the rule together."""
 
     total_sparsity: Fraction | None = Field(
@@ -39,7 +44,7 @@ class OneShotRule(PruneRule):
     @model_validator(mode="after")
     def _check_target(self) -> OneShotRule:
         given = [x for x in (self.sparsity, self.total_sparsity) if x is not None]
-        if not self.exclude and len(given) != 1:
+        if not self.exclude and len(given) != 1 and (given or self.pattern_sparsity is None):
             raise ValueError(
                 "expected either 'sparsity' (per layer) or 'total_sparsity' (of all layers together), "
                 f"received {'both' if given else 'neither'}."
@@ -53,11 +58,20 @@ class OneShotRule(PruneRule):
             raise ValueError(
                 f"'total_sparsity' {total} cannot be reached under 'max_sparsity_per_layer' {cap}."
             )
+        if self.granularity is not None and total is not None:
+            raise ValueError("'granularity' goes with 'sparsity', not with 'total_sparsity'.")
         return self
+
+    def settings(self) -> dict[str, Any]:
+        """As in :meth:`Rule.settings`, with the sparsity that an N:M pattern implies."""
+        implied = self.pattern_sparsity
+        return super().settings() | ({} if implied is None else {"sparsity": implied})
 
 
 class ScoreMasker(WeightMasker):
     """Remove the weights with the smallest score: exactly the count asked for, ties by position."""
+
+    keys = frozenset({"granularity"})
 
     def score(self, wrapper: Any) -> Tensor:
         """Return the importance of each weight of a layer; larger is kept."""
@@ -68,6 +82,9 @@ class ScoreMasker(WeightMasker):
     ) -> dict[str, Tensor]:
         """Return the mask that removes a share of a layer's weights."""
         score = self.rank(wrapper)
+        granularity = wrapper.config.get("granularity")
+        if granularity is not None:
+            return {"weight_mask": prune_pattern(score, sparsity, granularity, wrapper.layer_info)}
         count = prune_count(namespace(score).size(score), sparsity)
         return {"weight_mask": prune_smallest(score, count)}
 
@@ -85,38 +102,88 @@ class ScoreMasker(WeightMasker):
             score = xp.where(mask == 0, -math.inf, score)
         return score
 
+    @classmethod
+    def find_problems(cls, selection: Selection) -> list[Problem]:
+        """Return the layers that the pattern of their rule does not divide."""
+        return [
+            Problem(f"rule {decision.rule} → granularity", text)
+            for decision in selection.decisions
+            if decision.is_chosen and (text := find_misfit(decision.layer))
+        ]
 
-class OneShotPruner(Pruner):
-    """Prune at ``compress()``, by the scores of ``masker_type``, and keep the masks from then on."""
+
+class OneShotPruner(CriterionPruner):
+    """Prune at ``compress()``, by the scores of ``masker_type``, and keep the masks from then on.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`.
+    **criterion
+        See :class:`~lilliput.pruning.criterion.CriterionPruner`.
+    """
 
     rule: ClassVar[type[Rule]] = OneShotRule
-    masker_type: ClassVar[type[ScoreMasker]] = ScoreMasker
+    masker_type: type[WeightMasker] = ScoreMasker
 
-    def __init__(self, model: Any = None, config_list: Any = None, optimizer: Any = None) -> None:
-        super().__init__(model, config_list, optimizer)
+    def __init__(
+        self, model: Any = None, config_list: Any = None, optimizer: Any = None, **criterion: Any
+    ) -> None:
+        super().__init__(model, config_list, optimizer, **criterion)
         self.set_wrappers_attribute("if_calculated", False)
-        self.masker = self.masker_type(self.bound_model, self)
-
-    def bind_model(self, model: Any) -> None:
-        """Tell the masker the model, which may have come after it was made."""
-        self.masker.model = model
 
     def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> dict[str, Tensor] | None:
         """Return the mask the first time, None afterwards."""
-        if wrapper.if_calculated:
+        if wrapper.if_calculated or not self.masker.is_ready():
             return None
+        masks: dict[str, Tensor] | None = super().calc_mask(wrapper, wrapper_idx)
         wrapper.if_calculated = True
-        sparsity = wrapper.config.get("sparsity")
-        if sparsity is None:
-            sparsity = self._share_of(wrapper)
-        return self.masker.calc_mask(sparsity=sparsity, wrapper=wrapper, wrapper_idx=wrapper_idx)
+        return masks
+
+    def targets(self) -> list[tuple[Any, float | None]]:
+        """Return the layers that have no mask yet."""
+        return [
+            (wrapper, self._sparsity_of(wrapper))
+            for wrapper in self.get_modules_wrapper()
+            if not wrapper.if_calculated
+        ]
+
+    def update_mask(self) -> None:
+        """As in :meth:`Pruner.update_mask`; once all masks are there, nothing is watched any more."""
+        super().update_mask()
+        if self.masker is not None and not self._needs_criterion():
+            self.masker.stop()
+
+    _refresh = update_mask
+
+    def strip(self) -> Any:
+        """As in :meth:`Compressor.strip`; says so if the masks never came."""
+        is_early = self.masker is not None and not self.masker.is_ready()
+        if self.is_wrapped and is_early and self._needs_criterion():
+            log.warning(
+                "%s: stripped before its criterion had seen enough of the training, so nothing was "
+                "pruned; see its documentation for when the masks come.",
+                type(self).__name__,
+            )
+        return super().strip()
+
+    def _needs_criterion(self) -> bool:
+        wrappers = self.get_modules_wrapper()
+        return not all(getattr(wrapper, "if_calculated", False) for wrapper in wrappers)
+
+    def _sparsity_of(self, wrapper: Any) -> float | None:
+        sparsity: float | None = wrapper.config.get("sparsity")
+        if sparsity is None and not self.removes_channels:
+            return self._share_of(wrapper)
+        return sparsity
 
     def _share_of(self, wrapper: Any) -> float:
         """Return a layer's part of a total sparsity, ranking the layers of its rule together."""
         if not hasattr(wrapper, "layer_sparsity"):
             config = wrapper.config
+            masker: Any = self.masker
             group = [w for w in self.get_modules_wrapper() if w.config == config]
-            scores = [self.masker.rank(w) for w in group]
+            scores = [masker.rank(w) for w in group]
             sizes = [namespace(score).size(score) for score in scores]
             cap = config.get("max_sparsity_per_layer")
             caps = [size if cap is None else prune_count(size, cap) for size in sizes]

@@ -66,11 +66,21 @@ class Entry:
     raw: Tensor
     seen: Tensor
     mask: Tensor | None
+    channels: tuple[int, int] = (0, 1)  # axis of the output channels, and their groups
+
+    @property
+    def pruned(self) -> Tensor:
+        """Where the weight is zero because a mask says so, and not by chance as in a new bias."""
+        is_zero = self.seen == 0
+        return is_zero if self.mask is None else is_zero & (self.mask == 0)
 
 
-def entries(compressor: Compressor, with_bias: bool = False) -> Iterator[Entry]:
+def entries(
+    compressor: Compressor, with_bias: bool = False, with_companions: bool = True
+) -> Iterator[Entry]:
     """Yield the compressed weights of a model, once per owner."""
-    for wrapper in compressor.get_modules_wrapper():
+    companions = compressor.companions() if with_companions else []
+    for wrapper in (*compressor.get_modules_wrapper(), *companions):
         for owner in wrapper.layer_info.owners:
             names = [(owner.weight_name, "weight"), (owner.bias_name, "bias")]
             for name, role in names if with_bias else names[:1]:
@@ -78,14 +88,16 @@ def entries(compressor: Compressor, with_bias: bool = False) -> Iterator[Entry]:
                     label = f"{owner.path}.{name}" if owner.path else name
                     mask = wrapper._buffers.get(f"{role}_mask")
                     seen = getattr(owner.module, name).detach()
-                    yield Entry(label, owner.module._parameters[name], seen, mask)
+                    info = wrapper.layer_info
+                    channels = (info.out_axis, info.out_groups)
+                    yield Entry(label, owner.module._parameters[name], seen, mask, channels)
 
 
 def tensors_of(compressor: Compressor) -> dict[str, Tensor]:
     """Return copies of everything the wrappers keep in buffers: masks, scales and the like."""
     return {
         f"{wrapper.name}.{key}": value.detach().clone()
-        for wrapper in compressor.get_modules_wrapper()
+        for wrapper in (*compressor.get_modules_wrapper(), *compressor.companions())
         for key, value in wrapper._buffers.items()
         if value is not None
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.backends.base import Backend
-from lilliput.backends.torch import files, instrument
+from lilliput.backends.torch import files, instrument, statistics
 from lilliput.backends.torch.admit import check_layer, check_overlaps, hold_zeros
-from lilliput.backends.torch.discover import DEFAULT_TYPES, discover
+from lilliput.backends.torch.discover import DEFAULT_TYPES, discover, find_parameters
 from lilliput.backends.torch.grad import with_gradient
 from lilliput.backends.torch.weights import (
     AddedGroup,
@@ -79,8 +79,10 @@ class TorchBackend(Backend):
 
     def check_unchanged(self, model: nn.Module, wrappers: Sequence[ModuleWrapper]) -> None:
         """Raise if a layer was replaced, or its weight tied, since the wrappers were made."""
-        current = {layer.name: layer for layer in discover(model)}
+        layers = {layer.name: layer for layer in discover(model)}
+        parameters = find_parameters(model)
         for wrapper in wrappers:
+            current = parameters if wrapper.layer_info.is_parameter else layers
             found = current.get(wrapper.name)
             owners = [] if found is None else [owner.module for owner in found.owners]
             if owners != [owner.module for owner in wrapper.layer_info.owners]:
@@ -118,6 +120,41 @@ class TorchBackend(Backend):
     def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Register a step post hook."""
         return optimizer.register_step_post_hook(lambda *_: task())
+
+    def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
+        """Register a step pre hook."""
+        return optimizer.register_step_pre_hook(lambda *_: task())
+
+    def parameters(self, model: nn.Module) -> dict[str, LayerInfo]:
+        """Return each parameter under all its full names, as a layer that can be wrapped."""
+        return find_parameters(model)
+
+    def to_mask(self, keep: Any, wrapper: ModuleWrapper) -> Tensor:
+        """Return a NumPy array of booleans as a tensor on the device of a wrapper's mask."""
+        mask: Tensor = wrapper.weight_mask  # type: ignore[assignment]
+        return torch.from_numpy(keep).to(mask.device)
+
+    def sum_over_processes(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over the default process group, if there is one."""
+        return statistics.sum_over_processes(tensor)
+
+    def gradient(self, wrapper: ModuleWrapper) -> Any:
+        """Return the gradient of the raw weight in full, None if there is none."""
+        return statistics.gradient(wrapper)
+
+    def pull_to_zero(self, wrappers: Sequence[ModuleWrapper], scale: float) -> None:
+        """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
+        statistics.pull_to_zero(wrappers, scale)
+
+    def run(
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        forward: Callable[..., Any] | None,
+        task: Callable[[], None] | None = None,
+    ) -> None:
+        """Run batches in eval mode, with gradients where a task wants to see them."""
+        statistics.run(model, batches, forward, task)
 
     def adopt(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
         """Add a parameter group for the wrappers' own parameters, if the optimizer lacks them."""
@@ -195,6 +232,22 @@ class TorchBackend(Backend):
         """Put pruned weights that an optimizer step has moved back to zero, in place."""
         for parameter, mask in _masked_parameters(wrappers):
             hold_(parameter, mask)
+
+    def narrow_norms(self, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Let norms see the channels that the masks of a structured pruner keep, and no others."""
+        pruner = wrappers[0].compressor if wrappers else None
+        layout = getattr(pruner, "layout", None)
+        if layout is not None and layout.is_followed:
+            from lilliput.speedup.live import narrow_live  # here: imports are to be quick
+
+            narrow_live(pruner)
+
+    def widen_norms(self, model: nn.Module) -> list[str]:
+        """Let norms see all channels again; return which did not."""
+        narrow = [x for x in model.named_modules() if instrument.narrow_of(x[1]) is not None]
+        for _, module in narrow:
+            instrument.set_narrow(module, None)
+        return [name for name, _ in narrow]
 
     def is_tensor(self, value: Any) -> bool:
         """Whether a value is a torch tensor."""
@@ -276,6 +329,7 @@ def strip(model: nn.Module) -> nn.Module:
     (True, 8)
     """
     backend = TorchBackend()
+    backend.widen_norms(model)
     wrappers = [module for module in model.modules() if isinstance(module, ModuleWrapper)]
     for wrapper in wrappers:
         if isinstance(wrapper, QuantizerModuleWrapper):  # before the masks that it may rely on

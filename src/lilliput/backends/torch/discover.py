@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,12 +57,46 @@ def discover(model: nn.Module) -> list[LayerInfo]:
             full_name = path if len(names) == 1 and path else ".".join(filter(None, (path, name)))
             cls = plain_type(type(module))
             shape = () if weight is None else tuple(weight.shape)
-            found.append(
-                LayerInfo(
-                    full_name, cls.__name__, (owner,), shape, _type_names(cls), is_bypassed, {}
-                )
+            layer = LayerInfo(
+                full_name, cls.__name__, (owner,), shape, _type_names(cls), is_bypassed
             )
+            found.append(replace(layer, **_axes(module)))
     return found
+
+
+def find_parameters(model: nn.Module) -> dict[str, LayerInfo]:
+    """Return every floating-point parameter under all its full names, each as a layer of its own."""
+    found: dict[int, LayerInfo] = {}
+    for paths, module, _ in _walk(unwrapped(model)):
+        for name in (*module._parameters, *getattr(module, "parametrizations", ())):
+            value = raw(module, name)
+            if not isinstance(value, Tensor) or value.dtype not in _DTYPES:
+                continue
+            owner = Owner(paths, module, name, None)
+            if id(value) in found:
+                found[id(value)] = _join(found[id(value)], owner)
+                continue
+            full_name = f"{paths[0]}.{name}" if paths[0] else name
+            shape, cls = tuple(value.shape), plain_type(type(module))
+            layer = LayerInfo(full_name, cls.__name__, (owner,), shape, is_parameter=True)
+            found[id(value)] = layer
+    return {name: layer for layer in found.values() for name in layer.tensor_names}
+
+
+def _axes(module: nn.Module) -> dict[str, Any]:
+    """Return where a layer counts its output channels; see LayerInfo."""
+    if isinstance(module, nn.modules.conv._ConvNd):
+        axes: dict[str, Any] = {"channel_axis": -1 - len(module.kernel_size)}
+        if module.transposed:
+            axes |= {"out_axis": 1, "out_groups": module.groups}
+        return axes
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        # The input of a BatchNorm1d is (N, C) or (N, C, L): the axis from the start is the same.
+        return {"channel_axis": 1}
+    is_transposed = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or (
+        type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
+    )
+    return {"out_axis": 1} if is_transposed else {}
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -110,6 +146,4 @@ def _type_names(cls: type) -> frozenset[str]:
 
 def _join(layer: LayerInfo, owner: Owner) -> LayerInfo:
     types = layer.types | _type_names(unshadowed(type(owner.module)))
-    return LayerInfo(
-        layer.name, layer.type, (*layer.owners, owner), layer.shape, types, layer.is_bypassed, {}
-    )
+    return replace(layer, owners=(*layer.owners, owner), types=types)

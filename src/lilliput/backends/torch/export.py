@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.files import dump_tensors
-from lilliput.backends.torch.instrument import SIDECAR, Sidecar, detach
+from lilliput.backends.torch.instrument import SIDECAR, Sidecar, detach, narrow_of
 from lilliput.backends.torch.weights import raw, whole
 from lilliput.backends.torch.wrapper import PrunerModuleWrapper
 from lilliput.errors import ExportError, MissingExtraError
@@ -38,6 +38,7 @@ def export_plain(
         raise ExportError("model_path, mask_path and onnx_path must be different files.")
     if onnx_path is not None and input_shape is None:
         raise ExportError("onnx_path needs input_shape, such as (1, 3, 224, 224).")
+    _check_norms(unwrapped(model))
     state = compressed_state_dict(unwrapped(model))
     contents = [_encode(state, model_path)]
     if mask_path is not None:
@@ -46,6 +47,16 @@ def export_plain(
         contents.append(_encode_onnx(model, state, onnx_path, input_shape, device))
     for path, data in zip(paths, contents, strict=True):
         write_atomically(path, data)
+
+
+def _check_norms(model: nn.Module) -> None:
+    """Refuse where a plain model with the same weights would not compute the same."""
+    for path, module in model.named_modules():
+        if narrow_of(module) is not None:
+            raise ExportError(
+                f"layer {path!r} takes its statistics over kept channels only, which a plain model with "
+                "masked weights would not; shrink the model by speedup(model, example_inputs) first."
+            )
 
 
 def compressed_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -111,7 +122,9 @@ def _masks_of(model: nn.Module, wrappers: Sequence[Any]) -> dict[str, Tensor]:
     for wrapper in attached or wrappers:
         for key in ("weight_mask", "bias_mask"):
             mask = wrapper._buffers.get(key)
-            name = f"{wrapper.name}.{key}"
+            # A companion is named after its parameter: 'bn1.bias' has the mask 'bn1.bias_mask'.
+            is_companion = wrapper.layer_info.is_parameter
+            name = f"{wrapper.name}_mask" if is_companion else f"{wrapper.name}.{key}"
             if mask is not None:
                 masks[name] = mask if name not in masks else masks[name] * mask
     if not masks:

@@ -37,6 +37,7 @@ class Sidecar(nn.Module):
         self.chains: dict[str, list[tuple[str, str]]] = {}  # attribute -> [(child, role)]
         self.input_keys: list[str] = []
         self.output_keys: list[str] = []
+        self.narrow: Any = None  # how a norm runs on kept channels alone
 
     def add(self, wrapper: Any, weight: str | None, bias: str | None) -> None:
         """Enter a wrapper at its place in the chains."""
@@ -107,16 +108,19 @@ def _update(module: nn.Module) -> None:
     """Make class, hooks and sidecar of a module agree with its chains."""
     sidecar: Any = module._modules[SIDECAR]
     base: Any = unshadowed(type(module))
-    names = tuple(sorted(sidecar.chains))
+    names = tuple(sorted([*sidecar.chains, *(["forward"] if sidecar.narrow is not None else [])]))
     object.__setattr__(module, "__class__", shadow_class(base, names) if names else base)
     for key in _drop_hook(module._forward_pre_hooks, _quantize_inputs):
         module._forward_pre_hooks_with_kwargs.pop(key, None)
     if sidecar.input_keys:
         module.register_forward_pre_hook(_quantize_inputs, with_kwargs=True)
+    _drop_hook(module._forward_pre_hooks, _no_fast_path)
+    if sidecar.narrow is not None:
+        module.register_forward_pre_hook(_no_fast_path)
     _drop_hook(module._forward_hooks, _quantize_output)
     if sidecar.output_keys:
         module.register_forward_hook(_quantize_output, prepend=True)  # collectors see its result
-    if not sidecar._modules:
+    if not sidecar._modules and sidecar.narrow is None:
         del module._modules[SIDECAR]
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
@@ -125,7 +129,9 @@ def _update(module: nn.Module) -> None:
 @cache
 def shadow_class(base: Any, names: tuple[str, ...]) -> type:
     """Return the subclass of ``base`` on which ``names`` are compressed attributes."""
-    members: dict[str, Any] = {name: _shadow_property(name) for name in names}
+    members: dict[str, Any] = {x: _shadow_property(x) for x in names if x != "forward"}
+    if "forward" in names:
+        members["forward"] = _narrow_forward
     members |= {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -160,6 +166,33 @@ def _shadow_property(name: str) -> property:
         self.__dict__[name] = value
 
     return property(get, set_)
+
+
+def set_narrow(module: nn.Module, narrow: Any) -> None:
+    """Let a norm run on kept channels alone, or on all of them again (None)."""
+    sidecar: Any = module._modules.get(SIDECAR)
+    if sidecar is None and narrow is None:
+        return
+    if sidecar is None:
+        sidecar = module._modules[SIDECAR] = Sidecar()
+    sidecar.narrow = narrow
+    _update(module)
+
+
+def narrow_of(module: nn.Module) -> Any:
+    """Return how a module runs on kept channels alone, None if it does not."""
+    return getattr(module._modules.get(SIDECAR), "narrow", None)
+
+
+def _no_fast_path(module: nn.Module, args: Any) -> None:
+    """Do nothing; a hook makes TransformerEncoderLayer call its norms instead of a fused kernel."""
+
+
+def _narrow_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    narrow = narrow_of(self)
+    if narrow is None:
+        return unshadowed(type(self)).forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+    return narrow.forward(self, *args, **kwargs)
 
 
 def _flat_weights(self: Any) -> list[Any]:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 from lilliput.backends.torch.grad import straight_through as straight_through
 
@@ -15,13 +20,18 @@ abs = torch.abs
 any = torch.any
 detach = torch.detach
 flatten = torch.flatten
+gelu = torch.nn.functional.gelu
 isnan = torch.isnan
 max = torch.max
 mean = torch.mean
+moveaxis = torch.movedim
 ones_like = torch.ones_like
+relu = torch.relu
+relu6 = torch.nn.functional.relu6
 reshape = torch.reshape
 round = torch.round
 sign = torch.sign
+sqrt = torch.sqrt
 tanh = torch.tanh
 where = torch.where
 zeros_like = torch.zeros_like
@@ -47,6 +57,21 @@ def concat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(tensors))
 
 
+def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    """Join tensors of one shape along a new axis."""
+    return torch.stack(list(tensors), dim=axis)
+
+
+def repeat(tensor: Tensor, count: int, axis: int) -> Tensor:
+    """Repeat each entry along an axis, copies side by side."""
+    return torch.repeat_interleave(tensor, count, dim=axis)
+
+
+def sum(tensor: Tensor, axis: int | tuple[int, ...]) -> Tensor:
+    """Add up along axes, which go away."""
+    return torch.sum(tensor, dim=axis)
+
+
 def count_nonzero(tensor: Tensor) -> int:
     """Return the number of entries that are not zero, as a Python integer."""
     return int(torch.count_nonzero(tensor))
@@ -57,6 +82,18 @@ def first_true(flags: Tensor, count: int) -> Tensor:
     kept = torch.zeros_like(flags)
     kept[flags.nonzero()[:count]] = True
     return kept
+
+
+def pairwise_distances(rows: Tensor) -> Tensor:
+    """Return the Euclidean distance of each row to each other one."""
+    wide = rows.double()  # matrix products lose half of the digits where rows are close
+    return torch.cdist(wide, wide)
+
+
+def to_numpy(tensor: Tensor) -> NDArray[np.float64]:
+    """Return a copy as a NumPy array of float64."""
+    array: NDArray[np.float64] = tensor.detach().double().cpu().numpy().copy()
+    return array
 
 
 def to_float(tensor: Tensor, like: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "maskers": ("WeightMasker", "LevelPrunerMasker", "StructuredWeightMasker"),
     "speedup": ("ModelSpeedup", "apply_compression_results"),
     "utils": ("count_flops_params", "SensitivityAnalysis"),
+    "sensitivity": ("SensitivityAnalysis",),
     "evaluators": ("Evaluator", "TorchEvaluator", "LightningEvaluator", "TransformersEvaluator"),
     "tensorflow": (
         *("TfCompressor", "TfPruner", "TfQuantizer", "Compressor", "Pruner", "Quantizer"),
@@ -86,6 +87,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "nni.compression.torch.quantization": ("quantizers",),
     "nni.compression.torch.speedup": ("speedup",),
     "nni.compression.torch.utils": ("utils",),
+    "nni.compression.torch.utils.sensitivity_analysis": ("sensitivity",),
     "nni.compression.tensorflow": ("tensorflow",),
     # v2.0 to v2.10
     "nni.compression.pytorch": (*_V1, "evaluators"),
@@ -94,6 +96,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "nni.compression.pytorch.quantization": ("quantizers",),
     "nni.compression.pytorch.speedup": ("speedup",),
     "nni.compression.pytorch.utils": ("utils",),
+    "nni.compression.pytorch.utils.sensitivity_analysis": ("sensitivity",),
     "nni.algorithms": (),
     "nni.algorithms.compression": (),
     "nni.algorithms.compression.pytorch": (),

@@ -1,0 +1,68 @@
+"""Norms of a masked model see kept channels only: they run on a smaller twin of themselves.
+
+A mean over channels that are masked but still there is not the mean that the shrunk model will take.
+So a norm gathers the kept channels, computes as it will after shrinking, and puts zeros elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+Keep = tuple[int, Tensor, int]  # dimension, kept indices, full size
+
+
+@dataclass(eq=False)
+class Narrow:
+    """How one module runs on kept channels.
+
+    Parameters
+    ----------
+    twin : torch.nn.Module
+        The module as it will be once shrunk; only its code is used, never its parameters.
+    inputs, outputs : list of Keep
+        What stays of the tensor that goes in, and of the one that comes out.
+    parameters : dict
+        What stays of each parameter, by its name in the module.
+    """
+
+    twin: nn.Module
+    inputs: list[Keep]
+    outputs: list[Keep]
+    parameters: dict[str, list[Keep]]
+
+    def forward(self, module: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return what the module gives for kept channels, and zeros for the others."""
+        held = {name: _gather(_get(module, name), kept) for name, kept in self.parameters.items()}
+        held |= {
+            name: p
+            for name, p in module.named_parameters()
+            if name not in held and "lilliput" not in name
+        }
+        result: Tensor = functional_call(self.twin, held, (_gather(x, self.inputs), *args), kwargs)
+        for dim, keep, size in self.outputs:
+            shape = [size if d == dim else n for d, n in enumerate(result.shape)]
+            result = result.new_zeros(shape).index_copy(dim, keep.to(result.device), result)
+        return result
+
+
+def _gather(tensor: Tensor, kept: list[Keep]) -> Tensor:
+    for dim, keep, _ in kept:
+        tensor = tensor.index_select(dim, keep.to(tensor.device))
+    return tensor
+
+
+def _get(module: nn.Module, name: str) -> Tensor:
+    path, _, leaf = name.rpartition(".")
+    value: Tensor = getattr(module.get_submodule(path) if path else module, leaf)
+    return value
+
+
+def keep_of(dim: int, flags: Any) -> Keep:
+    """Return what flags over a dimension keep."""
+    keep = torch.from_numpy(flags.nonzero()[0])
+    return dim, keep, len(flags)

@@ -1,0 +1,77 @@
+"""What criteria look at while a model runs: activations, gradients, the sum over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.backends.torch.weights import is_parametrized, raw, whole
+
+
+def sum_over_processes(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over the default process group, if there is one."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        tensor = tensor.clone()
+        distributed.all_reduce(tensor)
+    return tensor
+
+
+def gradient(wrapper: Any) -> Tensor | None:
+    """Return the gradient of a raw weight in full; a sharded one is gathered."""
+    parameter = _trained(wrapper)
+    return None if parameter is None or parameter.grad is None else whole(parameter.grad)
+
+
+@torch.no_grad()
+def pull_to_zero(wrappers: Sequence[Any], scale: float) -> None:
+    """Add ``scale * sign(w)`` to the gradients of the raw weights."""
+    for wrapper in wrappers:
+        parameter = _trained(wrapper)
+        if parameter is not None and parameter.grad is not None:
+            parameter.grad.add_(parameter.sign(), alpha=scale)
+
+
+def run(
+    model: nn.Module,
+    batches: Iterable[Any],
+    forward: Callable[[nn.Module, Any], Any] | None,
+    task: Callable[[], None] | None = None,
+) -> None:
+    """Run batches through a model that is left as it was.
+
+    In eval mode, so that norm statistics stay. With a task, ``forward`` returns a loss; the task is
+    called when its gradients are there, and the gradients from before are put back.
+    """
+    modes = {module: module.training for module in model.modules()}
+    gradients = [(p, p.grad) for p in model.parameters()]
+    model.eval()
+    try:
+        with torch.set_grad_enabled(task is not None):
+            for batch in batches:
+                result = (forward or _call)(model, batch)
+                if task is not None:
+                    for parameter, _ in gradients:
+                        parameter.grad = None
+                    result.backward()
+                    task()
+    finally:
+        for module, is_training in modes.items():
+            module.training = is_training
+        for parameter, before in gradients:
+            parameter.grad = before
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    """Call a model with a batch as loaders give it: a tensor, (inputs, targets) or a dict."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+
+def _trained(wrapper: Any) -> Any:
+    name = wrapper.layer_info.weight_name
+    return None if is_parametrized(wrapper.module, name) else raw(wrapper.module, name)

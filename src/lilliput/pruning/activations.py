@@ -1,0 +1,75 @@
+"""Criteria that look at what comes out of a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lilliput.config.layer import LayerInfo
+from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.ops.channels import channel_rows
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.collecting import CollectingMasker
+
+_ACTIVATIONS = ("relu", "gelu", "relu6")
+_HIDDEN_TYPES = frozenset({"MultiheadAttention", "RNNBase", "RNNCellBase"})
+
+
+class ActivationMasker(CollectingMasker):
+    """Score channels by what comes out of their layer.
+
+    Parameters
+    ----------
+    model, pruner, training_batches
+        See :class:`CollectingMasker`.
+    activation : str
+        The function that follows the layer: ``'relu'``, ``'gelu'`` or ``'relu6'``.
+    """
+
+    def __init__(
+        self, model: Any, pruner: Any, training_batches: int = 20, activation: str = "relu"
+    ) -> None:
+        if activation not in _ACTIVATIONS:
+            raise ConfigError(
+                f"activation: received {activation!r}, expected one of {', '.join(_ACTIVATIONS)}."
+            )
+        super().__init__(model, pruner, training_batches)
+        self.activation = activation
+        self._collector: int | None = None
+
+    def measure(self, activations: Tensor) -> Tensor:
+        """Return what is averaged, for activations with one row per channel."""
+        raise NotImplementedError(f"{type(self).__name__} must override measure().")
+
+    @classmethod
+    def obstacle(cls, layer: LayerInfo) -> str:
+        """Return why the activations of a layer's channels cannot be seen."""
+        is_hidden = layer.is_bypassed or not layer.types.isdisjoint(_HIDDEN_TYPES)
+        return "they are not visible in the output of a module" if is_hidden else ""
+
+    def start(self) -> None:
+        """Begin to watch the outputs of the layers."""
+        if self._collector is None:
+            self._collector = self.pruner.add_activation_collector(self._collect)
+
+    def stop(self) -> None:
+        """Stop watching."""
+        if self._collector is not None:
+            self.pruner.remove_activation_collector(self._collector)
+            self._collector = None
+
+    def _collect(self, wrapper: Any, input_: Any, output: Any) -> None:
+        if wrapper.is_collected:
+            return
+        output = output[0] if isinstance(output, (tuple, list)) else output
+        xp = namespace(output)
+        layer = wrapper.layer_info
+        rows = channel_rows(xp.widen(xp.detach(output)), layer.channel_axis)
+        if xp.shape(rows)[0] != layer.out_channels:
+            if len(layer.owners) > 1:
+                return  # a tied output layer reads the channels that the embedding makes
+            raise AlgorithmError(
+                f"layer {wrapper.name!r} has {layer.out_channels} channels, and its output "
+                f"{tuple(xp.shape(output))} does not show them; exclude it."
+            )
+        measured = self.measure(getattr(xp, self.activation)(rows))
+        self.add(wrapper, xp.sum(measured, axis=1), xp.shape(rows)[1])

@@ -1,0 +1,56 @@
+"""What a rule of a channel pruner may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from lilliput.config.spec import ChannelKeys, Fraction, PruneRule
+
+_TARGETS = ("sparsity", "total_sparsity", "max_macs", "max_params")
+
+
+def _check_budget(value: Any) -> Any:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        is_share, is_number = 0 < value < 1, value > 1 and value == int(value)
+        if not is_share and not is_number:
+            raise ValueError("expected a fraction in (0, 1), or a whole number above 1.")
+    return value
+
+
+Budget = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_check_budget)]
+
+
+class ChannelRule(PruneRule, ChannelKeys):
+    """A share of each layer's channels, of all their channels together, or a budget to meet."""
+
+    sparsity: Fraction | None = Field(None, description="Share of each layer's channels to remove.")
+    total_sparsity: Fraction | None = Field(
+        None, description="Share of the channels of all these layers together to remove."
+    )
+    max_macs: Budget | None = Field(
+        None, description="Multiplications to come down to: a share of the model's, or a number."
+    )
+    max_params: Budget | None = Field(
+        None, description="Parameters to come down to: a share of the model's, or a number."
+    )
+    max_sparsity_per_layer: Fraction | None = Field(
+        None, description="The most to remove from any one layer, if the target is a joint one."
+    )
+
+    @model_validator(mode="after")
+    def _check_target(self) -> ChannelRule:
+        given = [key for key in _TARGETS if getattr(self, key) is not None]
+        if not self.exclude and len(given) != 1:
+            listed = ", ".join(repr(key) for key in _TARGETS)
+            received = " and ".join(repr(key) for key in given) or "none"
+            raise ValueError(f"expected exactly one of {listed}; received {received}.")
+        cap, total = self.max_sparsity_per_layer, self.total_sparsity
+        if cap is not None and self.sparsity is not None:
+            raise ValueError("'max_sparsity_per_layer' only limits a joint target, not 'sparsity'.")
+        if cap is not None and total is not None and cap < total:
+            raise ValueError(
+                f"'total_sparsity' {total} cannot be reached under 'max_sparsity_per_layer' {cap}."
+            )
+        return self

@@ -1,0 +1,171 @@
+"""Prune whole channels: the frame for criteria that rank filters. Write ``score``, that is all.
+
+>>> import torch
+>>> class Largest(ChannelMasker):
+...     def score(self, wrapper):
+...         return wrapper.weight.detach().abs().flatten(1).max(1).values
+>>> class LargestPruner(ChannelPruner):
+...     masker_type = Largest
+>>> model = LargestPruner(torch.nn.Linear(10, 8), [{"sparsity": 0.5}]).compress()
+>>> int((model.weight == 0).all(1).sum())
+4
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+from lilliput.config.layer import LayerInfo
+from lilliput.config.select import Selection
+from lilliput.config.spec import Rule
+from lilliput.core.masker import Answers, Targets, WeightMasker
+from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.ops.channels import channel_rows
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.channel_rule import ChannelRule
+from lilliput.pruning.one_shot import OneShotPruner
+
+Mode = Literal["normal", "global", "dependency_aware"]
+
+
+class ChannelMasker(WeightMasker):
+    """Remove the channels with the smallest score, from every parameter that has them."""
+
+    default_types = frozenset(
+        {
+            *("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d"),
+            *("ConvTranspose3d", "Linear", "Bilinear", "Embedding", "EmbeddingBag"),
+            *("MultiheadAttention", "RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"),
+        }
+    )
+    keys = frozenset({"min_kept", "round_to"})
+    removes_channels = True
+
+    def score(self, wrapper: Any) -> Tensor:
+        """Return the importance of each output channel of a layer; larger is kept."""
+        raise NotImplementedError(f"{type(self).__name__} must override score().")
+
+    @classmethod
+    def obstacle(cls, layer: LayerInfo) -> str:
+        """Return why the criterion cannot score a layer, an empty string if it can."""
+        return ""
+
+    @classmethod
+    def lay_out(cls, pruner: Any, selection: Selection) -> Any:
+        """Follow the channels of the selected layers through the model."""
+        from lilliput.pruning.follow import lay_out  # here: NumPy is not needed to import Lilliput
+
+        return lay_out(pruner, selection, cls.obstacle)
+
+    def calc_mask(self, sparsity: float, wrapper: Any, wrapper_idx: int | None = None) -> Any:
+        """Return the masks of one layer alone."""
+        return dict(self.calc_masks([(wrapper, sparsity)])).get(wrapper)
+
+    def calc_masks(self, targets: Targets) -> Answers:
+        """Return the masks of all parameters that lose channels."""
+        from lilliput.pruning.follow import find_masks
+
+        return find_masks(self, self.pruner, dict(targets))
+
+    def is_met(self, wrapper: Any, sparsity: float) -> bool:
+        """Whether nothing is asked for; otherwise the ranking of all channels decides."""
+        return sparsity == 0
+
+    def rank(self, wrapper: Any) -> Any:
+        """Return the scores of a layer as a NumPy array, after checking them."""
+        score, expected = self.score(wrapper), wrapper.layer_info.out_channels
+        xp = namespace(score)
+        if tuple(xp.shape(score)) != (expected,):
+            raise AlgorithmError(
+                f"{type(self).__name__}.score returned the shape {tuple(xp.shape(score))} for layer "
+                f"{wrapper.name!r}, expected one score for each of its {expected} output channels."
+            )
+        if xp.any(xp.isnan(score)):
+            raise AlgorithmError(
+                f"layer {wrapper.name!r} has NaN among its scores, so nothing can be ranked; "
+                "check the weights of this layer."
+            )
+        return xp.to_numpy(score)
+
+
+def filters(wrapper: Any) -> Tensor:
+    """Return the weight of a layer as a matrix with one row per output channel."""
+    layer, weight = wrapper.layer_info, wrapper.weight
+    xp = namespace(weight)
+    return channel_rows(xp.widen(xp.detach(weight)), layer.out_axis, layer.out_groups)
+
+
+class ChannelPruner(OneShotPruner):
+    """Prune whole channels at ``compress()``, by the scores of ``masker_type``.
+
+    With ``example_inputs``, channels are followed through the model: those that can only be removed
+    together are ranked together, and masked in every layer that makes, scales or reads them, so that
+    the model computes what it would compute without them.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`. A rule holds one of ``sparsity`` (per
+        layer), ``total_sparsity`` (ranked over all its layers; scores count relative to the mean of
+        their layer), ``max_macs`` and ``max_params`` (remove channels until the model has come down
+        to that), and optionally ``max_sparsity_per_layer``, ``min_kept`` and ``round_to``.
+    example_inputs : optional
+        What the model is called with: a tensor, a tuple of arguments or a dict. ``dummy_input`` in NNI.
+    groups : ChannelGroups, optional
+        What ``channel_groups(model, example_inputs)`` returned, to save the work.
+    mode : str
+        As in NNI. ``'global'`` reads ``sparsity`` as ``total_sparsity``; ``'dependency_aware'`` asks
+        for ``example_inputs``, with which dependencies are always respected.
+    dependency_aware : bool
+        As in NNI, the same as that mode.
+    """
+
+    rule: ClassVar[type[Rule]] = ChannelRule
+    masker_type: type[WeightMasker] = ChannelMasker
+    default_types: ClassVar[frozenset[str] | None] = ChannelMasker.default_types
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
+        dummy_input: Any = None,
+        groups: Any = None,
+        mode: Mode = "normal",
+        dependency_aware: bool = False,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        if isinstance(optimizer, str):  # NNI v2: (model, config_list, mode, dummy_input)
+            mode, optimizer = optimizer, None  # type: ignore[assignment]
+        if isinstance(example_inputs, bool):  # NNI v1: (…, dependency_aware, dummy_input)
+            dependency_aware, example_inputs = example_inputs, None
+        inputs = dummy_input if example_inputs is None else example_inputs
+        if mode not in ("normal", "global", "dependency_aware"):
+            raise ConfigError(
+                f"mode: received {mode!r}, expected 'normal', 'global' or 'dependency_aware'."
+            )
+        if (dependency_aware or mode == "dependency_aware") and inputs is None and groups is None:
+            raise ConfigError("dependency_aware needs example_inputs (dummy_input in NNI).")
+        self.mode = mode
+        super().__init__(
+            model, config_list, optimizer, example_inputs=inputs, groups=groups, options=options
+        )
+
+    def refine(self, selection: Selection) -> Selection:
+        """As in :class:`CriterionPruner`, with the sparsity of a global mode over all layers."""
+        if self.mode == "global":
+            selection = _made_global(selection)
+        return super().refine(selection)
+
+
+def _made_global(selection: Selection) -> Selection:
+    decisions = []
+    for decision in selection.decisions:
+        config = dict(decision.layer.config)
+        if "sparsity" in config:
+            config["total_sparsity"] = config.pop("sparsity")
+        decisions.append(replace(decision, layer=replace(decision.layer, config=config)))
+    return Selection(tuple(decisions), selection.problems)

@@ -1,0 +1,151 @@
+"""Criteria that look at data: averages per channel, collected while the model runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from lilliput.errors import AlgorithmError, ConfigError, StageError
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.channels import ChannelMasker, ChannelPruner
+
+
+class CollectingMasker(ChannelMasker):
+    """Score channels by the average of something that is seen batch by batch.
+
+    Parameters
+    ----------
+    model, pruner
+        See :class:`~lilliput.core.masker.WeightMasker`.
+    training_batches : int
+        How many batches to average over.
+    """
+
+    def __init__(self, model: Any, pruner: Any, training_batches: int = 20) -> None:
+        super().__init__(model, pruner)
+        if isinstance(training_batches, bool) or training_batches < 1:
+            raise ConfigError(
+                f"training_batches: received {training_batches!r}, expected 1 or more."
+            )
+        self.training_batches = training_batches
+        self.is_calibrating = False
+        self.start_over()
+
+    def add(self, wrapper: Any, sums: Tensor, count: int) -> None:
+        """Add a batch: the sum of each channel over ``count`` observations."""
+        before = wrapper.statistic
+        wrapper.statistic = sums if before is None else before + sums
+        wrapper.observations += count
+        wrapper.batches += 1
+        if wrapper.batches >= self.training_batches and not self.is_calibrating:
+            wrapper.is_collected = True
+
+    def score(self, wrapper: Any) -> Tensor:
+        """Return the average of each channel, over all processes that train together."""
+        sums, count = wrapper.statistic, wrapper.observations
+        xp = namespace(sums)
+        total = self.pruner.sum_over_processes(xp.concat([sums, xp.ones_like(sums[:1]) * count]))
+        return total[:-1] / total[-1]
+
+    def is_ready(self) -> bool:
+        """Whether every layer has seen its batches."""
+        return all(wrapper.is_collected for wrapper in self.pruner.get_modules_wrapper())
+
+    def start_over(self) -> None:
+        """Forget what was collected."""
+        # Plain attributes and not buffers, which DistributedDataParallel would overwrite.
+        empty = {"statistic": None, "observations": 0, "batches": 0, "is_collected": False}
+        for name, value in empty.items():
+            self.pruner.set_wrappers_attribute(name, value)
+
+    def finish(self) -> None:
+        """Take what was collected for enough."""
+        for wrapper in self.pruner.get_modules_wrapper():
+            if not wrapper.batches:
+                raise AlgorithmError(
+                    f"nothing was seen of layer {wrapper.name!r}: no batch was run, or none reached it."
+                )
+            wrapper.is_collected = True
+
+
+class CollectingPruner(ChannelPruner):
+    """Prune when the criterion has seen enough batches, and keep the masks from then on.
+
+    Train for ``training_batches`` batches after ``compress()``, and the masks come by themselves; or
+    call :meth:`calibrate`, before or after ``compress()``.
+
+    Parameters
+    ----------
+    model, config_list, optimizer, example_inputs, **channel
+        See :class:`~lilliput.pruning.channels.ChannelPruner`.
+    training_batches : int
+        How many batches to average over. ``statistics_batch_num`` in NNI.
+    trainer, criterion : callable, optional
+        NNI's ``trainer(model, optimizer, criterion, epoch)``; ``calibrate()`` runs it.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("training_batches",)  # arguments of the criterion
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
+        trainer: Callable[..., Any] | None = None,
+        criterion: Any = None,
+        traced_optimizer: Any = None,
+        statistics_batch_num: int | None = None,
+        **channel: Any,
+    ) -> None:
+        self.trainer, self.criterion = trainer, criterion
+        options = {key: channel.pop(key) for key in self.takes if key in channel}
+        if statistics_batch_num is not None:
+            options.setdefault("training_batches", statistics_batch_num)
+        optimizer = traced_optimizer if optimizer is None else optimizer
+        super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
+
+    def calibrate(
+        self, batches: Iterable[Any] | None = None, forward: Callable[..., Any] | None = None
+    ) -> None:
+        """Run batches, without training on them, and prune by what they show.
+
+        The model is in eval mode meanwhile, and left as it was.
+
+        Parameters
+        ----------
+        batches : iterable, optional
+            A data loader or a list. Without it, the ``trainer`` given to the constructor runs once.
+        forward : callable, optional
+            ``forward(model, batch)``; by default the model is called with the batch, or with the
+            first part of a tuple.
+        """
+        if self._wrappers is None:
+            raise StageError("calibrate() came before a model was bound; call compress() first.")
+        masker: Any = self.masker
+        masker.start()
+        masker.is_calibrating = True
+        try:
+            if batches is None:
+                self._run_trainer()
+            else:
+                self._run(batches, forward)
+            masker.finish()
+        finally:
+            masker.is_calibrating = False
+            if not self.is_wrapped:
+                masker.stop()
+        if self.is_wrapped:
+            self.update_mask()
+
+    def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
+        self._backend.run(self.bound_model, batches, forward)
+
+    def _run_trainer(self) -> None:
+        if self.trainer is None:
+            raise ConfigError("calibrate() needs batches, or a trainer given to the constructor.")
+        args = (self.bound_model, self.optimizer, self.criterion, 0)
+        count = len(inspect.signature(self.trainer).parameters)  # NNI v2 has no epoch
+        self.trainer(*args[:count])

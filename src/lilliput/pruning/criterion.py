@@ -1,0 +1,192 @@
+"""The frame of pruners that ask a criterion (a masker) for all their masks at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from numbers import Integral
+from typing import Any
+
+from lilliput.config.layer import LayerInfo
+from lilliput.config.select import Selection
+from lilliput.core.hooks import Call
+from lilliput.core.masker import WeightMasker
+from lilliput.core.pruner import Pruner
+from lilliput.errors import AlgorithmError, Problem
+
+log = logging.getLogger("lilliput")
+
+# Keys of rules that only some criteria heed; another one would ignore them in silence.
+_OPTIONAL_KEYS = ("granularity", "min_kept", "round_to")
+
+
+def checked_epoch(epoch: Any) -> int:
+    """Return an epoch as an int, or refuse it."""
+    if isinstance(epoch, bool) or not isinstance(epoch, Integral) or epoch < 0:
+        raise AlgorithmError(f"update_epoch received {epoch!r}, expected an integer from 0.")
+    return int(epoch)
+
+
+class CriterionPruner(Pruner):
+    """Decide when to prune how much, and leave it to a masker to say which weights.
+
+    Subclasses override :meth:`targets`. The masker answers for all layers together; ``calc_mask``
+    hands out its answers layer by layer.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`.
+    masker_type : type of WeightMasker
+        The criterion.
+    options : mapping, optional
+        Keyword arguments of the criterion.
+    example_inputs : optional
+        What the model is called with, for criteria that follow channels through it.
+    groups : ChannelGroups, optional
+        The channel groups of the model, in place of ``example_inputs``.
+    """
+
+    masker_type: type[WeightMasker]
+    masker: Any = None
+    layout: Any = None  # which parameters are masked together; None: each layer is alone
+    example_inputs: Any = None
+    given_groups: Any = None
+    _plan: dict[Any, Any] | None = None
+    _is_asking: bool = False
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        *,
+        masker_type: type[WeightMasker] | None = None,
+        options: Mapping[str, Any] | None = None,
+        example_inputs: Any = None,
+        groups: Any = None,
+    ) -> None:
+        if masker_type is not None:
+            self.masker_type = masker_type
+        self.example_inputs, self.given_groups = example_inputs, groups
+        if self.masker_type.default_types is not None:
+            self.default_types = self.masker_type.default_types  # type: ignore[misc]
+        super().__init__(model, config_list, optimizer)
+        self.masker = self.masker_type(self.bound_model, self, **(options or {}))
+
+    @property
+    def removes_channels(self) -> bool:
+        """Whether the criterion scores whole channels."""
+        return self.masker_type.removes_channels
+
+    def targets(self) -> list[tuple[Any, float | None]]:
+        """Return the wrappers that are due for a mask, each with its sparsity."""
+        raise NotImplementedError(f"{type(self).__name__} must override targets().")
+
+    def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:
+        """Return the layer's part of what the masker says about all layers, None if it is not due."""
+        return self._planned().get(wrapper)
+
+    def bind_model(self, model: Any) -> None:
+        """Tell the masker the model, which may have come after it was made."""
+        if self.masker is not None:
+            self.masker.model = model
+
+    def find_problems(self, selection: Selection) -> list[Problem]:
+        """Return keys that the criterion would ignore, and what it finds wrong itself."""
+        problems = [
+            Problem(f"rule {decision.rule} → {key}", f"{self._title} does not use this key.")
+            for decision in selection.decisions
+            for key in _OPTIONAL_KEYS
+            if decision.is_chosen
+            and key in decision.layer.config
+            and key not in self.masker_type.keys
+        ]
+        return [*dict.fromkeys(problems), *self.masker_type.find_problems(selection)]
+
+    def refine(self, selection: Selection) -> Selection:
+        """Leave alone what the criterion cannot prune."""
+        self.layout = self.masker_type.lay_out(self, selection)
+        return selection if self.layout is None else self.layout.selection
+
+    def companion_layers(self, selection: Selection) -> list[LayerInfo]:
+        """Return the parameters that are masked along with the selected layers."""
+        return [] if self.layout is None else list(self.layout.companions)
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if self.layout is not None and not self.layout.is_followed:
+            log.warning(
+                "%s: only filters and their biases are masked, so what a norm layer adds still passes; "
+                "give example_inputs to remove channels from all layers that see them.",
+                type(self).__name__,
+            )
+
+    # -- what criteria ask of the framework --------------------------------------------------------
+
+    def gradient(self, wrapper: Any) -> Any:
+        """Return the gradient of a layer's raw weight in full, None if there is none."""
+        return self._backend.gradient(wrapper)
+
+    def pull_to_zero(self, scale: float) -> None:
+        """Add the subgradient of ``scale * |w|`` to the gradients of the selected weights."""
+        self._backend.pull_to_zero(self.get_modules_wrapper(), scale)
+
+    def sum_over_processes(self, tensor: Any) -> Any:
+        """Return the sum of a tensor over all processes that train together."""
+        return self._backend.sum_over_processes(tensor)
+
+    # -- the engine room ---------------------------------------------------------------------------
+
+    @property
+    def _title(self) -> str:
+        return f"{type(self).__name__} with {self.masker_type.__name__}"
+
+    def _planned(self) -> dict[Any, Any]:
+        if self._plan is not None:
+            return self._plan
+        due = self.targets()
+        plan = dict(self.masker.calc_masks(due)) if due else {}
+        if self._is_asking:
+            self._plan = plan
+        return plan
+
+    def _ask_for_masks(
+        self, wrappers: list[Any], calc_mask: Call
+    ) -> list[tuple[Any, dict[str, Any]]]:
+        self._is_asking = True
+        try:
+            updates = super()._ask_for_masks(wrappers, calc_mask)
+            for wrapper in self.companions():
+                answer = (self._plan or {}).get(wrapper)
+                if answer is not None:
+                    updates.append((wrapper, self._check_masks(wrapper, answer)))
+            if self._plan:
+                self._has_answered()
+            return updates
+        finally:
+            self._plan, self._is_asking = None, False
+
+    def _has_answered(self) -> None:
+        """Follow up on masks that the criterion gave."""
+
+    def _needs_criterion(self) -> bool:
+        """Whether there are masks to come, so that the criterion has to watch the training."""
+        return True
+
+    def _before_step(self) -> tuple[Any, ...]:
+        is_used = getattr(type(self.masker), "before_step", None) not in (
+            None,
+            WeightMasker.before_step,
+        )
+        return (self.masker.before_step,) if is_used else ()
+
+    def _follow_optimizer(self) -> None:
+        super()._follow_optimizer()
+        if self.masker is not None and self._needs_criterion():
+            self.masker.start()
+
+    def _leave_optimizer(self) -> None:
+        super()._leave_optimizer()
+        if self._wrappers is not None and self.masker is not None:
+            self.masker.stop()

@@ -1,0 +1,141 @@
+"""From the scores of layers to the masks of all parameters that share their channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lilliput.config.layer import LayerInfo
+from lilliput.config.select import Selection
+from lilliput.core.masker import Answers
+from lilliput.errors import Problem
+from lilliput.ops.channels import channel_rows
+from lilliput.ops.masks import prune_count
+from lilliput.ops.namespace import namespace
+from lilliput.pruning.layout import Flags, Layout, Pruned
+from lilliput.pruning.lone import LoneFilters
+from lilliput.pruning.ranking import Candidates, Removed, take_share, take_until
+
+_BUDGETS = {"max_macs": "count_macs", "max_params": "count_parameters"}
+
+
+def lay_out(pruner: Any, selection: Selection, obstacle: Callable[[LayerInfo], str]) -> Layout:
+    """Return which groups the selected layers prune, from what the pruner knows of the model."""
+    groups = pruner.given_groups
+    if groups is None and pruner.example_inputs is not None:
+        from lilliput.speedup.analysis import channel_groups
+
+        groups = channel_groups(pruner.bound_model, pruner.example_inputs)
+    if groups is None:
+        missing = _find_budgets(selection)
+        if missing:
+            selection = replace(selection, problems=(*selection.problems, *missing))
+        layers = [d.layer for d in selection.decisions if d.rule is not None]
+        groups = LoneFilters(layers)
+    layout = Layout(groups, selection, pruner._backend.parameters(pruner.bound_model), obstacle)
+    layout.selection = replace(
+        layout.selection, problems=(*selection.problems, *layout.selection.problems)
+    )
+    return layout
+
+
+def find_masks(masker: Any, pruner: Any, asked: Mapping[Any, float | None]) -> Answers:
+    """Return the masks of every wrapper of the pruner, once the wrappers asked for are pruned."""
+    layout: Layout = pruner.layout
+    wrappers = {wrapper.name: wrapper for wrapper in pruner.get_modules_wrapper()}
+    sparsities = {wrapper.name: sparsity for wrapper, sparsity in asked.items()}
+    due = [each for each in layout.pruned if _asks(each, sparsities)]
+    scores = {
+        name: masker.rank(wrappers[name])
+        for name in dict.fromkeys(m.layer.name for each in due for m in each.members)
+    }
+
+    def alive(layer: LayerInfo) -> Flags:
+        mask = wrappers[layer.name].weight_mask
+        xp = namespace(mask)
+        rows = channel_rows(mask, layer.out_axis, layer.out_groups)
+        flags: Flags = xp.to_numpy(xp.sum(rows, axis=1)) > 0
+        return flags
+
+    removed = {each.group.name: each.removed(alive) for each in layout.pruned}
+    removed |= _choose(due, sparsities, scores, removed, layout.groups)
+    return _answers(pruner, {**wrappers, **{w.name: w for w in pruner.companions()}}, removed)
+
+
+def _asks(pruned: Pruned, sparsities: Mapping[str, float | None]) -> bool:
+    return any(member.layer.name in sparsities for member in pruned.members)
+
+
+def _choose(
+    due: list[Pruned],
+    sparsities: Mapping[str, float | None],
+    scores: Mapping[str, Any],
+    before: Removed,
+    groups: Any,
+) -> Removed:
+    """Return what is removed from each group: by its own sparsity, or by a joint target."""
+    removed: Removed = {}
+    joint: list[tuple[dict[str, Any], list[Candidates]]] = []
+    for each in due:
+        asked = [m for m in each.members if m.layer.name in sparsities]
+        # The smallest sparsity wins; a joint target has none of its own, and wins over it.
+        first = min(asked, key=lambda m: sparsities[m.layer.name] or 0)
+        config, sparsity = first.layer.config, sparsities[first.layer.name]
+        group = Candidates(
+            each.group.name,
+            each.score(scores),
+            before[each.group.name],
+            each.group.rows,
+            each.channels,
+            config.get("min_kept", 1),
+            config.get("round_to", 1),
+            config.get("max_sparsity_per_layer"),
+        )
+        if sparsity is not None:
+            removed[group.name] = group.take(group.limit(prune_count(group.size, sparsity)))
+            continue
+        known = next((entry for entry in joint if entry[0] == config), None)
+        if known is None:
+            joint.append((config, [group]))
+        else:
+            known[1].append(group)
+    for config, candidates in joint:
+        removed |= _meet(config, candidates, {**before, **removed}, groups)
+    return removed
+
+
+def _meet(
+    config: Mapping[str, Any], candidates: list[Candidates], others: Removed, groups: Any
+) -> Removed:
+    """Remove channels of several groups together, until the target of their rule is met."""
+    if "total_sparsity" in config:
+        return take_share(candidates, config["total_sparsity"])
+    key = next(key for key in _BUDGETS if key in config)
+    return take_until(candidates, config[key], getattr(groups, _BUDGETS[key]), key, others)
+
+
+def _answers(pruner: Any, wrappers: Mapping[str, Any], removed: Removed) -> Answers:
+    answers: dict[str, dict[str, Any]] = {}
+    for (name, key), keep in pruner.layout.masks(removed).items():
+        wrapper = wrappers[name]
+        if getattr(wrapper, key) is None and bool(np.all(keep)):
+            continue  # a bias that loses nothing needs no mask
+        answers.setdefault(name, {})[key] = pruner._backend.to_mask(keep, wrapper)
+    return [(wrappers[name], masks) for name, masks in answers.items()]
+
+
+def _find_budgets(selection: Selection) -> list[Problem]:
+    """Return the rules with a budget, which only a model that is followed can meet."""
+    found = {
+        (decision.rule, key): Problem(
+            f"rule {decision.rule} → {key}",
+            "counting needs to know the whole model: give example_inputs to the pruner.",
+        )
+        for decision in selection.decisions
+        for key in _BUDGETS
+        if decision.is_chosen and key in decision.layer.config
+    }
+    return list(found.values())

@@ -1,0 +1,40 @@
+"""L1NormPruner: remove the filters with the smallest sum of absolute weights.
+
+Li et al., "Pruning filters for efficient ConvNets", 2017. The score of a filter is::
+
+    s_i = sum_j |w_ij|
+
+>>> import torch
+>>> model = torch.nn.Conv2d(3, 8, 3)
+>>> model = L1NormPruner(model, [{"sparsity": 0.25}]).compress()
+>>> int((model.weight == 0).flatten(1).all(1).sum())
+2
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.channels import ChannelMasker, ChannelPruner, filters
+from lilliput.registry import register_pruner
+
+
+class L1NormMasker(ChannelMasker):
+    """Score channels by the L1 norm of their filters."""
+
+    def score(self, wrapper: Any) -> Tensor:
+        """Return the sum of ``|w|`` over each filter."""
+        rows = filters(wrapper)
+        xp = namespace(rows)
+        return xp.sum(xp.abs(rows), axis=1)
+
+
+@register_pruner("l1", "l1_filter", "L1FilterPruner")
+class L1NormPruner(ChannelPruner):
+    """Prune the filters of smallest L1 norm; see :class:`~lilliput.pruning.channels.ChannelPruner`."""
+
+    masker_type = L1NormMasker
+
+
+L1FilterPruner = L1NormPruner

@@ -1,0 +1,225 @@
+"""Which selected layers prune which channel groups, and every parameter that this touches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lilliput.config.layer import LayerInfo
+from lilliput.config.select import Decision, Selection
+from lilliput.errors import Problem
+from lilliput.pruning.lone import LoneFilters
+from lilliput.speedup.groups import Group, Slice
+
+log = logging.getLogger("lilliput")
+
+Flags = NDArray[np.bool_]
+_TARGETS = ("sparsity", "final_sparsity", "total_sparsity", "max_macs", "max_params")
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A selected layer in a group, and where its output channels lie."""
+
+    layer: LayerInfo
+    slice: Slice
+
+
+@dataclass(frozen=True, eq=False)
+class Pruned:
+    """A group that is pruned, by the selected layers that produce it."""
+
+    group: Group
+    members: tuple[Member, ...]
+
+    @property
+    def channels(self) -> int:
+        """Channels per unit of the first layer."""
+        return max(1, int((self.members[0].slice.units >= 0).sum()) // self.group.size)
+
+    def score(self, scores: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return the score of each unit: its channels' scores added up, averaged over the layers."""
+        total = np.zeros(self.group.size)
+        for member in self.members:
+            units = member.slice.units.ravel()
+            inside = units >= 0
+            np.add.at(total, units[inside], scores[member.layer.name][inside])
+        return total / len({member.layer.name for member in self.members})
+
+    def removed(self, rows_of: Callable[[LayerInfo], Flags]) -> Flags:
+        """Return which units have no kept channel left in the mask of the first layer."""
+        member = self.members[0]
+        units = member.slice.units.ravel()
+        kept = np.zeros(self.group.size, bool)
+        alive = rows_of(member.layer)
+        np.logical_or.at(kept, units[units >= 0], alive[units >= 0])
+        return ~kept
+
+
+class Layout:
+    """The groups that are pruned, and the parameters that have to be masked for it.
+
+    Parameters
+    ----------
+    groups : ChannelGroups
+        All groups of the model.
+    selection : Selection
+        What the rules select.
+    parameters : mapping of str to LayerInfo
+        Every parameter of the model under its full names.
+    obstacle : callable
+        Why the criterion cannot score a layer, an empty string if it can.
+    """
+
+    def __init__(
+        self,
+        groups: Any,
+        selection: Selection,
+        parameters: Mapping[str, LayerInfo],
+        obstacle: Callable[[LayerInfo], str],
+    ) -> None:
+        self.groups = groups
+        owned = _Owned(groups.groups)
+        protected = _protected(selection, owned)
+        decisions = []
+        members: dict[str, list[Member]] = {}
+        for decision in selection.decisions:
+            if decision.is_chosen:
+                found = owned.of(decision.layer)
+                why = obstacle(decision.layer) or _why_not(decision.layer, found, protected, groups)
+                decision = replace(decision, obstacle=why)
+                for group, slice_ in [] if why else found:
+                    if group.name not in protected:
+                        members.setdefault(group.name, []).append(Member(decision.layer, slice_))
+            decisions.append(decision)
+        self.selection = Selection(tuple(decisions), tuple(_problems(decisions)))
+        self.pruned = [
+            Pruned(group, tuple(members[group.name]))
+            for group in groups.groups
+            if group.name in members
+        ]
+        self.is_followed = not isinstance(groups, LoneFilters)
+        for each in self.pruned:
+            _note_differing_targets(each)
+        self.slices = _slices_of(self.pruned, parameters)
+        self.holders = _holders(self.selection.chosen)
+        self.companions = [parameters[x] for x in self.slices if x not in self.holders]
+
+    def masks(self, removed: Mapping[str, Flags]) -> dict[tuple[str, str], Flags]:
+        """Return, for each wrapper and mask, what is kept when these units are removed."""
+        masks = {}
+        for tensor, (shape, slices) in self.slices.items():
+            keep = np.ones(shape, bool)
+            for group, slice_ in slices:
+                if group.name in removed:
+                    _cut(keep, slice_, removed[group.name])
+            masks[self.holders.get(tensor, (tensor, "weight_mask"))] = keep
+        return masks
+
+
+class _Owned:
+    """Where the output channels of layers lie."""
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        self.by_tensor: dict[str, list[tuple[Group, Slice]]] = {}
+        for group in groups:
+            for slice_ in group.slices:
+                self.by_tensor.setdefault(slice_.tensor, []).append((group, slice_))
+
+    def of(self, layer: LayerInfo) -> list[tuple[Group, Slice]]:
+        """Return the groups of a layer's output channels; a norm layer passes on what it gets."""
+        found = [x for name in layer.tensor_names for x in self.by_tensor.get(name, ())]
+        return [x for x in found if x[1].is_output or len(layer.shape) == 1]
+
+
+def _protected(selection: Selection, owned: _Owned) -> dict[str, str]:
+    """Return the groups of layers that a rule excludes, each with the reason."""
+    return {
+        group.name: f"they go with those of {decision.layer.name!r}, {decision.why}"
+        for decision in selection.decisions
+        if decision.excluded
+        for group, _ in owned.of(decision.layer)
+    }
+
+
+def _why_not(
+    layer: LayerInfo,
+    found: Sequence[tuple[Group, Slice]],
+    protected: Mapping[str, str],
+    groups: Any,
+) -> str:
+    if not found:
+        return str(groups.reason(layer.tensor_name)) or "it makes no channels"
+    if all(group.name in protected for group, _ in found):
+        return protected[found[0][0].name]
+    return ""
+
+
+def _problems(decisions: Iterable[Decision]) -> Iterable[Problem]:
+    """Yield layers that are named in full and cannot be pruned; tell the log of the others."""
+    stuck = [decision for decision in decisions if decision.obstacle]
+    for decision in stuck:
+        layer = decision.layer
+        text = f"the channels of {layer.name!r} cannot be removed: {decision.obstacle}"
+        if layer.names & set(layer.config.get("op_names", ())):
+            yield Problem(f"rule {decision.rule} → op_names", f"{text}.")
+        else:
+            log.info("%s; it is left alone.", text)
+    if stuck and not any(decision.is_chosen for decision in decisions):
+        layer, why = stuck[0].layer, stuck[0].obstacle
+        text = f"no selected layer has channels that can be removed ({layer.name!r}: {why})."
+        yield Problem("", text)
+
+
+def _note_differing_targets(pruned: Pruned) -> None:
+    asked = {m.layer.name: [m.layer.config.get(key) for key in _TARGETS] for m in pruned.members}
+    if len({str(values) for values in asked.values()}) > 1:
+        log.info(
+            "the channels of %s are removed together, and their rules differ: the smallest sparsity "
+            "holds for all of them.",
+            ", ".join(repr(name) for name in asked),
+        )
+
+
+def _slices_of(
+    pruned: Iterable[Pruned], parameters: Mapping[str, LayerInfo]
+) -> dict[str, tuple[tuple[int, ...], list[tuple[Group, Slice]]]]:
+    """Return shape and slices of each parameter that is touched, under its first name."""
+    found: dict[str, tuple[tuple[int, ...], list[tuple[Group, Slice]]]] = {}
+    for each in pruned:
+        for slice_ in each.group.slices:
+            layer = parameters.get(slice_.tensor)
+            if layer is not None:  # buffers need no mask: what reads them is multiplied by zero
+                found.setdefault(layer.name, (layer.shape, []))[1].append((each.group, slice_))
+    return found
+
+
+def _holders(layers: Iterable[LayerInfo]) -> dict[str, tuple[str, str]]:
+    """Return which wrapper's mask covers a parameter, for weights and biases of selected layers."""
+    holders = {}
+    for layer in layers:
+        owner = layer.owners[0]
+        for name in layer.tensor_names:
+            holders[name] = (layer.name, "weight_mask")
+        if len(layer.owners) == 1 and owner.bias_name is not None:
+            for path in owner.paths:
+                bias = f"{path}.{owner.bias_name}" if path else owner.bias_name
+                holders[bias] = (layer.name, "bias_mask")
+    return holders
+
+
+def _cut(keep: Flags, slice_: Slice, removed: Flags) -> None:
+    """Clear what belongs to removed units, in place."""
+    units = slice_.units
+    gone = (units >= 0) & removed[units]
+    if units.ndim == 1:
+        np.moveaxis(keep, slice_.dim, 0)[gone] = False
+        return
+    # Filters lie group behind group; the meaning of an input index depends on the group.
+    blocks = keep.reshape(units.shape[0], -1, *keep.shape[1:])
+    np.moveaxis(blocks, slice_.dim + 1, 1)[gone] = False

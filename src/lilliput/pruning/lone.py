@@ -1,0 +1,50 @@
+"""Each layer as a channel group of its own: what is known of a model that nobody has followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from lilliput.config.layer import LayerInfo
+from lilliput.speedup.groups import Group, Slice
+
+
+class LoneFilters:
+    """Groups of one layer each; a stand-in for the groups that an analysis finds.
+
+    Parameters
+    ----------
+    layers : iterable of LayerInfo
+        The layers that rules match.
+    """
+
+    def __init__(self, layers: Iterable[LayerInfo]) -> None:
+        self.groups = tuple(_lone_group(layer) for layer in layers if not _is_recurrent(layer))
+
+    def reason(self, tensor: str) -> str:
+        """Return why the channels of a parameter cannot be removed."""
+        return "the gates of a recurrent layer lose the same units together, which takes example_inputs"
+
+
+def _is_recurrent(layer: LayerInfo) -> bool:
+    """Whether a layer is an RNN, LSTM or GRU."""
+    return not layer.types.isdisjoint({"RNNBase", "RNNCellBase"})
+
+
+def _lone_group(layer: LayerInfo) -> Group:
+    units = np.arange(layer.out_channels)
+    own = units if layer.out_groups == 1 else units.reshape(layer.out_groups, -1)
+    name = layer.tensor_name
+    slices = [Slice(name, layer.out_axis, own, True)]
+    for owner in layer.owners:
+        if owner.bias_name is not None and _has_channels(owner.module, owner.bias_name, units.size):
+            bias = f"{owner.path}.{owner.bias_name}" if owner.path else owner.bias_name
+            slices.append(Slice(bias, 0, units, False))
+    return Group(name, units.size, tuple(slices))
+
+
+def _has_channels(module: Any, name: str, size: int) -> bool:
+    """Whether a bias counts the same channels; that of a tied output layer counts others."""
+    return bool(getattr(module, name).shape[0] == size)

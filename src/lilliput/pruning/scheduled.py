@@ -1,0 +1,125 @@
+"""Pruners that prune more with every epoch: any schedule, any criterion."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from lilliput.config.spec import Rule, ScheduledPruneRule
+from lilliput.errors import ConfigError
+from lilliput.pruning.criterion import CriterionPruner, checked_epoch
+from lilliput.pruning.one_shot import OneShotPruner
+from lilliput.registry import pruners
+
+log = logging.getLogger("lilliput")
+
+
+class ScheduledPruner(CriterionPruner):
+    """Move each layer's sparsity along a schedule; weights once pruned stay pruned.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``initial_sparsity``,
+        ``final_sparsity``, ``start_epoch``, ``end_epoch`` and ``frequency``.
+    pruning_algorithm : str
+        The one-shot pruner whose criterion ranks weights or channels.
+    example_inputs, groups : optional
+        See :class:`~lilliput.pruning.channels.ChannelPruner`; for criteria that rank channels.
+    pruning_params : dict, optional
+        Keyword arguments of the criterion, such as ``{'activation': 'gelu'}``.
+    """
+
+    rule: ClassVar[type[Rule]] = ScheduledPruneRule
+    schedule: ClassVar[Callable[..., float]]
+    tracked = ("now_epoch",)
+    now_epoch: int = 0
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        pruning_algorithm: str = "level",
+        *,
+        example_inputs: Any = None,
+        groups: Any = None,
+        pruning_params: Mapping[str, Any] | None = None,
+    ) -> None:
+        algorithm = pruners.get(pruning_algorithm)
+        if not issubclass(algorithm, OneShotPruner):
+            raise ConfigError(
+                f"pruning_algorithm {pruning_algorithm!r} has no scores to rank weights by; "
+                "expected a one-shot pruner such as 'level'."
+            )
+        super().__init__(
+            model,
+            config_list,
+            optimizer,
+            masker_type=algorithm.masker_type,
+            options=pruning_params,
+            example_inputs=example_inputs,
+            groups=groups,
+        )
+        self.set_wrappers_attribute("updated_epoch", -1)
+
+    def update_epoch(self, epoch: int) -> None:
+        """Move the schedule to an epoch; masks follow at once."""
+        self.now_epoch = checked_epoch(epoch)
+        for wrapper in self.get_modules_wrapper():
+            wrapper.updated_epoch = -1
+
+    def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:
+        """Return a new mask once per epoch, if the schedule asks for more zeros than there are."""
+        if wrapper.updated_epoch == self.now_epoch or not self._can_ask(wrapper):
+            return None
+        masks = super().calc_mask(wrapper, wrapper_idx)
+        wrapper.updated_epoch = self.now_epoch
+        return masks
+
+    def targets(self) -> list[tuple[Any, float | None]]:
+        """Return the layers whose schedule asks for more zeros than there are."""
+        due: list[tuple[Any, float | None]] = []
+        for wrapper in self.get_modules_wrapper():
+            target = self.target_sparsity(wrapper, self.now_epoch)
+            if wrapper.updated_epoch != self.now_epoch and not self.masker.is_met(wrapper, target):
+                due.append((wrapper, target))
+        return due
+
+    def target_sparsity(self, wrapper: Any, epoch: int) -> float:
+        """Return the sparsity that the schedule of a layer's rule gives an epoch."""
+        config = wrapper.config
+        return type(self).schedule(
+            epoch,
+            config["initial_sparsity"],
+            config["final_sparsity"],
+            config["start_epoch"],
+            config["end_epoch"],
+            config["frequency"],
+        )
+
+    def strip(self) -> Any:
+        """As in :meth:`Compressor.strip`; says so if the schedule has not come to its end."""
+        behind = [
+            wrapper.name
+            for wrapper in self.get_modules_wrapper()
+            if self.target_sparsity(wrapper, self.now_epoch) < wrapper.config["final_sparsity"]
+            or (wrapper.updated_epoch != self.now_epoch and not self._can_ask(wrapper))
+        ]
+        if behind and self.is_wrapped:
+            log.warning(
+                "%s: stripped at epoch %d, before final_sparsity was reached in %d layers; "
+                "is update_epoch(epoch) called in every epoch?",
+                type(self).__name__,
+                self.now_epoch,
+                len(behind),
+            )
+        return super().strip()
+
+    def _has_answered(self) -> None:
+        self.masker.start_over()
+
+    def _can_ask(self, wrapper: Any) -> bool:
+        """Whether the criterion is ready, or nothing is asked of it in this epoch."""
+        return self.target_sparsity(wrapper, self.now_epoch) == 0 or self.masker.is_ready()

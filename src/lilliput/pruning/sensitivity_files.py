@@ -1,0 +1,171 @@
+"""What a sensitivity scan and a pruning run leave on disk: CSV, JSON and safetensors, whole or not at all.
+
+A checkpoint folder holds, for round n,
+
+- ``sensitivity_before_round_n.json``: every metric measured so far, written as it comes;
+- ``sensitivity_before_round_n.csv``: the finished scan, in NNI's format;
+- ``weights_and_masks_after_round_n.safetensors``: the model's state dict;
+
+and ``progress.json``, replaced last, which says how many rounds are complete and what they started from.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from lilliput.backends import backend_of
+from lilliput.errors import ConfigError, StateError
+from lilliput.files import write_atomically
+
+Curves = dict[str, dict[float, float]]  # layer -> sparsity -> metric
+Source = dict[str, Any]  # what a file was made from, part by part, as JSON
+
+
+def write_curves(path: str | os.PathLike[str], curves: Curves, sparsities: list[float]) -> None:
+    """Write curves as NNI does: a row per layer, short where the scan stopped early."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["layername", *sparsities])
+    for layer, curve in curves.items():
+        writer.writerow([layer, *(curve[sparsity] for sparsity in sorted(curve))])
+    write_atomically(path, text.getvalue().encode())
+
+
+def read_curves(path: str | os.PathLike[str]) -> Curves:
+    """Read what :func:`write_curves`, or NNI, wrote."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            header, *rows = [row for row in csv.reader(file) if row]
+        sparsities = [float(cell) for cell in header[1:]]
+        if header[0] != "layername" or any(len(row) > len(header) for row in rows):
+            raise ValueError("its columns are not 'layername' and one per sparsity")
+        curves: Curves = {}
+        for layer, *cells in rows:
+            curves[layer] = dict(zip(sparsities, map(float, cells), strict=False))
+        return curves
+    except (ValueError, OSError) as error:
+        raise ConfigError(
+            f"{os.fspath(path)}: no sensitivity table ({error}); expected a CSV with the header "
+            "'layername,0.1,0.2,…' and a row of metrics per layer."
+        ) from error
+
+
+def fingerprint(model: Any) -> str:
+    """Return a hash of all tensors of a model's state dict, with their names."""
+    return hashlib.sha256(_dump(model)).hexdigest()
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    made_from: dict[str, JsonValue]
+
+
+class Scan(_Strict):
+    """Metrics measured so far; None stands for one that is no number."""
+
+    kind: Literal["sensitivity scan"] = "sensitivity scan"
+    baseline: float | None = None
+    metrics: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+
+    def find(self, layer: str, sparsity: float) -> float | None:
+        """Return a metric that was measured earlier."""
+        curve = self.metrics.get(layer, {})
+        if repr(sparsity) not in curve:
+            return None
+        metric = curve[repr(sparsity)]
+        return math.nan if metric is None else metric
+
+    def note(self, layer: str, sparsity: float, metric: float) -> None:
+        """Take down a metric."""
+        value = metric if math.isfinite(metric) else None
+        self.metrics.setdefault(layer, {})[repr(sparsity)] = value
+
+
+class Progress(_Strict):
+    """How far a pruning run has come."""
+
+    kind: Literal["sensitivity pruning"] = "sensitivity pruning"
+    rounds: list[dict[str, float | None]] = Field(default_factory=list)
+    is_done: bool = False
+    tensors: str = ""
+    sha256: str = ""
+
+
+def save(path: Path, document: _Strict) -> None:
+    """Write a scan or the progress in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, document.model_dump_json(indent=1).encode())
+
+
+def load_scan(path: Path, made_from: Source) -> Scan:
+    """Return the scan in a file, a new one if there is none; refuse that of another model."""
+    return _load(path, Scan, made_from) if path.exists() else Scan(made_from=made_from)
+
+
+def load_progress(path: Path, made_from: Source) -> Progress:
+    """Return the progress in a file, a new one if there is none; refuse that of another run."""
+    return _load(path, Progress, made_from) if path.exists() else Progress(made_from=made_from)
+
+
+def _load(path: Path, kind: Any, made_from: Source) -> Any:
+    try:
+        document = kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        raise StateError(f"{path}: not readable as a {kind.__name__.lower()} ({error}).") from error
+    # As JSON, so that a tuple here equals the list it became there.
+    here, there = json.loads(json.dumps(made_from)), document.made_from
+    changed = sorted(key for key in {*here, *there} if here.get(key) != there.get(key))
+    if changed:
+        listed = "; ".join(
+            f"{key} {_short(there, key)}, here {_short(here, key)}" for key in changed
+        )
+        raise StateError(
+            f"{path} was made from something else: {listed}. Use another checkpoint_dir, or delete "
+            "this one to start anew."
+        )
+    return document
+
+
+def _short(source: Mapping[str, Any], key: str) -> str:
+    text = json.dumps(source.get(key))
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def save_model(path: Path, model: Any) -> tuple[str, str]:
+    """Write a model's state dict; return the name and the hash of the file."""
+    data = _dump(model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, data)
+    return path.name, hashlib.sha256(data).hexdigest()
+
+
+def load_model(folder: Path, progress: Progress, model: Any) -> None:
+    """Read the state dict of the last complete round into the model."""
+    path = folder / Path(progress.tensors).name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StateError(
+            f"{path}: the weights of a finished round are missing ({error})."
+        ) from error
+    if hashlib.sha256(data).hexdigest() != progress.sha256:
+        raise StateError(f"{path}: damaged (checksum differs); delete the folder to start anew.")
+    model.load_state_dict({**model.state_dict(), **backend_of(model).parse_tensors(data)})
+
+
+def _dump(model: Any) -> bytes:
+    backend = backend_of(model)
+    tensors = {k: t for k, t in model.state_dict().items() if backend.is_tensor(t)}
+    return backend.dump_tensors(tensors)

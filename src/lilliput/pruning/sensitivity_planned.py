@@ -1,0 +1,80 @@
+"""A pruner that is told its masks: it holds what another pruner has chosen."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from lilliput.config.layer import LayerInfo
+from lilliput.config.select import Selection
+from lilliput.core.hooks import Call
+from lilliput.core.pruner import Pruner
+from lilliput.ops.namespace import namespace
+from lilliput.pruning.sensitivity_goals import removed_from
+from lilliput.pruning.sensitivity_probe import Masks, Probe, every_wrapper, masks_of
+
+
+class PlannedPruner(Pruner):
+    """Wrap the layers of a probe, and mask them as :meth:`put_in_force` says.
+
+    Parameters
+    ----------
+    probe : Probe
+        The pruner that reads the config list and chooses masks.
+    config_list : list of dict
+        What the probe was made from.
+    """
+
+    exact_sparsity = False
+    backends: ClassVar[tuple[str, ...]] = ("torch",)
+
+    def __init__(self, probe: Probe, config_list: Any) -> None:
+        self.probe = probe
+        self._planned: Masks = {}
+        # The probe has read the config list; here each of its layers has a rule of its own.
+        super().__init__(probe.model, [_own_rule(layer) for layer in probe.selection.chosen])
+        self.config_list, self._selection = config_list, probe.selection
+
+    @property
+    def removes_channels(self) -> bool:
+        """Whether whole channels are removed, or single weights."""
+        return self.probe.by_channel
+
+    def companion_layers(self, selection: Selection) -> list[LayerInfo]:
+        """Return the parameters that are masked along with the selected layers."""
+        return list(self.probe.companions)
+
+    def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:
+        """Return the mask that is planned, None if there is none."""
+        return self._planned.get(wrapper.name)
+
+    def put_in_force(self, masks: Masks) -> None:
+        """Mask the layers and what follows them, all or none."""
+        self._planned = masks
+        try:
+            self.update_mask()
+        finally:
+            self._planned = {}
+
+    def forget_masks(self) -> None:
+        """Go back to masks of ones, after :meth:`strip`."""
+        held = masks_of(self)
+        for wrapper in every_wrapper(self):
+            masks = held[wrapper.name].items()
+            wrapper.set_masks({key: namespace(mask).ones_like(mask) for key, mask in masks})
+
+    def removed(self) -> dict[str, int]:
+        """Return how many weights each layer has lost."""
+        return {
+            wrapper.name: removed_from(
+                wrapper.layer_info, wrapper.weight_mask, self.removes_channels
+            )
+            for wrapper in self.get_modules_wrapper()
+        }
+
+    def _ask_for_masks(self, wrappers: list[Any], calc_mask: Call) -> list[tuple[Any, Any]]:
+        return super()._ask_for_masks([*wrappers, *self.companions()], calc_mask)
+
+
+def _own_rule(layer: LayerInfo) -> dict[str, Any]:
+    sparsity = layer.config.get("sparsity", layer.config.get("total_sparsity"))
+    return {"op_names": [layer.name], "sparsity": sparsity}

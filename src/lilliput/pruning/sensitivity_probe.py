@@ -1,0 +1,212 @@
+"""Prune for a moment, measure, and put everything back bit by bit."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from lilliput.backends import backend_of
+from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.pruning.one_shot import OneShotPruner
+from lilliput.registry import pruners
+
+log = logging.getLogger("lilliput")
+
+# Of a rule: how much and where, which change from one moment to the next.
+_REPLACED = ("op_types", "op_names", "sparsity", "total_sparsity", "max_sparsity_per_layer")
+
+Masks = Mapping[str, Mapping[str, Any]]  # layer name -> mask name -> mask
+
+
+class Snapshot:
+    """Every parameter, buffer and mode of a model, to go back to; an optimizer notices nothing."""
+
+    def __init__(self, model: Any) -> None:
+        self._backend = backend_of(model)
+        tensors = [*model.parameters(), *model.buffers()]
+        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._modes = [(module, module.training) for module in model.modules()]
+
+    def restore(self) -> None:
+        """Put the values back in place."""
+        with self._backend.no_grad():
+            for tensor, value in self._values:
+                tensor.copy_(value)
+        self.restore_modes()
+
+    def restore_modes(self) -> None:
+        """Put only training and evaluation mode back, module by module."""
+        for module, mode in self._modes:
+            module.training = mode
+
+
+def one_shot(name: str) -> Any:
+    """Return the one-shot pruner of a name."""
+    algorithm = pruners.get(name)
+    if not issubclass(algorithm, OneShotPruner):
+        raise ConfigError(
+            f"{name!r} is {algorithm.__name__}, which does not prune to a given sparsity at once; "
+            "expected a one-shot pruner such as 'level'."
+        )
+    return algorithm
+
+
+class Probe:
+    """Prune layers of a model with a one-shot pruner, for a moment.
+
+    Parameters
+    ----------
+    algorithm : str
+        Name of the pruner.
+    model : object
+        The model.
+    config_list : list of dict, optional
+        Which layers may be pruned, and their settings beside the sparsity; by default those that the
+        pruner takes by default.
+    example_inputs : optional
+        Handed to the pruner if given.
+    """
+
+    def __init__(
+        self, algorithm: str, model: Any, config_list: Any = None, example_inputs: Any = None
+    ) -> None:
+        self.algorithm = one_shot(algorithm)
+        self.model = model
+        self._has_spoken = False
+        rules = [{"op_types": ["default"], "sparsity": 0.5}] if config_list is None else config_list
+        given = {} if example_inputs is None else {"example_inputs": example_inputs}
+        pruner = self.algorithm(model, rules, **given)
+        if not pruner.masker.is_ready():
+            raise ConfigError(
+                f"{algorithm!r} has to watch the training before it can prune; expected a pruner that "
+                "looks at the weights only, such as 'level' or 'l1'."
+            )
+        self.selection = pruner.selection
+        self.by_channel = bool(pruner.removes_channels)
+        self.companions = [wrapper.layer_info for wrapper in pruner.companions()]
+        # The way of the channels through the model is the same each time.
+        is_followed = example_inputs is not None and pruner.layout is not None
+        self._options = {"groups": pruner.layout.groups} if is_followed else {}
+        self._settings = {
+            layer.name: {k: x for k, x in layer.config.items() if k not in _REPLACED}
+            for layer in self.selection.chosen
+        }
+
+    @contextmanager
+    def pruned(self, sparsities: Mapping[str, float], masks: Masks) -> Iterator[Any]:
+        """Prune for as long as the context lasts, beginning with ``masks``; yield the pruner."""
+        rules = [
+            {**self._settings[name], "op_names": [name], "sparsity": sparsity}
+            for name, sparsity in sparsities.items()
+        ]
+        snapshot = Snapshot(self.model)
+        with _mute(self._has_spoken):
+            pruner = self.algorithm(self.model, rules, **self._options)
+        for wrapper in every_wrapper(pruner):
+            held = masks.get(wrapper.name, {})
+            # A weight that only follows another layer is held without its bias.
+            has_bias = wrapper.bias is not None
+            wrapper.set_masks({k: x for k, x in held.items() if has_bias or k != "bias_mask"})
+        try:
+            with _mute(self._has_spoken):
+                pruner.compress()
+            self._has_spoken = True
+            yield pruner
+        finally:
+            try:
+                if pruner.is_wrapped:
+                    pruner.strip()
+            finally:
+                snapshot.restore()
+
+
+@contextmanager
+def _mute(has_spoken: bool) -> Iterator[None]:
+    """Keep warnings back where they were given before: one pruner follows another here."""
+
+    def is_grave(record: logging.LogRecord) -> bool:
+        return not has_spoken or record.levelno >= logging.ERROR
+
+    log.addFilter(is_grave)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_grave)
+
+
+def every_wrapper(pruner: Any) -> list[Any]:
+    """Return the wrappers of the selected layers, and of what is masked along with them."""
+    return [*pruner.get_modules_wrapper(), *pruner.companions()]
+
+
+def masks_of(pruner: Any) -> dict[str, dict[str, Any]]:
+    """Return copies of the masks of a pruner."""
+    found = {}
+    for wrapper in every_wrapper(pruner):
+        held = {name: getattr(wrapper, name) for name in ("weight_mask", "bias_mask")}
+        found[wrapper.name] = {k: mask.clone() for k, mask in held.items() if mask is not None}
+    return found
+
+
+def measure(
+    function: Callable[..., Any], model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> float:
+    """Call an evaluator, and return its metric as a float."""
+    metric = call_with_model(function, model, args, kwargs)
+    try:
+        return float(metric.item() if hasattr(metric, "item") else metric)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise AlgorithmError(
+            f"the evaluator {name_of(function)} returned {metric!r}, expected a number such as an accuracy."
+        ) from error
+
+
+def measure_and_restore(
+    function: Callable[..., Any], model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> float:
+    """As :func:`measure`, undoing what the evaluator did to buffers and modes."""
+    snapshot = Snapshot(model)
+    try:
+        return measure(function, model, args, kwargs)
+    finally:
+        snapshot.restore()
+
+
+def name_of(function: Any) -> str | None:
+    """Return what a function is called, None for None."""
+    named = getattr(function, "__qualname__", type(function).__name__)
+    return None if function is None else str(named)
+
+
+def call_with_model(
+    function: Callable[..., Any], model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call a user's function with the model first.
+
+    Where the model is among the arguments, as NNI had it (``val_args=[model]``), or the function has
+    no place for it, the arguments are passed as they are.
+    """
+    is_there = any(x is model for x in (*args, *kwargs.values()))
+    if is_there or not accepts(function, model, *args, **kwargs):
+        return function(*args, **kwargs)
+    return function(model, *args, **kwargs)
+
+
+def accepts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Whether a function can be called with these arguments.
+
+    Examples
+    --------
+    >>> accepts(lambda x: x, 1), accepts(lambda: 0, 1)
+    (True, False)
+    """
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not tell
+        return True
+    return True

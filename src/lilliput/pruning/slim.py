@@ -1,0 +1,127 @@
+"""SlimPruner: remove the channels that batch norm scales to almost nothing.
+
+Liu et al., "Learning efficient convolutional networks through network slimming", 2017. While the
+model trains, an L1 penalty on the scales of its batch norms drives those of useless channels to zero::
+
+    loss' = loss + scale * sum |gamma|        s_i = |gamma_i|
+
+The penalty acts by its subgradient, added before each optimizer step.
+
+>>> import torch
+>>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
+>>> with torch.no_grad():
+...     model[1].weight.copy_(torch.tensor([0.9, 0.1, 0.5, 0.2])) is model[1].weight
+True
+>>> model = SlimPruner(model, [{"total_sparsity": 0.5}]).compress()
+>>> model[1].weight.ne(0).tolist()
+[True, False, True, False]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lilliput.errors import ConfigError
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.channels import ChannelMasker, ChannelPruner, filters
+from lilliput.pruning.criterion import checked_epoch
+from lilliput.registry import register_pruner
+
+
+class SlimMasker(ChannelMasker):
+    """Score channels by the scale of their batch norm, and push small scales to zero.
+
+    Parameters
+    ----------
+    model, pruner
+        See :class:`~lilliput.core.masker.WeightMasker`.
+    training_epochs : int
+        Epochs to train under the penalty before pruning.
+    scale : float
+        Weight of the penalty.
+    """
+
+    default_types = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
+
+    def __init__(
+        self, model: Any, pruner: Any, training_epochs: int = 0, scale: float = 1e-4
+    ) -> None:
+        super().__init__(model, pruner)
+        if isinstance(training_epochs, bool) or training_epochs < 0:
+            raise ConfigError(f"training_epochs: received {training_epochs!r}, expected 0 or more.")
+        if not scale >= 0:
+            raise ConfigError(f"scale: received {scale!r}, expected 0 or more.")
+        self.training_epochs, self.scale = training_epochs, scale
+        self.is_penalizing = False
+
+    def score(self, wrapper: Any) -> Tensor:
+        """Return ``|gamma|``."""
+        rows = filters(wrapper)
+        xp = namespace(rows)
+        return xp.sum(xp.abs(rows), axis=1)
+
+    def is_ready(self) -> bool:
+        """Whether the epochs under the penalty are over."""
+        return int(self.pruner.now_epoch) >= self.training_epochs
+
+    def start(self) -> None:
+        """Begin with the penalty."""
+        self.is_penalizing = True
+
+    def stop(self) -> None:
+        """End the penalty."""
+        self.is_penalizing = False
+
+    def before_step(self) -> None:
+        """Add the gradient of the penalty."""
+        if self.is_penalizing:
+            self.pruner.pull_to_zero(self.scale)
+
+
+@register_pruner("slim")
+class SlimPruner(ChannelPruner):
+    """Prune the channels of small batch-norm scales, after training them under an L1 penalty.
+
+    Without ``training_epochs`` the masks come at ``compress()``. With it, call ``update_epoch(epoch)``
+    at the start of each epoch, counting from 0; the masks come at epoch ``training_epochs``. The
+    penalty needs the ``optimizer``.
+
+    Parameters
+    ----------
+    model, config_list, optimizer, example_inputs, **channel
+        See :class:`~lilliput.pruning.channels.ChannelPruner`. Rules select batch norms, by default
+        all of them; ``total_sparsity`` is what the paper does.
+    training_epochs : int
+        Epochs to train under the penalty before pruning. ``sparsifying_training_epochs`` in NNI.
+    scale : float
+        Weight of the penalty.
+    """
+
+    masker_type = SlimMasker
+    default_types = SlimMasker.default_types
+    tracked = ("now_epoch",)
+    now_epoch: int = 0
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
+        training_epochs: int = 0,
+        sparsifying_training_epochs: int | None = None,
+        scale: float = 1e-4,
+        **channel: Any,
+    ) -> None:
+        epochs = training_epochs or sparsifying_training_epochs or 0
+        if epochs and optimizer is None and model is not None:
+            raise ConfigError(
+                "training_epochs: the penalty acts through the optimizer; give it to SlimPruner."
+            )
+        options = {"training_epochs": epochs, "scale": scale}
+        super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
+
+    def update_epoch(self, epoch: int) -> None:
+        """Follow the training; masks come at epoch ``training_epochs``."""
+        self.now_epoch = checked_epoch(epoch)

@@ -1,0 +1,79 @@
+"""Which channels belong together: walk over the graph until nothing needs refining any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from lilliput.speedup.capture import Captured, as_inputs, capture
+from lilliput.speedup.labels import Flags, Indices, Labels
+from lilliput.speedup.rules import find_rule
+from lilliput.speedup.walk import Value, Walk
+
+_PASSES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """A captured model, and the labels of everything in it."""
+
+    captured: Captured
+    walk: Walk
+    axes: dict[str, Value]  # of each parameter and buffer, by its first name
+
+    def columns(self, name: str, dim: int) -> list[Indices]:
+        """Return the classes along a dimension of a parameter, 0 where they are pinned."""
+        walk = self.walk
+        return [walk.axes.roots(c) for c in walk.axes.tidy(self.axes[name].axes[dim])]
+
+    def reasons(self, name: str) -> list[str]:
+        """Return why parts of a parameter are pinned."""
+        labels = self.walk.labels
+        axes = self.axes[name].axes if name in self.axes else ()
+        found = [x for axis in axes for c in axis for x in labels.expand(c.labels)]
+        return [reason for x in found if (reason := labels.reason(int(x[0])))]
+
+    def kept(self, value: Value, dim: int, removed: Flags) -> Flags:
+        """Return which indices along a dimension stay, given which classes are removed."""
+        keep = np.ones(value.shape[dim], bool)
+        for column in self.walk.axes.tidy(value.axes[dim]):
+            keep &= ~removed[self.walk.labels.find(column.labels)]
+        return keep
+
+
+def analyse(model: nn.Module, example_inputs: Any) -> Analysis:
+    """Capture a plain model in eval mode, and label it."""
+    args, kwargs = as_inputs(example_inputs)
+    return _label(capture(model, args, kwargs), is_part=False)
+
+
+def analyse_part(module: nn.Module, args: Any, kwargs: Any) -> Analysis:
+    """As :func:`analyse`, for a module inside a model: its inputs and outputs may be cut."""
+    return _label(capture(module, args, kwargs), is_part=True)
+
+
+def _label(captured: Captured, is_part: bool) -> Analysis:
+    labels = Labels()
+    for number in range(_PASSES):
+        labels.restart()
+        labels.may_refine = number < _PASSES - 1  # views that never agree: pinned in the last pass
+        graph = captured.module.graph
+        walk = Walk(graph, captured.tensors, captured.names, labels, find_rule, is_part)
+        walk.run()
+        if not labels.refined:
+            break
+    axes: dict[str, Value] = {}
+    for node, value in walk.values.items():
+        if node.op == "get_attr" and isinstance(value, Value) and any(value.origin):
+            axes.setdefault(captured.names[str(node.target)], value)
+    return Analysis(captured, walk, axes)
+
+
+def channel_groups(model: nn.Module, example_inputs: Any) -> Any:
+    """See :func:`lilliput.speedup.collect.channel_groups`."""
+    from lilliput.speedup.collect import channel_groups
+
+    return channel_groups(model, example_inputs)

@@ -1,0 +1,99 @@
+"""The sizes that a user's own modules remember, such as ``num_heads``: found by what they explain.
+
+A view, split or slice whose numbers must change stands in some module's forward. If that module has
+an attribute with the old number, the attribute is a candidate for the new one. Whether it really was
+the source only a comparison of outputs can tell, so candidates are tried and checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from lilliput.speedup.cuts import Cut, named_tensors
+from lilliput.speedup.rewrite import Edit
+
+Attributes = dict[tuple[str, str], Any]  # (module path, attribute) -> new value
+
+
+def find_attributes(model: nn.Module, edits: Sequence[Edit]) -> Attributes:
+    """Return attributes that could be the source of numbers that change in the code."""
+    wanted: dict[tuple[str, int], set[int]] = {}
+    for edit in edits:
+        for old, new in edit.numbers():
+            for path in owners_of(edit):
+                wanted.setdefault((path, old), set()).add(new)
+    return _matching(model, wanted)
+
+
+def find_remembered(model: nn.Module, cuts: Sequence[Cut]) -> Attributes:
+    """Return attributes with which modules may check the sizes of the layers in them."""
+    wanted: dict[tuple[str, int], set[int]] = {}
+    tensors = named_tensors(model)
+    for cut in cuts:
+        path = cut.tensor.rpartition(".")[0].rpartition(".")[0]
+        old = tensors[cut.tensor].shape[cut.dim]
+        wanted.setdefault((path, old), set()).add(cut.keep.shape[-1])
+    return _matching(model, wanted)
+
+
+def _matching(model: nn.Module, wanted: dict[tuple[str, int], set[int]]) -> Attributes:
+    found: Attributes = {}
+    for (path, old), news in wanted.items():
+        if len(news) > 1:
+            continue
+        (new,) = news
+        for name, value in vars(_get(model, path)).items():
+            if name.startswith("_") or name == "training":
+                continue
+            changed = _replaced(found.get((path, name), value), old, new)
+            if changed is not None:
+                found[path, name] = changed
+    return found
+
+
+def owners_of(edit: Edit) -> list[str]:
+    """Return the module that contains an op, and the one around it."""
+    stack = [str(path) for path, _ in (edit.node.meta.get("nn_module_stack") or {}).values()]
+    return stack[:-3:-1]
+
+
+def _replaced(value: Any, old: int, new: int) -> Any:
+    """Return a value with a number replaced, None if it does not hold it."""
+    if type(value) is int and value == old:
+        return new
+    if isinstance(value, (tuple, list)) and old in value and all(type(x) is int for x in value):
+        items = [new if x == old else x for x in value]
+        return items if isinstance(value, list) else tuple(items)
+    return None
+
+
+def set_attributes(model: nn.Module, attributes: Attributes) -> None:
+    """Set attributes of a model."""
+    for (path, name), value in attributes.items():
+        setattr(_get(model, path), name, value)
+
+
+def choices(model: nn.Module, explained: Attributes, remembered: Attributes) -> list[Attributes]:
+    """Return what to try: what the code explains, nothing, all there is; then one kind less, or alone.
+
+    The same attribute of the same class is treated alike everywhere.
+    """
+    everything = {**remembered, **explained}
+    kinds = sorted({_kind(model, key) for key in explained})
+    sets = []
+    if len(kinds) > 1:
+        sets = [set(kinds) - {kind} for kind in kinds] + [{kind} for kind in kinds]
+    parts = [{k: v for k, v in explained.items() if _kind(model, k) in s} for s in sets]
+    listed: list[Attributes] = [explained, {}, everything, *parts]
+    return [x for i, x in enumerate(listed) if x not in listed[:i]]
+
+
+def _kind(model: nn.Module, key: tuple[str, str]) -> tuple[str, str]:
+    return type(_get(model, key[0])).__name__, key[1]
+
+
+def _get(model: nn.Module, path: str) -> nn.Module:
+    return model.get_submodule(path) if path else model

@@ -1,0 +1,88 @@
+"""Carry out a plan: on a copy, on the user's model, and on what an optimizer remembers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.speedup.attributes import set_attributes
+from lilliput.speedup.capture import as_inputs, drop_caches
+from lilliput.speedup.cuts import Cut, apply_cuts, cut_all, named_tensors
+from lilliput.speedup.graph import capture_part, capture_whole
+from lilliput.speedup.leaf import fix_leaf
+from lilliput.speedup.result import Plan
+
+
+def build(plain: nn.Module, plan: Plan, example_inputs: Any) -> nn.Module:
+    """Return a shrunk copy of a plain model."""
+    model = copy.deepcopy(plain)
+    if plan.kind == "graph":
+        return capture_whole(model, plan.cuts, example_inputs)
+    build_in_place(model, plan, example_inputs)
+    return model
+
+
+def build_in_place(model: nn.Module, plan: Plan, example_inputs: Any) -> None:
+    """Cut a model, set the sizes that its modules remember, and swap what has to be swapped."""
+    parts = {}
+    if plan.graphs:
+        plain = copy.deepcopy(model).eval()
+        inputs = as_inputs(example_inputs)
+        parts = {x: capture_part(copy.deepcopy(plain), x, plan.cuts, inputs) for x in plan.graphs}
+    touched = {cut.tensor.rpartition(".")[0] for cut in plan.cuts}
+    apply_cuts(model, plan.cuts)
+    owners = {id(t) for n, t in _tensors(model) if n.rpartition(".")[0] in touched}
+    for module in model.modules():
+        own = [*module._parameters.values(), *module._buffers.values()]
+        if any(id(t) in owners for t in own if t is not None):
+            fix_leaf(module)
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            fix_leaf(module)
+    set_attributes(model, plan.attributes)
+    drop_caches(model)
+    for path, part in parts.items():
+        _swap(model, path, part)
+
+
+def _swap(model: nn.Module, path: str, part: nn.Module) -> None:
+    """Put a captured graph in the place of a module, with the module's own parameters."""
+    old = model.get_submodule(path)
+    for name, value in vars(old).items():
+        if not name.startswith("_") and not hasattr(part, name):
+            setattr(part, name, value)  # its parent may ask for them
+    for name, tensor in named_tensors(old).items():
+        owner, _, leaf = name.rpartition(".")
+        with suppress(AttributeError):  # what the graph does not read is not in it
+            held = part.get_submodule(owner)
+            if leaf in held._parameters:
+                held._parameters[leaf] = tensor
+            elif leaf in held._buffers:
+                held._buffers[leaf] = tensor
+    model.set_submodule(path, part.train(old.training))
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def cut_optimizer(
+    optimizer: torch.optim.Optimizer,
+    tensors: dict[str, Any],
+    cuts: Sequence[Cut],
+    shapes: dict[str, tuple[int, ...]],
+) -> None:
+    """Cut what an optimizer remembers of each parameter along with the parameter."""
+    by_name: dict[str, list[Cut]] = {}
+    for cut in cuts:
+        by_name.setdefault(cut.tensor, []).append(cut)
+    for name, listed in by_name.items():
+        state = optimizer.state.get(tensors[name], {})
+        for key, record in state.items():
+            if isinstance(record, Tensor) and tuple(record.shape) == shapes[name]:
+                state[key] = cut_all(record, listed)

@@ -1,0 +1,205 @@
+"""Capture a model as a graph of tensor ops, without changing it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from lilliput.errors import UnsupportedModelError
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Example inputs with both positional and named arguments."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A model as a graph.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        The graph, runnable, with the model's tensors under their own names.
+    tensors : dict
+        Every tensor that the graph reads, by name.
+    names : dict
+        From the name of a parameter or buffer to its first name; tied ones have several.
+    simple : set of str
+        Paths of modules that take one tensor and return one, whenever they are called.
+    """
+
+    module: fx.GraphModule
+    tensors: dict[str, Tensor]
+    names: dict[str, str]
+    simple: frozenset[str]
+
+
+def as_inputs(example_inputs: Any) -> Inputs:
+    """Return example inputs as arguments: a tensor, a tuple of arguments, or a dict of named ones."""
+    if isinstance(example_inputs, Call):
+        return example_inputs.args, example_inputs.kwargs
+    if isinstance(example_inputs, Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, (tuple, list)) and len(example_inputs):
+        return tuple(example_inputs), {}
+    raise UnsupportedModelError(
+        f"example_inputs: received {type(example_inputs).__name__}, expected what the model is called "
+        "with: a tensor, a tuple of arguments, or a dict of named arguments."
+    )
+
+
+def plain_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of a model in eval mode, without what compressors put on it."""
+    from lilliput.backends.torch.backend import strip
+    from lilliput.backends.torch.discover import unwrapped
+
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(
+            f"model: received {type(model).__name__}, expected a torch.nn.Module."
+        )
+    return strip(copy_model(unwrapped(model))).eval()
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """Return a copy of a model, without what it caches from run to run."""
+    cached = [t for module in model.modules() for t in _cached(module)]
+    # deepcopy refuses tensors that were computed
+    memo: dict[int, Any] = {id(t): t.detach().clone() for t in cached if not t.is_leaf}
+    twin = copy.deepcopy(model, memo)
+    drop_caches(twin)
+    return twin
+
+
+def drop_caches(model: nn.Module) -> None:
+    """Empty dicts of tensors that modules keep beside their state: they hold old sizes."""
+    for module in model.modules():
+        for value in vars(module).values():
+            if (
+                _is_cache(value)
+                and value is not module._parameters
+                and value is not module._buffers
+            ):
+                value.clear()
+
+
+def _cached(module: nn.Module) -> Iterator[Tensor]:
+    for value in vars(module).values():
+        if isinstance(value, Tensor):
+            yield value
+        elif _is_cache(value):
+            yield from value.values()
+
+
+def _is_cache(value: Any) -> bool:
+    return type(value) is dict and bool(value) and all(type(x) is Tensor for x in value.values())
+
+
+def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    """Return the graph of a plain model in eval mode; the model is only read."""
+    simple = _try(model, args, kwargs)
+    with quiet(), torch.no_grad():
+        try:
+            program = torch.export.export(model, args, kwargs, strict=False)
+            module: Any = program.module()
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} cannot be captured by torch.export: {_first_line(error)}"
+            ) from error
+    _drop_guards(module)
+    targets = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    tensors = {x: found for x in targets if isinstance(found := _get(module, x), Tensor)}
+    return Captured(module, tensors, _first_names(model), simple)
+
+
+def _try(model: nn.Module, args: Any, kwargs: Any) -> frozenset[str]:
+    """Run a model, and return its modules that take one tensor and return one."""
+    simple: dict[str, bool] = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        def note(module: nn.Module, given: Any, named: Any, output: Any) -> None:
+            is_simple = len(given) == 1 and not named and isinstance(given[0], Tensor)
+            simple[name] = simple.get(name, True) and is_simple and isinstance(output, Tensor)
+
+        return note
+
+    handles = [
+        module.register_forward_hook(watch(name), with_kwargs=True)
+        for name, module in model.named_modules()
+    ]
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:
+        shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not run on the example inputs (shapes {shapes}): "
+            f"{type(error).__name__}: {_first_line(error)}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return frozenset(name for name, is_simple in simple.items() if is_simple)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what capturing says, and keep torch from taking its fused path for attention."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    level = logging.getLogger("torch").level
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        logging.getLogger("torch").setLevel(level)
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    names = {}
+    held = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    for name, tensor in held:
+        names[name] = first.setdefault(id(tensor), name)
+    return names
+
+
+def _drop_guards(module: fx.GraphModule) -> None:
+    """Take out checks of shapes and types, which a smaller model would not pass."""
+    for node in list(module.graph.nodes):
+        is_guard = node.op == "call_module" and "guard" in str(node.target)
+        if is_guard or "_assert_tensor_metadata" in str(node.target):
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+def _get(module: Any, path: str) -> Any:
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

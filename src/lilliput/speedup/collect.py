@@ -1,0 +1,202 @@
+"""From labels to groups: classes with the same footprint, one factor of each product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from lilliput.speedup.analysis import Analysis, analyse
+from lilliput.speedup.capture import plain_copy
+from lilliput.speedup.groups import ChannelGroups, Group, Pinned, Slice, unit_of
+from lilliput.speedup.labels import Indices
+from lilliput.speedup.norms import find_norm
+
+Place = tuple[str, int]
+
+
+def channel_groups(model: nn.Module, example_inputs: Any) -> ChannelGroups:
+    """Return which channels of a model can be removed, and what goes with each of them.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Any model that ``torch.export`` captures; it is only read.
+    example_inputs : tensor, tuple or dict
+        What the model is called with, with a batch of at least two.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> print(channel_groups(model, torch.zeros(2, 4)))
+    1 channel groups, 8 units can be removed
+    0.weight: 8 units
+      made by 0.weight
+      also in 0.bias, 2.weight
+    1 that stay:
+      2.weight (dim 0, 2): they are the model's output
+    """
+    plain = plain_copy(model)
+    return collect(analyse(plain, example_inputs), plain)
+
+
+def collect(analysis: Analysis, model: nn.Module) -> ChannelGroups:
+    """Return the groups of an analysed model."""
+    _pin_what_masks_cannot_show(analysis)
+    columns = _columns(analysis)
+    families = _families(columns)
+    chosen = _choose(analysis, columns, families)
+    named: set[str] = set()
+    groups = [_group(analysis, columns, roots, named) for roots in chosen]
+    groups = [group for group in groups if group.slices]
+    reached = set(analysis.axes)
+    unreached = tuple(name for name, _ in model.named_parameters() if name not in reached)
+    pinned = _pinned(analysis, groups)
+    return ChannelGroups(tuple(groups), pinned, unreached, analysis.walk.unknown, analysis)
+
+
+def _pin_what_masks_cannot_show(analysis: Analysis) -> None:
+    """Keep channels whose mean or sum is taken where a masked model would see the removed ones."""
+    walk = analysis.walk
+    for statistic in walk.statistics:
+        if find_norm(analysis, statistic) is None:
+            walk.node = statistic.node
+            for column in statistic.columns:
+                walk.pin(
+                    (_column(column),), because=f"{statistic.what} is taken in a larger module"
+                )
+
+
+def _column(labels: Indices) -> Any:
+    from lilliput.speedup.axes import Column
+
+    return Column(labels)
+
+
+def _columns(analysis: Analysis) -> dict[Place, list[Indices]]:
+    """Return the classes along each dimension of each parameter."""
+    walk, found = analysis.walk, {}
+    for name, value in analysis.axes.items():
+        for dim in range(len(value.shape)):
+            if dim == 1 and name in walk.ragged:
+                labels = walk.ragged[name]
+                roots = walk.labels.find(labels.ravel()).reshape(labels.shape)
+                columns = [np.where(walk.labels.is_pinned(roots), 0, roots)]
+            else:
+                columns = analysis.columns(name, dim)
+            if any(column.any() for column in columns):
+                found[name, dim] = columns
+    return found
+
+
+def _families(columns: dict[Place, list[Indices]]) -> list[Indices]:
+    """Return classes that appear in exactly the same places, together."""
+    rng = np.random.default_rng(0)
+    pairs: list[tuple[Indices, int]] = []
+    for listed in columns.values():
+        for column in listed:  # factors of a product lie in the same dimensions, but apart
+            seen = np.unique(column)
+            pairs.append((seen[seen > 0], int(rng.integers(1, 2**62))))
+    if not pairs:
+        return []
+    roots = np.unique(np.concatenate([seen for seen, _ in pairs]))
+    footprint = np.zeros(len(roots), np.uint64)
+    for seen, code in pairs:
+        footprint[np.searchsorted(roots, seen)] += np.uint64(code)
+    _, first, inverse = np.unique(footprint, return_index=True, return_inverse=True)
+    return [roots[inverse == k] for k in np.argsort(first)]
+
+
+def _choose(
+    analysis: Analysis, columns: dict[Place, list[Indices]], families: list[Indices]
+) -> list[Indices]:
+    """Return one factor of each product: whole heads, and otherwise the finer one.
+
+    Removing half of the rows and half of the columns of a grid would remove three quarters of it.
+    """
+    walk = analysis.walk
+    family_of = {int(root): i for i, roots in enumerate(families) for root in roots}
+    rivals: dict[int, set[int]] = {}
+    for listed in columns.values():
+        if len(listed) > 1:
+            present = [{family_of[int(r)] for r in np.unique(c) if r} for c in listed]
+            for i, ours in enumerate(present):
+                others = set().union(*present[:i], *present[i + 1 :])
+                for family in ours:
+                    rivals.setdefault(family, set()).update(others - {family})
+    features, copies = (
+        {
+            int(r)
+            for labels in found
+            for r in walk.labels.find(np.concatenate(walk.labels.expand(labels)))
+        }
+        for found in (walk.features, walk.copies)
+    )
+    first = [int(roots[0]) for roots in families]
+
+    def preference(i: int) -> tuple[bool, bool, int, int]:
+        return first[i] in features, first[i] in copies, -len(families[i]), i
+
+    chosen: set[int] = set()
+    for i in sorted(range(len(families)), key=preference):
+        rival = rivals.get(i, set()) & chosen
+        if rival:
+            what = "they lie within heads" if first[i] in features else "they lie across"
+            walk.labels.pin(families[i], f"{what}, and whole units of the other factor are removed")
+        else:
+            chosen.add(i)
+    return [families[i] for i in sorted(chosen) if len(families[i]) > 1]
+
+
+def _group(
+    analysis: Analysis, columns: dict[Place, list[Indices]], roots: Indices, named: set[str]
+) -> Group:
+    outputs = analysis.walk.outputs
+    slices = []
+    for (name, dim), listed in columns.items():
+        for column in listed:
+            units = unit_of(roots, column)
+            if (units >= 0).any():
+                slices.append(Slice(name, dim, units, (name, dim) in outputs))
+    slices.sort(key=lambda s: not s.is_output)
+    name = base = slices[0].tensor if slices else ""
+    number = 2
+    while name in named:
+        name, number = f"{base} #{number}", number + 1
+    named.add(name)
+    return Group(name, len(roots), tuple(slices), _rows(analysis, roots), roots)
+
+
+def _rows(analysis: Analysis, roots: Indices) -> Indices | None:
+    """Return the row of each unit such that equal counts in rows satisfy every balance."""
+    cells = np.zeros(len(roots), np.int64)
+    for balance in analysis.walk.balances:
+        counts = np.zeros((len(balance.rows), len(roots)), np.int64)
+        for row, labels in enumerate(balance.rows):
+            units = unit_of(roots, analysis.walk.labels.find(labels))
+            np.add.at(counts[row], units[units >= 0], 1)
+        is_partition = ((counts > 0).sum(axis=0) == 1).all()
+        if is_partition and (counts > 0).any(axis=1).all():
+            joint = cells * len(counts) + counts.argmax(axis=0)
+            numbers = np.unique(joint, return_inverse=True)[1]
+            if len(set(np.bincount(numbers).tolist())) == 1:
+                cells = numbers
+    return cells if cells.any() and np.bincount(cells)[0] > 1 else None
+
+
+def _pinned(analysis: Analysis, groups: list[Group]) -> tuple[Pinned, ...]:
+    """Return every dimension that makes channels of which none can be removed, with the reason."""
+    free = {(s.tensor, s.dim) for group in groups for s in group.slices}
+    found = []
+    for name, dim in sorted(analysis.walk.outputs):
+        value = analysis.axes.get(name)
+        if value is None or (name, dim) in free or value.shape[dim] < 2:
+            continue
+        walk = analysis.walk
+        labels = [x for c in value.axes[dim] for x in walk.labels.expand(c.labels)]
+        reasons = [walk.labels.reason(int(x[0])) for x in labels]
+        reason = next((r for r in reasons if r), "nothing else to remove with it")
+        found.append(Pinned(name, dim, value.shape[dim], reason))
+    return tuple(found)

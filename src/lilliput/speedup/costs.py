@@ -1,0 +1,84 @@
+"""What a model costs with some of its channels removed: counted from labels, without building it."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from lilliput.speedup.analysis import Analysis
+from lilliput.speedup.labels import Flags
+from lilliput.speedup.walk import Value, op_name
+
+_MATMULS = ("matmul", "mm", "bmm", "addmm", "baddbmm")
+
+
+class _Sizes:
+    """Sizes of values once channels are removed."""
+
+    def __init__(self, analysis: Analysis, removed: Flags) -> None:
+        self.analysis, self.removed = analysis, removed
+
+    def size(self, value: Value, dim: int) -> int:
+        return int(self.analysis.kept(value, dim, self.removed).sum())
+
+    def numel(self, value: Value) -> int:
+        return prod(self.size(value, d) for d in range(len(value.shape)))
+
+    def parameter(self, name: str) -> int:
+        value = self.analysis.axes[name]
+        sizes = [self.size(value, d) for d in range(len(value.shape))]
+        if name in self.analysis.walk.ragged:
+            rows = self.analysis.walk.ragged[name]
+            gone = self.removed[self.analysis.walk.labels.find(rows.ravel())]
+            sizes[1] = round(float((~gone).sum()) / len(rows))
+        return prod(sizes)
+
+
+def count_parameters(analysis: Analysis, removed: Flags) -> int:
+    """Return the number of parameters that the graph reads."""
+    sizes = _Sizes(analysis, removed)
+    parameters = {
+        analysis.captured.names[name]
+        for name, _ in analysis.captured.module.named_parameters(remove_duplicate=False)
+        if name in analysis.captured.names
+    }
+    return sum(sizes.parameter(name) for name in analysis.axes if name in parameters)
+
+
+def count_macs(analysis: Analysis, removed: Flags) -> int:
+    """Return the multiply-accumulates of convolutions, linear layers, products and recurrences."""
+    sizes, total = _Sizes(analysis, removed), 0
+    for node, value in analysis.walk.values.items():
+        if node.op == "call_function" and value is not None:
+            total += _node_macs(sizes, op_name(node), analysis, node, value)
+    return total
+
+
+def _node_macs(sizes: _Sizes, name: str, analysis: Analysis, node: Any, value: Any) -> int:
+    if name.startswith("conv"):
+        a = analysis.walk.bind(node)
+        weight = a.weight
+        per_filter = (
+            sizes.parameter(weight.origin[0][0]) if weight.is_parameter else sizes.numel(weight)
+        )
+        made = a.input if name.startswith("conv_transpose") else value
+        first = sizes.size(weight, 0)
+        return sizes.numel(made) // max(first, 1) * per_filter if first else 0
+    if name == "linear":
+        a = analysis.walk.bind(node)
+        return sizes.numel(value) * sizes.size(a.input, len(a.input.shape) - 1)
+    if name in _MATMULS:
+        a = analysis.walk.bind(node)
+        x = a.input if name in ("matmul", "mm", "bmm") else getattr(a, "mat1", None) or a.batch1
+        return sizes.numel(value) * sizes.size(x, len(x.shape) - 1)
+    if name == "scaled_dot_product_attention":
+        a = analysis.walk.bind(node)
+        keys = sizes.size(a.key, len(a.key.shape) - 2)
+        rows = sizes.numel(value) // max(sizes.size(value, len(value.shape) - 1), 1)
+        inner = sizes.size(a.query, len(a.query.shape) - 1)
+        return keys * (rows * inner + sizes.numel(value))
+    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        a = analysis.walk.bind(node)
+        steps = prod(a.input.shape[:-1])
+        return int(steps) * sum(sizes.numel(w) for w in a.params if len(w.shape) == 2)
+    return 0

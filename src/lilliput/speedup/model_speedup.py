@@ -1,0 +1,113 @@
+"""ModelSpeedup: the familiar form, from a model and a file of masks."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.backends.torch.files import parse_tensors
+from lilliput.backends.torch.weights import is_binary
+from lilliput.errors import StateError
+from lilliput.speedup.leave import check_model
+from lilliput.speedup.result import SpeedupResult
+from lilliput.speedup.shrink import speedup
+
+
+class ModelSpeedup:
+    """Shrink a plain model according to masks that a pruner exported.
+
+    Masks that cover only filters are completed, as in ``speedup(..., extend_masks=True)``.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model; :meth:`speedup_model` changes it in place.
+    dummy_input : tensor, tuple or dict
+        What the model is called with, with a batch of at least two.
+    masks_file : path or dict
+        A file written by ``export_model(mask_path=...)``, a mapping of names such as
+        ``'conv1.weight_mask'`` to tensors, or NNI's ``{'conv1': {'weight': mask, 'bias': mask}}``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dummy_input: Any,
+        masks_file: str | os.PathLike[str] | Mapping[str, Any],
+        map_location: Any = None,
+        **older: Any,
+    ) -> None:
+        check_model(model)
+        self.bound_model = model
+        self.dummy_input = dummy_input
+        self.masks = _named_masks(masks_file, map_location)
+        self.result: SpeedupResult | None = None
+        _check(model, self.masks)
+
+    def speedup_model(self) -> nn.Module:
+        """Shrink the model and return it; ``self.result`` has the report."""
+        masked = copy.deepcopy(self.bound_model)
+        apply_masks(masked, self.masks)
+        trial = speedup(masked, self.dummy_input, extend_masks=True)
+        if trial.kind == "graph":
+            self.result = trial
+            return trial.model
+        apply_masks(self.bound_model, self.masks)
+        self.result = speedup(self.bound_model, self.dummy_input, extend_masks=True)
+        return self.result.model
+
+
+@torch.no_grad()
+def apply_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Set what masks remove to zero."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, mask in masks.items():
+        parameters[name].masked_fill_(mask.to(parameters[name].device) == 0, 0)
+
+
+def _named_masks(given: Any, map_location: Any) -> dict[str, Tensor]:
+    """Return masks by the name of their parameter, whatever form they came in."""
+    held = given if isinstance(given, Mapping) else _read(Path(given), map_location)
+    masks: dict[str, Tensor] = {}
+    for name, value in held.items():
+        if isinstance(value, Mapping):
+            found = {f"{name}.{k}": v for k, v in value.items()}
+        else:
+            found = {name.removesuffix("_mask"): value}
+        masks.update({k: v for k, v in found.items() if v is not None})
+    return masks
+
+
+def _read(path: Path, map_location: Any) -> Mapping[str, Any]:
+    try:
+        if path.suffix == ".safetensors":
+            return parse_tensors(path.read_bytes())
+        loaded: Mapping[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise StateError(f"{path}: no readable masks ({error}).") from error
+    if not isinstance(loaded, Mapping):
+        raise StateError(
+            f"{path}: received a {type(loaded).__name__}, expected a mapping of masks."
+        )
+    return loaded
+
+
+def _check(model: nn.Module, masks: Mapping[str, Any]) -> None:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    faults = []
+    for name, mask in masks.items():
+        if name not in parameters:
+            faults.append(f"{name!r} is not a parameter of this model")
+        elif not isinstance(mask, Tensor) or mask.shape != parameters[name].shape:
+            shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            faults.append(f"{name!r}: received {shape}, expected {tuple(parameters[name].shape)}")
+        elif not is_binary(mask):
+            faults.append(f"{name!r}: received other values than 0 and 1")
+    if faults:
+        raise StateError("masks do not fit the model:" + "".join(f"\n  - {x}" for x in faults))

@@ -1,0 +1,84 @@
+"""What can be removed from a model and what cannot, before anything is cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from lilliput.speedup.analysis import analyse
+from lilliput.speedup.capture import plain_copy
+from lilliput.speedup.collect import collect
+from lilliput.speedup.dead import find_dead
+from lilliput.speedup.groups import ChannelGroups
+from lilliput.speedup.labels import Flags
+
+
+@dataclass(frozen=True, eq=False)
+class Preflight:
+    """A report on a model; ``print`` it.
+
+    Attributes
+    ----------
+    groups : ChannelGroups
+        What can be removed together, and what stays for which reason.
+    masked : dict
+        Per group, which units are zero in all their slices by now, so that speedup would cut them.
+    """
+
+    groups: ChannelGroups
+    masked: dict[str, Flags]
+
+    def __str__(self) -> str:
+        groups = self.groups
+        half = {g.name: np.arange(g.size) % 2 == 1 for g in groups}
+        lines = [
+            f"{len(groups)} channel groups with {sum(g.size for g in groups):,} units can be pruned",
+            f"half of them gone would leave {_share(groups.count_parameters, half)} of the parameters "
+            f"and {_share(groups.count_macs, half)} of the MACs",
+            "",
+            f"{'units':>7} {'masked':>7}  group",
+        ]
+        for group in groups:
+            masked = int(self.masked[group.name].sum())
+            count = sum(s.is_output for s in group.slices)
+            others = f" and {count - 1} more" if count > 1 else ""
+            lines.append(f"{group.size:>7} {masked or '–':>7}  {group.name}{others}")
+        if groups.pinned:
+            lines += ["", "stays, and why:"]
+            lines += [f"  {pinned.tensor}: {pinned.reason}" for pinned in groups.pinned]
+        if groups.unknown:
+            lines += ["", "ops without a rule (what they see stays):"]
+            lines += [f"  {name} at {where}" for name, where in groups.unknown.items()]
+        if groups.unreached:
+            lines += ["", "not reached by the example inputs:", f"  {', '.join(groups.unreached)}"]
+        return "\n".join(lines)
+
+
+def preflight(model: nn.Module, example_inputs: Any) -> Preflight:
+    """Report what can be removed from a model, what cannot and why; the model is only read.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> print(preflight(model, torch.zeros(2, 4)))
+    1 channel groups with 8 units can be pruned
+    half of them gone would leave 52% of the parameters and 50% of the MACs
+    <BLANKLINE>
+      units  masked  group
+          8       –  0.weight
+    <BLANKLINE>
+    stays, and why:
+      2.weight: they are the model's output
+    """
+    plain = plain_copy(model)
+    groups = collect(analyse(plain, example_inputs), plain)
+    masked = find_dead(groups, dict(plain.named_parameters(remove_duplicate=False)))
+    return Preflight(groups, masked)
+
+
+def _share(count: Any, removed: dict[str, Flags]) -> str:
+    return f"{count(removed) / max(count(), 1):.0%}"

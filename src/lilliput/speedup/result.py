@@ -1,0 +1,105 @@
+"""What a shrinking gave: the model, how it was reached, and what it is worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from lilliput.speedup.attributes import Attributes
+from lilliput.speedup.cuts import Cut
+
+Kind = Literal["module", "mixed", "graph"]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Everything needed to shrink a fresh copy of the same model in the same way.
+
+    Parameters
+    ----------
+    cuts : tuple of Cut
+        Which indices of which tensors stay.
+    attributes : dict
+        Sizes that modules remember, by module path and name.
+    graphs : tuple of str
+        Paths of modules that run as captured graphs; an empty path is the whole model.
+    """
+
+    cuts: tuple[Cut, ...]
+    attributes: Attributes
+    graphs: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """``module``: the user's own; ``mixed``: parts of it are graphs; ``graph``: all of it is."""
+        if not self.graphs:
+            return "module"
+        return "graph" if "" in self.graphs else "mixed"
+
+
+@dataclass(frozen=True, eq=False)
+class SpeedupResult:
+    """A shrunk model with its report; ``print`` it.
+
+    Attributes
+    ----------
+    model : torch.nn.Module
+        The shrunk model: the one that was given, changed in place, unless ``kind`` is ``'graph'``.
+    kind : str
+        ``'module'``, ``'mixed'`` (some submodules run as captured graphs) or ``'graph'``.
+    error : float
+        Largest relative difference to the masked model's output, in double precision if possible.
+    parameters, macs : tuple of int
+        Before and after.
+    removed : dict
+        Per group: units removed and units there were.
+    notes : tuple of str
+        What a reader should know.
+    """
+
+    model: nn.Module
+    plan: Plan
+    error: float
+    parameters: tuple[int, int]
+    macs: tuple[int, int]
+    removed: dict[str, tuple[int, int]]
+    seconds: float
+    notes: tuple[str, ...]
+    source: dict[str, list[int]]  # names and shapes of the tensors there were
+    example_inputs: Any
+
+    @property
+    def kind(self) -> Kind:
+        """How the model runs."""
+        return self.plan.kind
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model as it is now into a folder, for :func:`lilliput.torch.load`."""
+        from lilliput.speedup.saved import save_shrunk
+
+        save_shrunk(self.model, self.plan, self.source, self.example_inputs, folder)
+
+    def __str__(self) -> str:
+        words = {
+            "module": "your own module",
+            "mixed": f"your own module, with {', '.join(self.plan.graphs)} as captured graphs",
+            "graph": "a captured graph",
+        }
+        units = sum(x for x, _ in self.removed.values()), sum(x for _, x in self.removed.values())
+        lines = [
+            f"removed     {units[0]:,} of {units[1]:,} units in {len(self.removed)} channel groups",
+            f"parameters  {_arrow(self.parameters)}",
+            f"MACs        {_arrow(self.macs)}",
+            f"runs as     {words[self.kind]}",
+            f"checked     equal to the masked model (relative error {self.error:.0e})",
+            *(f"note        {note}" for note in self.notes),
+        ]
+        return "\n".join(lines)
+
+
+def _arrow(pair: tuple[int, int]) -> str:
+    before, after = pair
+    return f"{before:,} → {after:,} ({after / max(before, 1):.0%})"

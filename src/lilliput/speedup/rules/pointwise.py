@@ -1,0 +1,102 @@
+"""Ops that treat every element alike: dimensions stay, operands lose the same indices."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from lilliput.speedup.axes import FIXED, Axis
+from lilliput.speedup.rules.table import rule
+from lilliput.speedup.walk import Value, Walk, is_zero, op_name, zero
+
+# f(0) = 0 for these, whatever their other arguments.
+_ZERO_TO_ZERO = frozenset(
+    {
+        *("relu", "relu6", "gelu", "silu", "mish", "tanh", "hardtanh", "leaky_relu", "elu", "selu"),
+        *("celu", "hardswish", "prelu", "rrelu", "softshrink", "hardshrink", "clamp_min"),
+        *("abs", "neg", "positive", "sqrt", "square", "sign", "round", "floor", "ceil", "trunc"),
+        *("sin", "tan", "asin", "atan", "sinh", "erf", "expm1", "log1p", "nan_to_num"),
+        *("dropout", "feature_dropout", "alpha_dropout", "native_dropout"),
+        *("clone", "to", "contiguous", "detach", "alias", "type_as", "_to_copy", "lift_fresh_copy"),
+    }
+)
+
+
+@rule(
+    *(
+        "dropout",
+        "feature_dropout",
+        "alpha_dropout",
+        "to",
+        "clone",
+        "contiguous",
+        "detach",
+        "alias",
+    ),
+    *("type_as", "lift_fresh_copy", "_to_copy", "hardswish", "rrelu", "__and__", "__or__"),
+    *("_assert_tensor_metadata", "positive", "celu", "selu", "native_dropout", "nan_to_num"),
+    *("isclose", "logical_not", "sigmoid", "hardsigmoid", "masked_fill", "where", "clamp", "clip"),
+)
+def elementwise(walk: Walk, a: SimpleNamespace) -> Any:
+    """Align the operands at the last dimension, as broadcasting does."""
+    operands = [x for x in vars(a).values() if isinstance(x, Value)]
+    if not isinstance(a.shapes, tuple):
+        return None if a.shapes is None else [operands[0], *[None] * (len(a.shapes) - 1)]
+    return broadcast(walk, operands, a.shapes, lambda axes: keeps_zero(walk, a, axes))
+
+
+def broadcast(walk: Walk, operands: list[Value], shape: tuple[int, ...], keeps: Any) -> Value:
+    """Return the value of operands that are combined element by element."""
+    axes: list[Axis] = []
+    for d in range(len(shape)):
+        here: list[Axis | None] = []
+        for operand in operands:
+            at = d - len(shape) + len(operand.shape)
+            has_one = at >= 0 and (operand.shape[at] > 1 or shape[d] == 1)
+            here.append(operand.axes[at] if has_one else None)
+        walk.same(*here)
+        given = next((axis for axis in here if axis is not None), FIXED)
+        axes.append(zero(given, keeps(here)))
+    origin = operands[0].origin if len(operands) == 1 and operands[0].shape == shape else ()
+    return Value(shape, tuple(axes), origin)
+
+
+def keeps_zero(walk: Walk, a: SimpleNamespace, axes: list[Axis | None]) -> bool:
+    """Whether removed values that are zero in the operands are zero in the result."""
+    name = op_name(walk.node)
+    flags = [axis is not None and is_zero(axis) for axis in axes]
+    numbers = [a.other] if isinstance(getattr(a, "other", None), (int, float)) else []
+    if name in ("mul", "multiply"):
+        return any(flags)
+    if name in ("div", "divide", "true_divide"):
+        return flags[0]
+    if name in ("add", "sub", "maximum", "minimum", "fmod", "remainder"):
+        return all(flags) and not any(numbers)
+    if name == "pow":
+        return (
+            flags[0] and isinstance(getattr(a, "exponent", None), (int, float)) and a.exponent > 0
+        )
+    if name == "masked_fill":
+        return flags[0] and a.value == 0
+    if name in ("clamp", "clip"):
+        return flags[0] and (a.min or 0) <= 0 <= (a.max if a.max is not None else 0)
+    return name in _ZERO_TO_ZERO and all(flags)
+
+
+@rule("prelu")
+def prelu(walk: Walk, a: SimpleNamespace) -> Value:
+    """Share the slopes' channels with dimension 1."""
+    if a.weight.shape and a.weight.shape[0] > 1:
+        walk.same(a.input.axes[1], a.weight.axes[0])
+    return Value(a.shapes, a.input.axes)
+
+
+@rule("glu")
+def glu(walk: Walk, a: SimpleNamespace) -> Value:
+    """Gate one half by the other: both lose the same indices."""
+    axes = list(a.input.axes)
+    half = a.input.shape[a.dim] // 2
+    first = walk.axes.take(axes[a.dim], slice(0, half))
+    walk.same(first, walk.axes.take(axes[a.dim], slice(half, None)))
+    axes[a.dim] = first
+    return Value(a.shapes, tuple(axes))

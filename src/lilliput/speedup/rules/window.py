@@ -1,0 +1,98 @@
+"""Pooling, resampling and the shuffles between channels and space."""
+
+from __future__ import annotations
+
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+from lilliput.speedup.axes import FIXED
+from lilliput.speedup.rules.table import rule
+from lilliput.speedup.walk import Value, Walk
+
+_POOLS = [
+    f"{prefix}{kind}_pool{n}d{suffix}"
+    for n in (1, 2, 3)
+    for prefix in ("", "adaptive_", "_adaptive_")
+    for kind in ("max", "avg", "lp")
+    for suffix in ("", "_with_indices")
+]
+_RESAMPLERS = [
+    f"{prefix}upsample_{kind}"
+    for prefix in ("", "_")
+    for kind in (
+        *("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d"),
+        *("bicubic2d", "bilinear2d_aa", "bicubic2d_aa", "nearest_exact1d", "nearest_exact2d"),
+    )
+]
+
+
+@rule(*_POOLS, *_RESAMPLERS, "local_response_norm_", "reflection_pad2d", "replication_pad2d")
+def window(walk: Walk, a: SimpleNamespace) -> Any:
+    """Work on space, channel by channel."""
+    first = a.shapes if isinstance(a.shapes, tuple) else a.shapes[0]
+    kept = tuple(n == m for n, m in zip(a.input.shape, first, strict=True))
+    leading = len(first) - _space(walk, len(first))
+    walk.pin(*a.input.axes[leading:], because="a window slides over it")
+    axes = tuple(axis if d < leading and kept[d] else FIXED for d, axis in enumerate(a.input.axes))
+    if isinstance(a.shapes, tuple):
+        return Value(first, axes)
+    return [Value(shape, axes) for shape in a.shapes]
+
+
+def _space(walk: Walk, count: int) -> int:
+    """Return how many dimensions are space: the digit in the op's name."""
+    digits = [c for c in str(walk.node.target) if c in "123"]
+    return int(digits[0]) if digits else count - 2
+
+
+@rule("reflection_pad1d", "reflection_pad3d", "replication_pad1d", "replication_pad3d")
+def mirrored(walk: Walk, a: SimpleNamespace) -> Any:
+    """Pad space by what is there."""
+    return window(walk, a)
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(walk: Walk, a: SimpleNamespace) -> Value:
+    """Turn r × r channels into space: they go together."""
+    square = a.upscale_factor**2
+    channels = a.input.shape[-3] // square
+    parts = walk.split(a.input.axes[-3], (channels, square))
+    walk.pin(parts[1], *a.input.axes[-2:], because="these channels become space")
+    return Value(a.shapes, (*a.input.axes[:-3], parts[0], FIXED, FIXED))
+
+
+@rule("pixel_unshuffle")
+def pixel_unshuffle(walk: Walk, a: SimpleNamespace) -> Value:
+    """Turn space into channels."""
+    walk.pin(*a.input.axes[-2:], because="it becomes channels")
+    sizes = (a.input.shape[-3], a.downscale_factor**2)
+    merged = walk.axes.merge([a.input.axes[-3], FIXED], sizes)
+    return Value(a.shapes, (*a.input.axes[:-3], merged, FIXED, FIXED))
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(walk: Walk, a: SimpleNamespace) -> Value:
+    """Transpose groups and channels within a group."""
+    sizes = (a.groups, a.input.shape[1] // a.groups)
+    rows, columns = walk.split(a.input.axes[1], sizes)
+    merged = walk.axes.merge([columns, rows], sizes[::-1])
+    return Value(a.shapes, (a.input.axes[0], merged, *a.input.axes[2:]))
+
+
+@rule("im2col")
+def im2col(walk: Walk, a: SimpleNamespace) -> Value:
+    """Put each window into the channel dimension."""
+    walk.pin(*a.input.axes[-2:], because="a window slides over it")
+    sizes = (a.input.shape[-3], prod(a.kernel_size))
+    merged = walk.axes.merge([a.input.axes[-3], FIXED], sizes)
+    return Value(a.shapes, (*a.input.axes[:-3], merged, FIXED))
+
+
+@rule("col2im")
+def col2im(walk: Walk, a: SimpleNamespace) -> Value:
+    """Take windows out of the channel dimension."""
+    square = prod(a.kernel_size)
+    parts = walk.split(a.input.axes[-2], (a.input.shape[-2] // square, square))
+    walk.pin(parts[1], a.input.axes[-1], because="these channels become space")
+    return Value(a.shapes, (*a.input.axes[:-2], parts[0], FIXED, FIXED))

@@ -1,0 +1,230 @@
+"""A shrunk model as a folder: safetensors, and the plan that shrinks the original class again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from torch import Tensor, nn
+
+from lilliput.backends.torch.files import dump_tensors, parse_tensors
+from lilliput.backends.torch.instrument import Sidecar
+from lilliput.errors import StateError
+from lilliput.files import write_atomically
+from lilliput.speedup.build import build, build_in_place
+from lilliput.speedup.capture import Call, as_inputs, plain_copy
+from lilliput.speedup.cuts import Cut, shapes_of
+from lilliput.speedup.result import Plan
+
+NAME = "lilliput.json"
+FORMAT = 1
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Cut(_Strict):
+    tensor: str
+    dim: int
+    keep: list[int] | list[list[int]]
+
+
+class _Attribute(_Strict):
+    module: str
+    name: str
+    value: int | list[int]
+    is_tuple: bool = False
+
+
+class _File(_Strict):
+    file: str
+    sha256: str
+
+
+class _Document(_Strict):
+    format: Literal[1]
+    kind: Literal["shrunk model"]
+    source: dict[str, list[int]]  # names and shapes of the original model's tensors
+    cuts: list[_Cut]
+    attributes: list[_Attribute]
+    graphs: list[str]
+    inputs: JsonValue
+    tensors: _File
+
+
+def save_shrunk(
+    model: nn.Module, plan: Plan, source: dict[str, list[int]], inputs: Any, folder: str | Path
+) -> None:
+    """Write a shrunk model; the JSON comes last, so a crash leaves the old folder or the new one."""
+    if any(isinstance(module, Sidecar) for module in model.modules()):
+        raise StateError("the shrunk model is under a compressor again; strip() it before saving.")
+    data = dump_tensors({k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)})
+    digest = hashlib.sha256(data).hexdigest()
+    document = _Document(
+        format=1,
+        kind="shrunk model",
+        source=source,
+        cuts=[_Cut(tensor=c.tensor, dim=c.dim, keep=c.keep.tolist()) for c in plan.cuts],
+        attributes=[
+            _Attribute(
+                module=path,
+                name=name,
+                value=list(value) if isinstance(value, tuple) else value,
+                is_tuple=isinstance(value, tuple),
+            )
+            for (path, name), value in plan.attributes.items()
+        ],
+        graphs=list(plan.graphs),
+        inputs=_describe(inputs) if plan.graphs else None,
+        tensors=_File(file=f"model-{digest[:16]}.safetensors", sha256=digest),
+    )
+    target = Path(folder)
+    earlier = _read(target).tensors.file if (target / NAME).exists() else document.tensors.file
+    target.mkdir(parents=True, exist_ok=True)
+    write_atomically(target / document.tensors.file, data)
+    write_atomically(target / NAME, document.model_dump_json(indent=1).encode())
+    if earlier != document.tensors.file:
+        (target / Path(earlier).name).unlink(missing_ok=True)
+
+
+def load(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Shrink a model of the original class as the saved one was, and load its weights.
+
+    The model is changed in place and returned; one that was saved as a captured graph is returned as
+    a new module. If anything does not fit, the model stays as it was.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model of the same class and sizes as the one that was shrunk; its weights do not matter.
+    folder : str or path
+        What :meth:`SpeedupResult.save` wrote.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> from lilliput.torch import L1NormPruner, speedup
+    >>> make = lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    >>> model, x = make(), torch.randn(2, 4)
+    >>> _ = L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], example_inputs=x).compress()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     speedup(model, x).save(folder)
+    ...     again = load(make(), folder)
+    >>> torch.equal(again(x), model(x))
+    True
+    """
+    target = Path(folder)
+    document = _read(target)
+    weights = _weights(target, document)
+    _compare(document.source, shapes_of(model), target)
+    plan = Plan(
+        tuple(Cut(c.tensor, c.dim, np.asarray(c.keep, np.int64)) for c in document.cuts),
+        {
+            (a.module, a.name): tuple(a.value)
+            if a.is_tuple and isinstance(a.value, list)
+            else a.value
+            for a in document.attributes
+        },
+        tuple(document.graphs),
+    )
+    inputs = _restore(document.inputs) if plan.graphs else None
+    try:
+        trial = build(plain_copy(model), plan, inputs)
+        trial.load_state_dict(weights)
+    except (AttributeError, IndexError, KeyError, RuntimeError, ValueError) as error:
+        raise StateError(f"{target}: the plan does not fit this model ({error}).") from error
+    if plan.kind == "graph":
+        return trial.train(model.training)
+    build_in_place(model, plan, inputs)
+    model.load_state_dict(weights)
+    return model
+
+
+def _weights(folder: Path, document: _Document) -> dict[str, Tensor]:
+    try:
+        data = (folder / Path(document.tensors.file).name).read_bytes()
+    except OSError as error:
+        raise StateError(f"{folder}: no readable weights ({error}).") from error
+    if hashlib.sha256(data).hexdigest() != document.tensors.sha256:
+        raise StateError(f"{folder}: the weights are damaged (checksum differs).")
+    return parse_tensors(data)
+
+
+def _compare(saved: dict[str, list[int]], here: dict[str, list[int]], folder: Path) -> None:
+    faults = [f"{name} is not in this model" for name in saved if name not in here]
+    faults += [f"{name} is not in the saved model" for name in here if name not in saved]
+    faults += [
+        f"{name} has shape {here[name]}, the original had {shape}"
+        for name, shape in saved.items()
+        if name in here and here[name] != shape
+    ]
+    if faults:
+        listed = "".join(f"\n  - {fault}" for fault in faults[:10])
+        more = f"\n  … and {len(faults) - 10} more" if len(faults) > 10 else ""
+        raise StateError(
+            f"{folder} was shrunk from another model than this one; give load() a model as it was "
+            f"before shrinking:{listed}{more}"
+        )
+
+
+def _read(folder: Path) -> _Document:
+    path = folder / NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StateError(f"{folder}: no readable shrunk model ({error}).") from error
+    version = content.get("format") if isinstance(content, dict) else None
+    if isinstance(version, int) and version > FORMAT:
+        raise StateError(
+            f"{path}: written in format {version}, this version of Lilliput reads up to {FORMAT}; "
+            "upgrade Lilliput."
+        )
+    try:
+        return _Document.model_validate(content)
+    except (ValidationError, RecursionError) as error:
+        raise StateError(f"{path}: no readable shrunk model ({error}).") from error
+
+
+def _describe(inputs: Any) -> JsonValue:
+    """Return example inputs as data: shapes and types of tensors, anything else as it is."""
+    args, kwargs = as_inputs(inputs)
+    described: JsonValue = {
+        "args": [_describe_one(x) for x in args],
+        "kwargs": {name: _describe_one(x) for name, x in kwargs.items()},
+    }
+    try:
+        json.dumps(described)
+    except TypeError as error:
+        raise StateError(
+            f"a model that runs as a captured graph is saved with its example inputs, and these cannot "
+            f"be written: {error}."
+        ) from error
+    return described
+
+
+def _describe_one(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    return {"value": value}
+
+
+def _restore(inputs: Any) -> Any:
+    """Return inputs like those that were described; numbers in them do not matter."""
+    try:
+        args = tuple(_restore_one(x) for x in inputs["args"])
+        kwargs = {name: _restore_one(x) for name, x in inputs["kwargs"].items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise StateError(f"the saved example inputs are damaged ({error!r}).") from error
+    return Call(args, kwargs)
+
+
+def _restore_one(value: Any) -> Any:
+    if "value" in value:
+        return value["value"]
+    return torch.zeros(value["shape"], dtype=getattr(torch, value["dtype"]))

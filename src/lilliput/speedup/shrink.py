@@ -1,0 +1,256 @@
+"""Shrink a masked model, and prove that the result is the same function."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from lilliput.backends.torch.discover import unwrapped
+from lilliput.backends.torch.instrument import set_narrow
+from lilliput.errors import StageError, UnsupportedModelError
+from lilliput.speedup.analysis import analyse
+from lilliput.speedup.attributes import (
+    Attributes,
+    choices,
+    find_attributes,
+    find_remembered,
+    owners_of,
+)
+from lilliput.speedup.build import build, build_in_place, cut_optimizer
+from lilliput.speedup.capture import plain_copy
+from lilliput.speedup.collect import collect
+from lilliput.speedup.cuts import balance, find_cuts, named_tensors, shapes_of
+from lilliput.speedup.dead import find_dead, unseen_by_norms, zero_classes
+from lilliput.speedup.labels import Flags
+from lilliput.speedup.leave import check_model, release
+from lilliput.speedup.norms import narrow_norms
+from lilliput.speedup.result import Plan, SpeedupResult
+from lilliput.speedup.rewrite import Edit, find_edits, has_casts
+from lilliput.speedup.track import Failure, describe, failing_module
+from lilliput.speedup.verify import make_reference
+
+log = logging.getLogger("lilliput")
+_ATTEMPTS = 6
+
+
+def speedup(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    extend_masks: bool = False,
+    allow_graph: bool = True,
+) -> SpeedupResult:
+    """Cut masked channels out of a model, in place, and check that its outputs stay the same.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model under a structured pruner, or one that such a pruner has left.
+    example_inputs : tensor, tuple or dict
+        What the model is called with, with a batch of at least two.
+    optimizer : torch.optim.Optimizer, optional
+        Its record of the parameters (momentum and the like) is cut along, so that training goes on.
+    extend_masks : bool
+        Also remove channels of which only the filters are masked. What they still gave to later
+        layers (norm shifts, activations of zero) is lost: the result differs from the masked model,
+        and is checked against the model with these masks completed.
+    allow_graph : bool
+        Whether parts that cannot be expressed in the user's code may be replaced by captured graphs.
+
+    Returns
+    -------
+    SpeedupResult
+        ``result.model`` is the shrunk model, ``print(result)`` the report.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lilliput.torch import L1NormPruner
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> x = torch.randn(2, 4)
+    >>> model = L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], example_inputs=x).compress()
+    >>> result = speedup(model, x)
+    >>> result.model[0], result.kind
+    (Linear(in_features=4, out_features=4, bias=True), 'module')
+    """
+    start = time.perf_counter()
+    check_model(model)
+    work = _Work(model, example_inputs, extend_masks)
+    source = shapes_of(work.plain)
+    plan, error = work.find_plan(allow_graph)
+    shrunk = work.carry_out(plan, optimizer)
+    return SpeedupResult(
+        model=shrunk,
+        plan=plan,
+        error=error,
+        parameters=work.costs(work.groups.count_parameters),
+        macs=work.costs(work.groups.count_macs),
+        removed=work.removed_units(),
+        seconds=time.perf_counter() - start,
+        notes=tuple(work.notes),
+        source=source,
+        example_inputs=example_inputs,
+    )
+
+
+class _Work:
+    """One shrinking: what was found, and the model it was found in."""
+
+    def __init__(self, model: nn.Module, example_inputs: Any, extend_masks: bool) -> None:
+        self.model, self.example_inputs = model, example_inputs
+        self.notes: list[str] = []
+        self.plain = plain_copy(model)
+        self.analysis = analyse(self.plain, example_inputs)
+        self.groups = collect(self.analysis, self.plain)
+        masked = model
+        if extend_masks:
+            masked = self._extend()
+        self.removed = self._find_removed(masked)
+        self.cuts = tuple(find_cuts(self.analysis, self.removed))
+        if not self.cuts:
+            raise StageError(
+                "there is nothing to cut: no channel is zero in all the parameters that make, scale "
+                "or read it. Prune with example_inputs (masks then cover whole groups), or allow "
+                "extend_masks=True; a model that was shrunk already has nothing left to cut."
+            )
+        if self.groups.unreached:
+            self.notes.append(
+                f"the example inputs never reach {', '.join(self.groups.unreached[:4])}"
+                f"{' …' if len(self.groups.unreached) > 4 else ''}; that code was neither cut nor checked"
+            )
+        self.reference = make_reference(masked, example_inputs, has_casts(self.analysis))
+
+    def _find_removed(self, masked: nn.Module) -> Flags:
+        dead = find_dead(self.groups, dict(self.plain.named_parameters(remove_duplicate=False)))
+        flags = self.groups.flags(dead)
+        flags &= unseen_by_norms(self.analysis, unwrapped(masked))
+        return balance(self.analysis, flags)
+
+    def _extend(self) -> nn.Module:
+        """Complete the masks of channels whose filters are zero; return the model to compare with."""
+        tensors = named_tensors(self.plain)
+        parameters = dict(self.plain.named_parameters(remove_duplicate=False))
+        dead = find_dead(self.groups, parameters, only_outputs=True)
+        before = make_reference(self.model, self.example_inputs, True)
+        flags = balance(self.analysis, self.groups.flags(dead))
+        zero_classes(self.analysis, flags, tensors)
+        masked = copy.deepcopy(self.plain)
+        for path, narrow in narrow_norms(self.analysis, masked, flags).items():
+            set_narrow(masked.get_submodule(path), narrow)
+        change = before.error(before.cast(masked))
+        if change > before.tolerance:
+            self.notes.append(
+                "masks covered only filters and were completed; this changes the outputs by up to "
+                f"{change:.1%} of the largest"
+            )
+            log.warning("speedup: %s.", self.notes[-1])
+        return masked
+
+    def find_plan(self, allow_graph: bool) -> tuple[Plan, float]:
+        """Return the first plan that passes the check, the user's own module preferred."""
+        edits = find_edits(self.analysis, self.removed)
+        attributes = find_attributes(self.plain, edits)
+        failures: list[Failure] = []
+        remembered = find_remembered(self.plain, self.cuts)
+        for chosen in choices(self.plain, attributes, remembered):
+            plan = Plan(self.cuts, chosen)
+            error = self._try(plan, failures)
+            if error <= self.reference.tolerance:
+                return plan, error
+        why = failures[0]
+        if not allow_graph:
+            raise UnsupportedModelError(f"the model's own code cannot run on fewer channels: {why}")
+        for plan in self._with_graphs(attributes, edits, failures):
+            error = self._try(plan, failures)
+            if error <= self.reference.tolerance:
+                self.notes.append(
+                    f"captured, since its own code cannot run on fewer channels: {why}"
+                )
+                return plan, error
+        raise UnsupportedModelError(
+            f"no shrunk form of the model gives the outputs of the masked one: {failures[-1]}"
+        )
+
+    def _with_graphs(
+        self, attributes: Attributes, edits: list[Edit], failures: list[Failure]
+    ) -> Iterator[Plan]:
+        """Yield plans that replace ever more of the model by captured graphs."""
+        graphs: set[str] = set()
+        path = failures[0].path or _common(edits)
+        for _ in range(_ATTEMPTS):
+            if not path:
+                break
+            graphs = {x for x in graphs if not x.startswith(f"{path}.")} | {path}
+            graphs |= self._alike(path, edits)
+            inside = tuple(f"{x}." for x in graphs)
+            others = {k: v for k, v in attributes.items() if not f"{k[0]}.".startswith(inside)}
+            yield Plan(self.cuts, others, tuple(sorted(graphs)))
+            path = failures[-1].path
+            while path in graphs:  # the graph runs, but those around it do not go along
+                path = path.rpartition(".")[0]
+        yield Plan(self.cuts, {}, ("",))
+
+    def _alike(self, path: str, edits: list[Edit]) -> set[str]:
+        """Return the modules of the same class that face the same trouble."""
+        owners = {x for edit in edits for x in owners_of(edit)}
+        cls = type(self.plain.get_submodule(path))
+        return {x for x in owners if x and type(self.plain.get_submodule(x)) is cls}
+
+    def _try(self, plan: Plan, failures: list[Failure]) -> float:
+        try:
+            twin = self.reference.cast(build(self.plain, plan, self.example_inputs))
+        except Exception as failure:
+            failures.append(Failure("", describe(failure)))
+            return float("inf")
+        try:
+            error = self.reference.error(twin)
+        except Exception as failure:
+            path = failing_module(twin, self.reference.error)
+            failures.append(Failure(path, describe(failure)))
+            return float("inf")
+        if error > self.reference.tolerance:
+            failures.append(Failure("", f"its outputs differ by {error:.1e} of the largest"))
+        return error
+
+    def carry_out(self, plan: Plan, optimizer: Any) -> nn.Module:
+        """Change the user's model according to a plan that passed."""
+        model = unwrapped(self.model)
+        modes = {name: module.training for name, module in model.named_modules()}
+        release(model)
+        if plan.kind == "graph":
+            return build(self.plain, plan, self.example_inputs).train(model.training)
+        before = named_tensors(model)
+        shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
+        with torch.no_grad():
+            for name, tensor in named_tensors(self.plain).items():
+                before[name].data.copy_(tensor)
+        build_in_place(model, plan, self.example_inputs)
+        for name, module in model.named_modules():
+            module.training = modes.get(name, model.training)
+        if optimizer is not None:
+            cut_optimizer(optimizer, before, plan.cuts, shapes)
+        return self.model
+
+    def costs(self, count: Any) -> tuple[int, int]:
+        """Return a cost before and after."""
+        return count(), count(self._units())
+
+    def _units(self) -> dict[str, Flags]:
+        return {g.name: self.removed[g.roots] for g in self.groups.groups}
+
+    def removed_units(self) -> dict[str, tuple[int, int]]:
+        """Return how many units of each group went, of how many."""
+        return {name: (int(x.sum()), len(x)) for name, x in self._units().items() if x.any()}
+
+
+def _common(edits: list[Edit]) -> str:
+    """Return the module whose code most of the changing numbers stand in, '' for the model itself."""
+    owners = [owners_of(edit)[0] for edit in edits if edit.numbers() and owners_of(edit)]
+    return max(set(owners), key=lambda x: (owners.count(x), x)) if owners else ""

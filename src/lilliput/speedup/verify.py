@@ -1,0 +1,134 @@
+"""Compare a shrunk model with the masked one: every tensor of their outputs, in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.speedup.capture import Inputs, as_inputs, copy_model, quiet
+
+_SEED = 20_230
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What the masked model answers, on the example inputs and on others like them."""
+
+    inputs: tuple[Inputs, ...]
+    outputs: tuple[list[Tensor], ...]
+    dtype: torch.dtype
+    tolerance: float
+
+    def error(self, model: nn.Module) -> float:
+        """Return the largest relative error of a model in eval mode; it may raise."""
+        worst = 0.0
+        for context in (nullcontext(), quiet())[: 2 if _has_fast_path(model) else 1]:
+            with context, torch.no_grad():
+                for (args, kwargs), expected in zip(self.inputs, self.outputs, strict=True):
+                    received = list(tensors_of(model(*args, **kwargs)))
+                    worst = max(worst, relative_error(expected, received))
+        return worst
+
+    def cast(self, model: nn.Module) -> nn.Module:
+        """Return a copy of a model in the precision of the comparison."""
+        twin = copy_model(model)
+        return twin.double() if self.dtype == torch.float64 else twin
+
+
+def _has_fast_path(model: nn.Module) -> bool:
+    """Whether torch may run parts of a model by fused kernels in evaluation."""
+    return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+
+
+def make_reference(model: nn.Module, example_inputs: Any, has_casts: bool) -> Reference:
+    """Run the masked model, in double precision if it can."""
+    given = as_inputs(example_inputs)
+    twin = copy_model(model).eval()
+    try:
+        return _run(twin.double(), _as_double(given), torch.float64, 1e-5 if has_casts else 1e-10)
+    except Exception:  # it insists on its own precision
+        twin = copy_model(model).eval()
+        return _run(twin, given, torch.float32, 1e-5)
+
+
+def _run(model: nn.Module, given: Inputs, dtype: torch.dtype, tolerance: float) -> Reference:
+    inputs: list[Inputs] = []
+    outputs: list[list[Tensor]] = []
+    for candidate in (given, _varied(given)):
+        args, kwargs = candidate
+        with torch.no_grad():
+            try:
+                answer = [x.clone() for x in tensors_of(model(*args, **kwargs))]
+            except Exception:
+                if not inputs:
+                    raise
+                continue
+        if inputs and any(x.is_floating_point() and not x.isfinite().all() for x in answer):
+            continue
+        inputs.append(candidate)
+        outputs.append(answer)
+    return Reference(tuple(inputs), tuple(outputs), dtype, tolerance)
+
+
+def _as_double(inputs: Inputs) -> Inputs:
+    args, kwargs = inputs
+    return tuple(_double(x) for x in args), {k: _double(x) for k, x in kwargs.items()}
+
+
+def _double(x: Any) -> Any:
+    return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def _varied(inputs: Inputs) -> Inputs:
+    """Return inputs with other numbers where they are floating point, for inputs that show little."""
+    generator = torch.Generator().manual_seed(_SEED)
+
+    def vary(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+        noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        return (x + noise.to(x.device, x.dtype) * (x.std() if x.numel() > 1 else 1) + 0.1).to(
+            x.dtype
+        )
+
+    args, kwargs = inputs
+    return tuple(vary(x) for x in args), {k: vary(x) for k, x in kwargs.items()}
+
+
+def tensors_of(output: Any) -> Iterator[Tensor]:
+    """Yield every tensor of a model's output, however it is packed."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_of(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from tensors_of(value)
+    elif is_dataclass(output) and not isinstance(output, type):
+        for field in fields(output):
+            yield from tensors_of(getattr(output, field.name))
+
+
+def relative_error(expected: list[Tensor], received: list[Tensor]) -> float:
+    """Return the largest error, relative to the largest entry of each tensor; inf if shapes differ."""
+    if [x.shape for x in expected] != [x.shape for x in received]:
+        return float("inf")
+    worst = 0.0
+    for a, b in zip(expected, received, strict=True):
+        if not a.is_floating_point():
+            worst = max(worst, 0.0 if torch.equal(a, b) else float("inf"))
+            continue
+        a, b = a.double(), b.double()
+        finite = a.isfinite()
+        if not torch.equal(finite, b.isfinite()):
+            return float("inf")
+        if finite.any():
+            scale = float(a[finite].abs().max()) or 1.0
+            worst = max(worst, float((a - b)[finite].abs().max()) / scale)
+    return worst

@@ -1,0 +1,160 @@
+"""Criteria that watch the training: when their masks come, and what happens if they never do."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lilliput.errors import AlgorithmError, ConfigError, StageError
+from lilliput.testing.models import TinyCNN
+from lilliput.testing.observe import loss_of, sgd, train
+from lilliput.torch import (
+    ActivationAPoZRankPruner,
+    ActivationMeanRankFilterPruner,
+    ActivationMeanRankPruner,
+    CompressionState,
+    TaylorFOWeightPruner,
+)
+
+RULES = [{"sparsity": 0.5, "op_types": ["Conv2d"]}]
+ALL = [ActivationAPoZRankPruner, ActivationMeanRankPruner, TaylorFOWeightPruner]
+
+
+def gone(layer):
+    return (layer.weight.detach().flatten(1) == 0).all(1).nonzero().flatten().tolist()
+
+
+def hooks_of(model):
+    return [hook for module in model.modules() for hook in module._forward_hooks]
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_masks_come_by_themselves_after_the_batches(cls):
+    model = TinyCNN()
+    optimizer = sgd(model)
+    pruner = cls(model, RULES, optimizer, model.make_input(), training_batches=3)
+    pruner.compress()
+    for step in range(3):
+        assert gone(model.conv1) == [], step
+        train(model, optimizer, 1)
+    assert len(gone(model.conv1)) == 4
+    assert gone(model.conv1) == (model.bn1.weight == 0).nonzero().flatten().tolist()
+    assert not hooks_of(model)  # nobody watches any more
+    kept = gone(model.conv1)
+    train(model, optimizer, 2)
+    assert gone(model.conv1) == kept
+    pruner.strip()
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_calibrating_before_or_after_compress_is_the_same_and_leaves_the_model_alone(cls):
+    torch.manual_seed(0)
+    model = TinyCNN()
+    twin = copy.deepcopy(model)
+    before = copy.deepcopy(model.state_dict())
+    batches = [model.make_input(), model.make_input() * 2]
+    arguments = {"loss": loss_of} if cls is TaylorFOWeightPruner else {}
+    first = cls(model, RULES)
+    first.calibrate(batches, **arguments)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert model.training
+    assert not hooks_of(model)
+    first.compress()
+    second = cls(twin, RULES)
+    second.compress()
+    second.calibrate(batches, **arguments)
+    assert gone(model.conv1) == gone(twin.conv1)
+    assert len(gone(model.conv1)) == 4
+
+
+def test_stripping_too_early_is_noticed(caplog):
+    model = TinyCNN()
+    pruner = ActivationAPoZRankPruner(model, RULES)
+    pruner.compress()
+    pruner.strip()
+    assert "stripped before its criterion had seen enough" in caplog.text
+    assert not hooks_of(model)
+
+
+def test_statistics_are_part_of_the_state(tmp_path):
+    def build():
+        torch.manual_seed(0)
+        model = TinyCNN()
+        optimizer = sgd(model)
+        pruner = ActivationAPoZRankPruner(model, RULES, optimizer, training_batches=2)
+        pruner.compress()
+        return model, optimizer, pruner
+
+    model, optimizer, pruner = build()
+    train(model, optimizer, 1)
+    pruner.state().save(tmp_path)
+    other, its, second = build()
+    plain = {k: v for k, v in model.state_dict().items() if "lilliput" not in k}
+    other.load_state_dict(plain)
+    its.load_state_dict(optimizer.state_dict())
+    second.load_state(CompressionState.load(tmp_path))
+    for each, optim in ((model, optimizer), (other, its)):
+        train(each, optim, 1)
+    assert gone(model.conv1) == gone(other.conv1)
+    assert len(gone(model.conv1)) == 4
+
+
+def test_a_trainer_of_nni_is_run_by_calibrate():
+    model = TinyCNN()
+    optimizer = sgd(model)
+    calls = []
+
+    def trainer(model, optimizer, criterion, epoch):
+        calls.append((criterion, epoch))
+        train(model, optimizer, 2)
+
+    pruner = ActivationMeanRankFilterPruner(
+        model, RULES, optimizer, trainer=trainer, criterion="loss", statistics_batch_num=2
+    )
+    pruner.compress()
+    pruner.calibrate()
+    assert calls == [("loss", 0)]
+    assert len(gone(model.conv1)) == 4
+
+
+def test_calls_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigError, match="needs batches, or a trainer"):
+        ActivationAPoZRankPruner(TinyCNN(), RULES).calibrate()
+    with pytest.raises(AlgorithmError, match="nothing was seen of layer 'conv1'"):
+        ActivationAPoZRankPruner(TinyCNN(), RULES).calibrate([])
+    with pytest.raises(ConfigError, match="needs a loss"):
+        TaylorFOWeightPruner(TinyCNN(), RULES).calibrate([torch.ones(1, 3, 8, 8)])
+    with pytest.raises(StageError, match="before a model was bound"):
+        ActivationAPoZRankPruner(config_list=RULES).calibrate([])
+
+
+def test_activations_that_cannot_be_seen_are_named():
+    model = nn.Sequential(nn.LSTM(3, 4), nn.Linear(4, 2))
+    with pytest.raises(ConfigError, match="not visible in the output of a module"):
+        ActivationAPoZRankPruner(model, [{"op_names": ["0.weight_ih_l0"], "sparsity": 0.5}])
+
+
+def test_batches_as_dicts_and_tuples_and_an_own_forward():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    batch = torch.randn(5, 3)
+    scores = []
+    for batches, forward in (
+        ([{"x": batch}], None),
+        ([(batch, "label")], None),
+        ([{"inputs": batch}], lambda model, batch: model(batch["inputs"])),
+    ):
+        torch.manual_seed(0)
+        pruner = ActivationMeanRankPruner(Named(), [{"sparsity": 0.5}])
+        pruner.calibrate(batches, forward)
+        scores.append(pruner.masker.score(pruner.get_modules_wrapper()[0]))
+    assert torch.equal(scores[0], scores[1])
+    assert torch.equal(scores[0], scores[2])
