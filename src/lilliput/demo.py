@@ -97,7 +97,7 @@ def accuracy(model: nn.Module, data: Digits) -> float:
     return float((model.eval()(images).argmax(1) == labels).float().mean())
 
 
-def run(console: Console) -> tuple[dict[str, tuple[float, float]], SpeedupResult]:
+def run(console: Console, folder: Path) -> tuple[dict[str, tuple[float, float]], SpeedupResult]:
     """Train, prune, shrink, export, execute; return what was measured before and after."""
     torch.manual_seed(0)
     data = Digits()
@@ -106,8 +106,7 @@ def run(console: Console) -> tuple[dict[str, tuple[float, float]], SpeedupResult
     console.print(f"training a CNN on {len(data.train)} handwritten digits …")
     for _ in range(TRAIN_EPOCHS):
         train_epoch(model, optimizer, data)
-    folder = tempfile.TemporaryDirectory()
-    large = Exported(model, Path(folder.name, "before.onnx"), data)
+    large = Exported(model, folder / "before.onnx", data)
     right_before = accuracy(model, data)
 
     console.print(f"pruning {SPARSITY:.0%} of the channels over {PRUNE_EPOCHS} epochs (AGP) …")
@@ -125,7 +124,7 @@ def run(console: Console) -> tuple[dict[str, tuple[float, float]], SpeedupResult
     result = speedup(model, example, optimizer=optimizer)
     for _ in range(FINETUNE_EPOCHS):
         train_epoch(model, optimizer, data)
-    small = Exported(model, Path(folder.name, "after.onnx"), data)
+    small = Exported(model, folder / "after.onnx", data)
     return compare(large, small, (right_before, accuracy(model, data)), result), result
 
 
@@ -150,7 +149,8 @@ def main() -> None:
     """Run the demo and print a before/after table."""
     console = Console()
     start = time.perf_counter()
-    figures, result = run(console)
+    with tempfile.TemporaryDirectory() as folder:
+        figures, result = run(console, Path(folder))
     console.print(str(result), highlight=False)
     table = Table(title="before → after, both executed by ONNX Runtime")
     for title in ("", "before", "after", "ratio"):

@@ -5,12 +5,13 @@ import lilliput.torch
 
 TORCH = """
     AGPPruner AGP_Pruner AGPruner ActivationAPoZRankFilterPruner ActivationAPoZRankPruner
-    ActivationMeanRankFilterPruner ActivationMeanRankPruner ChannelMasker ChannelPruner
-    CompressionState Compressor DoReFaQuantizer FPGMPruner L1FilterPruner L1NormPruner
-    L2FilterPruner L2NormPruner LayerInfo LevelPruner LinearPruner ModuleWrapper NaiveQuantizer
+    ActivationMeanRankFilterPruner ActivationMeanRankPruner ChannelGroups ChannelMasker
+    ChannelPruner CompressionState Compressor DoReFaQuantizer FPGMPruner L1FilterPruner L1NormPruner
+    L2FilterPruner L2NormPruner LayerInfo LevelPruner LinearPruner ModelSpeedup ModuleWrapper NaiveQuantizer
     OneShotPruner Pruner PrunerModuleWrapper QuantGrad QuantType Quantizer QuantizerModuleWrapper
-    ScoreMasker SensitivityAnalysis SensitivityPruner SlimPruner TaylorFOWeightFilterPruner
-    TaylorFOWeightPruner WeightMasker strip
+    ScoreMasker SensitivityAnalysis SensitivityPruner SlimPruner SpeedupResult
+    TaylorFOWeightFilterPruner TaylorFOWeightPruner WeightMasker channel_groups load preflight
+    speedup strip
 """
 TOP = """
     AGPPruner AGP_Pruner AGPruner ActivationAPoZRankFilterPruner ActivationAPoZRankPruner

@@ -13,6 +13,7 @@ import lilliput
 REPO = Path(lilliput.__file__).parent.parent.parent
 RUN = ["README.md", "docs/config.md", "docs/custom_algorithms.md", "docs/migrating_from_nni.md"]
 RUN += ["docs/train_save_export.md", "docs/sensitivity.md"]
+RUN += ["docs/structured_pruning.md", "docs/channel_groups.md"]
 PAGES = sorted(
     p.relative_to(REPO).as_posix() for p in [*REPO.glob("*.md"), *REPO.glob("docs/*.md")]
 )
@@ -36,6 +37,10 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    for drawn in tmp_path.glob("*.svg"):
+        shown = REPO / "docs" / "images" / drawn.name
+        if shown.exists():
+            assert drawn.read_text(encoding="utf-8") == shown.read_text(encoding="utf-8")
 
 
 def test_the_explanation_shown_is_the_one_printed():

@@ -147,11 +147,108 @@ class Shuffle(nn.Module):
 class Scale(nn.Module):
     def __init__(self, channels):
         super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.ones(channels, 1, 1)), nn.Parameter(torch.ones(1))
+        self.scale, self.shift = (
+            nn.Parameter(torch.ones(channels, 1, 1)),
+            nn.Parameter(torch.ones(1)),
+        )
         self.width = channels
 
     def forward(self, x):
         return x * self.scale + self.shift
+
+
+class ChannelNorm(nn.Module):
+    """A layer norm over channels of a map, written by hand."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.weight, self.bias = (
+            nn.Parameter(torch.ones(channels)),
+            nn.Parameter(torch.zeros(channels)),
+        )
+        self.width = channels
+
+    def forward(self, x):
+        mean = x.mean(1, keepdim=True)
+        variance = (x - mean).square().mean(1, keepdim=True)
+        x = (x - mean) / torch.sqrt(variance + 1e-6)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class Spatial(nn.Module):
+    """A map of where to look, from mean and maximum over channels."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.conv, self.width = nn.Conv2d(2, 1, 3, padding=1), channels
+
+    def forward(self, x):
+        seen = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
+        return x * self.conv(seen).sigmoid()
+
+
+class Moved(nn.Module):
+    """Channels that are padded, cut unevenly, turned into space and back, or unfolded."""
+
+    def __init__(self, channels, width, how):
+        super().__init__()
+        self.how = how
+        if how == "space":
+            self.up, self.mid = (
+                nn.Conv2d(channels, 4 * width, 1),
+                nn.Conv2d(width, width, 3, padding=1),
+            )
+            self.width = 4 * width
+        elif how == "unfold":
+            self.mid, self.width = nn.Linear(9 * channels, width), width
+        elif how == "uneven":
+            self.up, self.left, self.right = (
+                nn.Conv2d(channels, width, 1),
+                nn.Conv2d(width - 3, 4, 1),
+                nn.Conv2d(3, 4, 1),
+            )
+            self.width = 4
+        else:
+            self.width = channels + 2
+
+    def forward(self, x):
+        n, _, h, w = x.shape
+        if self.how == "space":
+            return F.pixel_unshuffle(self.mid(F.pixel_shuffle(self.up(x), 2)), 2)
+        if self.how == "unfold":
+            patches = self.mid(F.unfold(x, 3, padding=1).transpose(1, 2))
+            return patches.transpose(1, 2).reshape(n, -1, h, w)
+        if self.how == "uneven":
+            x = self.up(x)
+            return self.left(x[:, 3:]) * self.right(x[:, :3])
+        return F.pad(x, (0, 0, 0, 0, 1, 1))
+
+
+class Skip(nn.Module):
+    """Down and up again, with the way around joined on."""
+
+    def __init__(self, channels, width, act):
+        super().__init__()
+        self.down, self.up = (
+            nn.Conv2d(channels, width, 2, 2),
+            nn.ConvTranspose2d(width, width, 2, 2),
+        )
+        self.act, self.width = ACTIVATIONS[act](), channels + width
+
+    def forward(self, x):
+        return torch.cat([x, self.up(self.act(self.down(x)))], 1)
+
+
+class Twice(nn.Module):
+    """One layer used two times."""
+
+    def __init__(self, channels, act):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
+        self.act, self.width = ACTIVATIONS[act](), channels
+
+    def forward(self, x):
+        return self.norm(self.conv(self.act(self.norm(self.conv(x)))))
 
 
 class Plain(nn.Sequential):
@@ -167,7 +264,10 @@ class MLP(nn.Module):
     def __init__(self, width, hidden, norm, act, gated):
         super().__init__()
         self.norm = token_norm(norm, width)
-        self.up, self.down = nn.Linear(width, hidden * (2 if gated else 1)), nn.Linear(hidden, width)
+        self.up, self.down = (
+            nn.Linear(width, hidden * (2 if gated else 1)),
+            nn.Linear(hidden, width),
+        )
         self.act, self.gated = ACTIVATIONS[act](), gated
 
     def forward(self, x):
@@ -200,7 +300,9 @@ class Attention(nn.Module):
         if self.how == "qkv":
             q, k, v = self.qkv(y).reshape(n, t, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
         else:
-            q, k, v = (f(y).view(n, t, -1, self.head_dim).transpose(1, 2) for f in (self.q, self.k, self.v))
+            q, k, v = (
+                f(y).view(n, t, -1, self.head_dim).transpose(1, 2) for f in (self.q, self.k, self.v)
+            )
         if self.how == "manual":
             weights = (q @ k.transpose(-2, -1) * self.head_dim**-0.5).softmax(-1)
             y = weights @ v
@@ -208,6 +310,45 @@ class Attention(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, enable_gqa=self.how in ("gqa", "mqa"))
         y = self.out(y.transpose(1, 2).reshape(n, t, -1))
         return x + (y if self.gamma is None else self.gamma * y)
+
+
+class TokenMixer(nn.Module):
+    """A perceptron across tokens, as in MLP-Mixer; there are four of them."""
+
+    def __init__(self, width, hidden, norm):
+        super().__init__()
+        self.norm = token_norm(norm, width)
+        self.up, self.down = nn.Linear(4, hidden), nn.Linear(hidden, 4)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x).transpose(1, 2)))).transpose(1, 2)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, width, hidden, cls, layers, both):
+        super().__init__()
+        self.rnn = getattr(nn, cls)(width, hidden, layers, batch_first=True, bidirectional=both)
+        self.out = nn.Linear(hidden * (2 if both else 1), width)
+
+    def forward(self, x):
+        return x + self.out(self.rnn(x)[0])
+
+
+class TorchAttention(nn.Module):
+    def __init__(self, width, how):
+        super().__init__()
+        if how == "mha":
+            self.layer = nn.MultiheadAttention(width, 2, batch_first=True)
+        else:
+            first = how == "pre"
+            self.layer = nn.TransformerEncoderLayer(
+                width, 2, 6, 0.1, batch_first=True, norm_first=first
+            )
+
+    def forward(self, x):
+        if isinstance(self.layer, nn.MultiheadAttention):
+            return x + self.layer(x, x, x, need_weights=False)[0]
+        return self.layer(x)
 
 
 class Net(nn.Module):
@@ -227,7 +368,9 @@ class Net(nn.Module):
             self.embed = nn.Linear(width, embed) if embed else nn.Identity()
             width = embed or width
             self.position = nn.Parameter(torch.zeros(1, 1, width))
-            self.tokens = nn.Sequential(*(make_token_block(kind, width, *o) for kind, *o in token_blocks))
+            self.tokens = nn.Sequential(
+                *(make_token_block(kind, width, *o) for kind, *o in token_blocks)
+            )
             self.last = token_norm(last, width)
         self.how = head
         # Maps keep at most 6 × 6 positions; a flattening head sees them all.
@@ -270,6 +413,9 @@ def make_block(kind, channels, *options):
         return Shuffle(channels) if channels % 2 == 0 else Scale(channels)
     if kind == "scale":
         return Scale(channels)
+    for cls in (ChannelNorm, Spatial, Moved, Skip, Twice):
+        if kind == cls.__name__:
+            return cls(channels, *options)
     if kind == "transposed":
         (width,) = options
         made = Plain(nn.ConvTranspose2d(channels, width, 2, stride=2), width)
@@ -287,7 +433,15 @@ def make_block(kind, channels, *options):
 
 
 def make_token_block(kind, width, *options):
-    return (MLP if kind == "mlp" else Attention)(width, *options)
+    if kind == "torch" and width % 2:
+        kind, options = "mlp", (4, "ln", "relu", False)
+    return {
+        "mlp": MLP,
+        "attention": Attention,
+        "mixer": TokenMixer,
+        "rnn": Recurrent,
+        "torch": TorchAttention,
+    }[kind](width, *options)
 
 
 # -- strategies ----------------------------------------------------------------------------------------
@@ -302,14 +456,32 @@ blocks = st.one_of(
     st.tuples(st.just("depthwise"), st.sampled_from([1, 2]), map_norms, acts),
     st.tuples(st.just("residual"), widths, map_norms, acts, st.booleans()),
     st.tuples(
-        st.just("branches"), widths, map_norms, acts, st.sampled_from(["cat", "dense", "gate", "max"])
+        st.just("branches"),
+        widths,
+        map_norms,
+        acts,
+        st.sampled_from(["cat", "dense", "gate", "max"]),
     ),
     st.tuples(
         st.just("halves"), widths, acts, st.sampled_from(["chunk", "split", "slice", "glu", "sum"])
     ),
     st.tuples(st.just("se"), widths, acts),
     st.tuples(st.just("transposed"), widths),
-    st.sampled_from([("shuffle",), ("scale",), ("max",), ("avg",), ("up",), ("dropout",)]),
+    st.tuples(st.just("Moved"), widths, st.sampled_from(["space", "unfold", "uneven", "pad"])),
+    st.tuples(st.just("Skip"), widths, acts),
+    st.tuples(st.just("Twice"), acts),
+    st.sampled_from(
+        [
+            ("ChannelNorm",),
+            ("Spatial",),
+            ("shuffle",),
+            ("scale",),
+            ("max",),
+            ("avg",),
+            ("up",),
+            ("dropout",),
+        ]
+    ),
 )
 token_blocks = st.one_of(
     st.tuples(st.just("mlp"), widths, token_norms, acts, st.booleans()),
@@ -321,6 +493,15 @@ token_blocks = st.one_of(
         st.sampled_from(["qkv", "plain", "manual", "gqa", "mqa"]),
         st.booleans(),
     ),
+    st.tuples(st.just("mixer"), widths, token_norms),
+    st.tuples(
+        st.just("rnn"),
+        widths,
+        st.sampled_from(["LSTM", "GRU", "RNN"]),
+        st.integers(1, 2),
+        st.booleans(),
+    ),
+    st.tuples(st.just("torch"), st.sampled_from(["mha", "pre", "post"])),
 )
 stems = st.tuples(widths, st.just(3), map_norms, acts)
 specs = st.tuples(

@@ -56,7 +56,9 @@ LENGTH = 12
 
 @st.composite
 def recipes(draw):
-    kind = draw(st.sampled_from(["fresh", "fresh", "product", "half", "joined", "reversed", "pinned"]))
+    kind = draw(
+        st.sampled_from(["fresh", "fresh", "product", "half", "joined", "reversed", "pinned"])
+    )
     if kind == "product":
         return kind, draw(st.sampled_from([(2, 6), (3, 4), (4, 3), (6, 2), (2, 2, 3), (3, 2, 2)]))
     if kind == "half":  # one factor of a product is no channel

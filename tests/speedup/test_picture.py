@@ -135,6 +135,25 @@ def test_what_is_never_reached_and_ops_without_a_rule_are_written(groups):
     assert "op without a rule: fft, at block (a.py:1)" in written
 
 
+class Mixing(nn.Module):
+    """Multiplies by a constant matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("matrix", torch.randn(4, 6))
+        self.register_buffer("unused", torch.randn(4))
+
+    def forward(self, x):
+        return x @ self.matrix
+
+
+def test_buffers_are_drawn_where_they_have_channels():
+    model = nn.Sequential(nn.Linear(3, 4), Mixing(), nn.Flatten())
+    written, _ = texts(draw(channel_groups(model, torch.zeros(2, 3))))
+    assert "4×6" in written
+    assert any(text.startswith("6 stay") for text in written)
+
+
 def test_a_model_without_any_group_has_a_picture():
     written, _ = texts(draw(channel_groups(nn.Linear(3, 2), torch.zeros(2, 3))))
     assert "0 channel groups, 0 units can be removed" in written

@@ -275,7 +275,12 @@ CASES = {
         LINEAR,
         from_a([0, 1, 2] * 2, [0, 1, 2]),
     ),
-    "glu": (lambda m, x: m.b(F.glu(m.a(x))), linear(6, 3), LINEAR, from_a([0, 1, 2] * 2, [0, 1, 2])),
+    "glu": (
+        lambda m, x: m.b(F.glu(m.a(x))),
+        linear(6, 3),
+        LINEAR,
+        from_a([0, 1, 2] * 2, [0, 1, 2]),
+    ),
     "slice": (
         lambda m, x: m.b(m.a(x)[:, 1:-1]),
         linear(6, 4),
@@ -348,7 +353,9 @@ CASES = {
         from_a([0] * 4 + [1] * 4, [0, 1]),
     ),
     "pooling and upsampling": (
-        lambda m, x: m.b(F.adaptive_avg_pool2d(F.interpolate(F.max_pool2d(m.a(x), 2), scale_factor=3), 1)),
+        lambda m, x: m.b(
+            F.adaptive_avg_pool2d(F.interpolate(F.max_pool2d(m.a(x), 2), scale_factor=3), 1)
+        ),
         conv(4),
         MAP,
         {"a.weight": FOUR},
@@ -405,7 +412,9 @@ CASES = {
         TOKENS,
         {
             "a.weight_ih_l0": {
-                **{f"a.{x}_{y}_l0:0": gates(4, 4) for x in ("weight", "bias") for y in ("ih", "hh")},
+                **{
+                    f"a.{x}_{y}_l0:0": gates(4, 4) for x in ("weight", "bias") for y in ("ih", "hh")
+                },
                 "a.weight_hh_l0:1": up_to(4),
                 "b.weight:1": up_to(4),
             }
@@ -559,7 +568,12 @@ STAY = {
     "cumsum": (lambda m, x: m.b(m.a(x).cumsum(1)), linear(4), "cumsum", "depend on each other"),
     "sort": (lambda m, x: m.b(m.a(x).sort(1).values), linear(4), "sort", "depend on each other"),
     "topk": (lambda m, x: m.b(m.a(x).topk(3, 1).values), linear(4, 3), "topk", "depend"),
-    "select": (lambda m, x: m.b(m.a(x)[:, 2:3] * m.a(x)[:, 1][:, None]), linear(4, 1), "select", ""),
+    "select": (
+        lambda m, x: m.b(m.a(x)[:, 2:3] * m.a(x)[:, 1][:, None]),
+        linear(4, 1),
+        "select",
+        "",
+    ),
     "index": (
         lambda m, x: m.b(m.a(x)[:, torch.tensor([2, 0, 1])]),
         linear(4, 3),
@@ -572,7 +586,12 @@ STAY = {
         "unbind",
         "used one by one",
     ),
-    "amax": (lambda m, x: m.b(m.a(x).amax(1, True)), linear(4, 1), "amax", "compared with each other"),
+    "amax": (
+        lambda m, x: m.b(m.a(x).amax(1, True)),
+        linear(4, 1),
+        "amax",
+        "compared with each other",
+    ),
     "a mean": (
         lambda m, x: m.b(m.a(x) - m.a(x).mean(1, keepdim=True)),
         linear(4),

@@ -160,20 +160,22 @@ def _why_not(
     return ""
 
 
-def _problems(decisions: Iterable[Decision]) -> Iterable[Problem]:
-    """Yield layers that are named in full and cannot be pruned; tell the log of the others."""
+def _problems(decisions: Sequence[Decision]) -> list[Problem]:
+    """Return layers that are named in full and cannot be pruned; tell the log of the others."""
+    problems = []
     stuck = [decision for decision in decisions if decision.obstacle]
     for decision in stuck:
         layer = decision.layer
         text = f"the channels of {layer.name!r} cannot be removed: {decision.obstacle}"
         if layer.names & set(layer.config.get("op_names", ())):
-            yield Problem(f"rule {decision.rule} → op_names", f"{text}.")
+            problems.append(Problem(f"rule {decision.rule} → op_names", f"{text}."))
         else:
             log.info("%s; it is left alone.", text)
-    if stuck and not any(decision.is_chosen for decision in decisions):
+    if stuck and not problems and not any(decision.is_chosen for decision in decisions):
         layer, why = stuck[0].layer, stuck[0].obstacle
         text = f"no selected layer has channels that can be removed ({layer.name!r}: {why})."
-        yield Problem("", text)
+        problems.append(Problem("", text))
+    return problems
 
 
 def _note_differing_targets(pruned: Pruned) -> None:

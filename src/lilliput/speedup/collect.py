@@ -50,8 +50,9 @@ def collect(analysis: Analysis, model: nn.Module) -> ChannelGroups:
     chosen = _choose(analysis, columns, families)
     named: set[str] = set()
     groups = [_group(analysis, columns, roots, named) for roots in chosen]
-    groups = [group for group in groups if group.slices]
-    reached = set(analysis.axes)
+    groups = [group for group in groups if any(piece.is_output for piece in group.slices)]
+    nodes = [n for n in analysis.walk.graph.nodes if n.op == "get_attr" and n.users]
+    reached = {analysis.captured.names.get(str(n.target)) for n in nodes}
     unreached = tuple(name for name, _ in model.named_parameters() if name not in reached)
     pinned = _pinned(analysis, groups)
     return ChannelGroups(tuple(groups), pinned, unreached, analysis.walk.unknown, analysis)

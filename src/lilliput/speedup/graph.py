@@ -40,6 +40,10 @@ class CapturedModule(fx.GraphModule):
         self.recompile()
         return self
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        with quiet():  # torch copies classes that it deprecates
+            return super().__deepcopy__(memo)
+
 
 def capture_whole(plain: nn.Module, cuts: tuple[Cut, ...], example_inputs: Any) -> CapturedModule:
     """Return a model as a captured graph with its channels cut."""

@@ -8,6 +8,7 @@ import torch
 
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.instrument import set_narrow
+from lilliput.speedup.cuts import balance
 from lilliput.speedup.dead import find_dead
 from lilliput.speedup.norms import narrow_norms
 
@@ -24,6 +25,6 @@ def narrow_live(pruner: Any) -> None:
         holder, key = layout.holders.get(name, (name, "weight_mask"))
         mask = getattr(wrappers.get(holder), key, None)
         masks[name] = torch.ones(()).expand(parameter.shape) if mask is None else mask
-    flags = layout.groups.flags(find_dead(layout.groups, masks))
+    flags = balance(analysis, layout.groups.flags(find_dead(layout.groups, masks)))
     for path, narrow in narrow_norms(analysis, model, flags).items():
         set_narrow(model.get_submodule(path), narrow)

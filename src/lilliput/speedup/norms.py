@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import fx, nn
 
 from lilliput.backends.torch.narrow import Narrow, keep_of
 from lilliput.speedup.analysis import Analysis
@@ -15,7 +15,7 @@ from lilliput.speedup.cuts import Cut, apply_cuts, find_cuts
 from lilliput.speedup.labels import Flags, Indices
 from lilliput.speedup.leaf import fix_leaf
 from lilliput.speedup.rewrite import find_edits
-from lilliput.speedup.walk import Statistic, Value
+from lilliput.speedup.walk import Statistic, Value, op_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,8 @@ def find_norm(analysis: Analysis, statistic: Statistic) -> Norm | None:
         for source in node.all_input_nodes:
             if source not in members and source.op != "get_attr":
                 sources.add(source)
-        if node.op != "get_attr" and any(user not in members for user in node.users):
+        leaves = any(user not in members for user in node.users)
+        if node.op != "get_attr" and leaves and not _is_source(node, members):
             results.add(node)
     if len(sources) != 1 or len(results) != 1:
         return None
@@ -62,6 +63,16 @@ def find_norm(analysis: Analysis, statistic: Statistic) -> Norm | None:
     if not isinstance(source, Value) or not isinstance(result, Value):
         return None
     return Norm(path, source, result, statistic.columns)
+
+
+def _is_source(node: fx.Node, members: set[fx.Node]) -> bool:
+    """Whether a node is what went into the module, under another name: a cast that changes nothing."""
+    if op_name(node) not in ("to", "type_as", "contiguous", "alias", "detach"):
+        return False
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or source.meta["val"].dtype != node.meta["val"].dtype:
+        return False
+    return source not in members or _is_source(source, members)
 
 
 def find_norms(analysis: Analysis) -> list[Norm]:

@@ -92,11 +92,12 @@ def _find_rows(groups: ChannelGroups) -> list[_Row]:
     shapes = {name: value.shape for name, value in groups.analysis.axes.items()}
     used = {s.tensor for group in groups for s in group.slices}
     captured = groups.analysis.captured
-    parameters = {captured.names.get(name, name) for name, _ in captured.module.named_parameters()}
+    shown = {captured.names.get(name, name) for name, _ in captured.module.named_parameters()}
+    shown |= {*used, *groups.unreached, *(pinned.tensor for pinned in groups.pinned)}
     rows: dict[str, _Row] = {}
     for name in (*shapes, *groups.unreached):
         path = name.rpartition(".")[0] or name
-        if path in rows or name in used or name in parameters or name in groups.unreached:
+        if path in rows or name in shown:  # of other buffers there is nothing to tell
             row = rows.setdefault(path, _Row(path))
             row.tensors[name] = shapes.get(name, ())
             row.is_in_a_group |= name in used
@@ -138,7 +139,8 @@ def _write_texts(
 ) -> None:
     for track in tracks:
         group = track.group
-        parts = f"{group.size} units" if group.rows is None else f"{_rows_of(group)}"
+        parts = f"{group.size} units"
+        parts += "" if group.rows is None else f" in {group.rows.max() + 1} rows"
         row = rows[place[group.slices[0].tensor]]
         row.texts.append((f"k{track.color} label", f"{group.name} · {parts}"))
     for pinned in groups.pinned:
@@ -151,11 +153,6 @@ def _write_texts(
         row.texts += [] if text in row.texts else [text]
     for row in rows:
         row.stays |= not row.is_in_a_group
-
-
-def _rows_of(group: Group) -> str:
-    count = 1 if group.rows is None else int(group.rows.max()) + 1
-    return f"{group.size} units in {count} rows"
 
 
 # -- how it is drawn -------------------------------------------------------------------------------

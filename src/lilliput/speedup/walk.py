@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from lilliput.errors import UnsupportedModelError
 from lilliput.speedup.axes import FIXED, Axes, Axis, Column
 from lilliput.speedup.labels import Indices, Labels
 
@@ -248,6 +249,11 @@ def module_path(node: fx.Node) -> str:
 def hint(value: Any) -> Any:
     """Return a symbolic size as the number it had at capture."""
     expression = getattr(value, "node", None)
+    if expression is not None and expression.hint is None:
+        raise UnsupportedModelError(
+            "some sizes in the model depend on its data (x[x > 0], nonzero, unique): what is computed "
+            "there cannot be followed. Leave that step out of the model that is pruned."
+        )
     return int(expression.hint) if expression is not None else value
 
 
