@@ -5,8 +5,8 @@ from lilliput import demo
 
 
 def test_the_demo_shrinks_a_network_that_still_reads_digits(monkeypatch, tmp_path):
-    monkeypatch.setattr(demo, "TRAIN_EPOCHS", 6)
-    monkeypatch.setattr(demo, "PRUNE_EPOCHS", 6)
+    monkeypatch.setattr(demo, "TRAIN_EPOCHS", 4)
+    monkeypatch.setattr(demo, "PRUNE_EPOCHS", 4)
     monkeypatch.setattr(demo, "FINETUNE_EPOCHS", 2)
     figures, result = demo.run(Console(quiet=True), tmp_path)
     before, after = figures["accuracy"]

@@ -149,6 +149,7 @@ def main() -> None:
     """Run the demo and print a before/after table."""
     console = Console()
     start = time.perf_counter()
+    torch.set_num_threads(1)  # as many threads as cores only get in each other's way here
     with tempfile.TemporaryDirectory() as folder:
         figures, result = run(console, Path(folder))
     console.print(str(result), highlight=False)

@@ -101,7 +101,7 @@ def test_statistics_are_part_of_the_state(tmp_path):
     assert len(gone(model.conv1)) == 4
 
 
-def test_a_trainer_of_nni_is_run_by_calibrate():
+def test_a_trainer_of_nni_is_run_by_compress():
     model = TinyCNN()
     optimizer = sgd(model)
     calls = []
@@ -114,7 +114,6 @@ def test_a_trainer_of_nni_is_run_by_calibrate():
         model, RULES, optimizer, trainer=trainer, criterion="loss", statistics_batch_num=2
     )
     pruner.compress()
-    pruner.calibrate()
     assert calls == [("loss", 0)]
     assert len(gone(model.conv1)) == 4
 
@@ -158,3 +157,27 @@ def test_batches_as_dicts_and_tuples_and_an_own_forward():
         scores.append(pruner.masker.score(pruner.get_modules_wrapper()[0]))
     assert torch.equal(scores[0], scores[1])
     assert torch.equal(scores[0], scores[2])
+
+
+def test_a_trainer_in_the_order_of_nni_is_run_by_compress():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+
+    def trainer(model, optimizer, criterion, epoch):
+        seen.append((criterion, epoch))
+        for _ in range(3):
+            optimizer.zero_grad()
+            criterion(model(torch.randn(5, 4)), torch.zeros(5, 2)).backward()
+            optimizer.step()
+
+    criterion = torch.nn.MSELoss()
+    rules = [{"op_names": ["0"], "sparsity": 0.5}]
+    TaylorFOWeightPruner(model, rules, trainer, optimizer, criterion, 3).compress()
+    assert seen == [(criterion, 0)]
+    assert int((model[0].weight == 0).all(1).sum()) == 4
+
+
+def test_too_many_positional_arguments_are_named():
+    with pytest.raises(ConfigError, match="received 6 positional arguments"):
+        TaylorFOWeightPruner(torch.nn.Linear(2, 2), [{"sparsity": 0.5}], None, None, 1, 2)

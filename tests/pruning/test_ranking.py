@@ -140,3 +140,12 @@ def test_a_budget_out_of_reach_says_what_is_within():
             "max_params",
             {},
         )
+
+
+def test_equal_scores_are_taken_from_every_group_alike():
+    groups = [
+        Candidates(name, np.ones(size), np.zeros(size, bool))
+        for name, size in (("a", 32), ("b", 16), ("c", 8))
+    ]
+    removed = take_share(groups, 0.5)
+    assert {name: int(flags.sum()) for name, flags in removed.items()} == {"a": 16, "b": 8, "c": 4}

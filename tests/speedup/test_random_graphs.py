@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, note, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from random_nets import build, specs
 
@@ -13,6 +13,7 @@ from lilliput.speedup.capture import plain_copy
 from lilliput.speedup.result import Plan
 from lilliput.speedup.shrink import speedup
 
+PHASES = [x for x in Phase if x is not Phase.explain]  # which would take minutes
 shares = st.sampled_from([0.2, 0.34, 0.5, 0.7, 0.95])
 
 
@@ -31,6 +32,7 @@ def count(model):
 
 
 def relative(a, b):
+    a, b = a.detach(), b.detach()
     return float((a - b).abs().max() / b.abs().max())
 
 
@@ -50,11 +52,14 @@ def check(plan, allow_graph=True):
             speedup(model, x)
         return None
     result = speedup(model, x, allow_graph=allow_graph)
-    note(str(result))
     assert relative(result.model(x).detach(), masked) <= 1e-10
     assert relative(masked, full) > 1e-6  # the check has teeth
     assert count(result.model) < before
-    assert result.parameters == (before, count(result.model))
+    assert result.parameters[0] == before
+    if result.kind == "graph":  # which leaves out what was never reached
+        assert count(result.model) <= result.parameters[1]
+    else:
+        assert count(result.model) == result.parameters[1]
     return result
 
 
@@ -78,7 +83,7 @@ def test_a_grouped_convolution_over_two_layers_keeps_as_many_of_each():
     )
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True, phases=PHASES)
 @given(plans())
 def test_the_captured_graph_of_a_random_network_computes_it_too(plan):
     """What would be returned if no code could be kept: the whole model as a graph, trainable."""
@@ -93,19 +98,19 @@ def test_the_captured_graph_of_a_random_network_computes_it_too(plan):
         return
     graph = build_plan(plain, Plan(result.plan.cuts, {}, ("",)), x)
     assert relative(graph(x), masked) <= 1e-10
-    assert count(graph) == count(result.model)
+    assert count(graph) <= count(result.model)
     graph.train()(x).sum().backward()
     assert graph.eval()(x).shape == masked.shape
 
 
-@settings(max_examples=24, deadline=None, derandomize=True)
+@settings(max_examples=16, deadline=None, derandomize=True, phases=PHASES)
 @given(plans())
 def test_a_random_network_shrinks_to_what_its_masks_compute(plan):
     check(plan)
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600, deadline=None, phases=PHASES)
 @given(plans())
 def test_many_random_networks_shrink_to_what_their_masks_compute(plan):
     check(plan)

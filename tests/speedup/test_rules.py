@@ -512,7 +512,7 @@ def test_groups_are_those_written_down_by_hand(name):
     assert describe(groups) == expected
     sizes = {g.name: g.size for g in groups}
     assert sizes == {
-        name: 1 + max(np.ravel(list(places.values())[0])) for name, places in expected.items()
+        name: 1 + max(np.ravel(next(iter(places.values())))) for name, places in expected.items()
     }
 
 

@@ -77,7 +77,7 @@ def relative(a, b):
     return float((a.detach() - b.detach()).abs().max() / b.detach().abs().max())
 
 
-# -- the same object ------------------------------------------------------------------------------------
+# -- the same object -------------------------------------------------------------------------------
 
 
 def test_model_and_parameters_stay_the_same_objects():
@@ -171,7 +171,7 @@ def test_gradients_are_cut_along():
     assert torch.equal(model.head.weight.grad, gradient[:, keep])
 
 
-# -- the same function ----------------------------------------------------------------------------------
+# -- the same function -----------------------------------------------------------------------------
 
 
 def test_a_shift_after_a_removed_filter_goes_too():
@@ -337,7 +337,7 @@ def test_recurrent_layers_lose_hidden_units(make):
     assert all(any(a is p for p in model.rnn.parameters()) for a in model.rnn._flat_weights)
 
 
-# -- code with sizes that cannot be set from outside --------------------------------------------------------
+# -- code with sizes that cannot be set from outside -----------------------------------------------
 
 
 class Literal(nn.Module):
@@ -427,6 +427,26 @@ def test_train_and_eval_switch_dropout_and_norms_of_a_graph():
     assert torch.equal(after, model(x))
 
 
+class WithoutRunningStatistics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 1), nn.Linear(8 * 16, 2)
+        self.norm = nn.BatchNorm2d(8, track_running_stats=False)
+        self.each = nn.InstanceNorm2d(8, affine=True)
+
+    def forward(self, x):
+        return self.b(self.each(torch.relu(self.norm(self.a(x)))).view(-1, 128))
+
+
+def test_norms_without_running_statistics_are_the_same_in_every_mode_of_a_graph():
+    x = image()
+    model = shrink(WithoutRunningStatistics(), x, kind="graph").model
+    expected = model(x)
+    assert torch.equal(model.train()(x), expected)
+    assert torch.equal(model.eval()(x), expected)
+    assert torch.equal(copy.deepcopy(model).train()(x), expected)
+
+
 def test_a_graph_trains():
     x = image()
     model = shrink(LiteralNet(), x, kind="graph").model
@@ -434,7 +454,7 @@ def test_a_graph_trains():
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-# -- torch's own attention, and its fused path ----------------------------------------------------------------
+# -- torch's own attention, and its fused path -----------------------------------------------------
 
 
 class Encoder(nn.Module):
@@ -443,7 +463,7 @@ class Encoder(nn.Module):
         layer = nn.TransformerEncoderLayer(
             12, 4, 16, dropout=0.1, batch_first=True, norm_first=norm_first
         )
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(12, 3)
 
     def forward(self, x):
@@ -491,7 +511,7 @@ def test_multihead_attention(separate):
     assert relative(result.model(x), masked) <= 1e-10
 
 
-# -- norms see kept channels only ---------------------------------------------------------------------------
+# -- norms see kept channels only ------------------------------------------------------------------
 
 
 class Normed(nn.Module):
@@ -591,7 +611,7 @@ def test_strip_gives_back_a_plain_norm(kind):
     assert int((plain.a.weight == 0).all(1).sum()) == 4
 
 
-# -- optimizers -------------------------------------------------------------------------------------------
+# -- optimizers ------------------------------------------------------------------------------------
 
 
 OPTIMIZERS = {
@@ -670,7 +690,7 @@ def test_what_an_optimizer_remembers_has_the_new_shapes():
     assert not optimizer._optimizer_step_post_hooks
 
 
-# -- masks of filters only --------------------------------------------------------------------------------
+# -- masks of filters only -------------------------------------------------------------------------
 
 
 def test_masks_of_filters_only_are_completed_on_demand(caplog):
@@ -692,7 +712,7 @@ def test_masks_of_filters_only_are_completed_on_demand(caplog):
     assert relative(result.model(x), twin(x)) <= 1e-10
 
 
-# -- afterwards ---------------------------------------------------------------------------------------------
+# -- afterwards ------------------------------------------------------------------------------------
 
 
 def test_a_shrunk_module_can_be_copied_saved_and_captured_again():

@@ -82,7 +82,7 @@ class CollectingPruner(ChannelPruner):
     training_batches : int
         How many batches to average over. ``statistics_batch_num`` in NNI.
     trainer, criterion : callable, optional
-        NNI's ``trainer(model, optimizer, criterion, epoch)``; ``calibrate()`` runs it.
+        NNI's ``trainer(model, optimizer, criterion, epoch)``; ``compress()`` runs it once.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("training_batches",)  # arguments of the criterion
@@ -93,19 +93,37 @@ class CollectingPruner(ChannelPruner):
         config_list: Any = None,
         optimizer: Any = None,
         example_inputs: Any = None,
-        *,
+        *older: Any,
         trainer: Callable[..., Any] | None = None,
         criterion: Any = None,
         traced_optimizer: Any = None,
         statistics_batch_num: int | None = None,
         **channel: Any,
     ) -> None:
+        if callable(optimizer) and not hasattr(optimizer, "step"):
+            # NNI's order: model, config_list, trainer, optimizer, criterion, training_batches
+            trainer, optimizer, example_inputs = optimizer, example_inputs, None
+            criterion, batches = (*older, None, None)[:2]
+            statistics_batch_num = batches if statistics_batch_num is None else statistics_batch_num
+        elif older:
+            raise ConfigError(
+                f"{type(self).__name__}: received {4 + len(older)} positional arguments, expected at "
+                "most model, config_list, optimizer and example_inputs; name the others."
+            )
         self.trainer, self.criterion = trainer, criterion
         options = {key: channel.pop(key) for key in self.takes if key in channel}
         if statistics_batch_num is not None:
             options.setdefault("training_batches", statistics_batch_num)
         optimizer = traced_optimizer if optimizer is None else optimizer
         super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
+
+    def compress(self, model: Any = None) -> Any:
+        """As in :meth:`Compressor.compress`; a trainer is run, and the masks follow at once."""
+        is_first = not self.is_wrapped
+        model = super().compress(model)
+        if is_first and self.trainer is not None and not self.masker.is_ready():
+            self.calibrate()
+        return model
 
     def calibrate(
         self, batches: Iterable[Any] | None = None, forward: Callable[..., Any] | None = None

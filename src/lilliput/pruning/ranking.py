@@ -165,10 +165,16 @@ def take_until(
 
 
 def _take_first(candidates: Sequence[Candidates], first: int) -> Removed:
-    """Remove the first units of the joint queue, as far as each group's limits allow."""
+    """Remove the first units of the joint queue, as far as each group's limits allow.
+
+    Of units with equal scores, every group gives the same share.
+    """
     queues = [group.queue() for group in candidates]
     owners = np.repeat(np.arange(len(queues)), [len(queue) for queue in queues])
-    order = np.argsort(np.concatenate(queues), kind="stable")[:first]
+    places = np.concatenate(
+        [np.arange(1, len(q) + 1) / group.size for q, group in zip(queues, candidates, strict=True)]
+    )
+    order = np.lexsort((places, np.concatenate(queues)))[:first]
     counts = np.bincount(owners[order], minlength=len(queues))
     return {
         group.name: group.take(group.limit(int(n)))

@@ -44,15 +44,15 @@ class Analysis:
         return keep
 
 
-def analyse(model: nn.Module, example_inputs: Any) -> Analysis:
+def analyse(model: nn.Module, example_inputs: Any, any_size: bool = False) -> Analysis:
     """Capture a plain model in eval mode, and label it."""
     args, kwargs = as_inputs(example_inputs)
-    return _label(capture(model, args, kwargs), is_part=False)
+    return _label(capture(model, args, kwargs, any_size), is_part=False)
 
 
-def analyse_part(module: nn.Module, args: Any, kwargs: Any) -> Analysis:
+def analyse_part(module: nn.Module, args: Any, kwargs: Any, any_size: bool = False) -> Analysis:
     """As :func:`analyse`, for a module inside a model: its inputs and outputs may be cut."""
-    return _label(capture(module, args, kwargs), is_part=True)
+    return _label(capture(module, args, kwargs, any_size), is_part=True)
 
 
 def _label(captured: Captured, is_part: bool) -> Analysis:

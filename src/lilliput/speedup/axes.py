@@ -133,6 +133,10 @@ class Axes:
     def unify(self, a: Axis, b: Axis) -> None:
         """Make two axes of equal length lose the same indices."""
         left, right = list(self.tidy(a)), list(self.tidy(b))
+        if not left or not right:
+            why = self._why(b if left else a)
+            self.pin((*left, *right), why)
+            return
         if len(left) == 1 and len(right) == 1:
             self.labels.unite(left[0].labels, right[0].labels, self.reason)
             return
@@ -148,6 +152,11 @@ class Axes:
                 self.labels.refine(one[0].labels, columns, self.reason)
                 return
         self.pin((*left, *right))
+
+    def _why(self, axis: Axis) -> str:
+        """Return why an axis is pinned, as far as that is known."""
+        labels = [x for column in axis for x in self.labels.expand(column.labels)]
+        return next((why for x in labels if (why := self.labels.reason(int(x[0])))), "")
 
     def _same_shape(self, a: Column, b: Column) -> bool:
         """Whether two columns repeat their labels in the same pattern."""

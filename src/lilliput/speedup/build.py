@@ -22,7 +22,7 @@ def build(plain: nn.Module, plan: Plan, example_inputs: Any) -> nn.Module:
     """Return a shrunk copy of a plain model."""
     model = copy.deepcopy(plain)
     if plan.kind == "graph":
-        return capture_whole(model, plan.cuts, example_inputs)
+        return capture_whole(model, plan.cuts, example_inputs, plan.any_size)
     build_in_place(model, plan, example_inputs)
     return model
 
@@ -33,7 +33,10 @@ def build_in_place(model: nn.Module, plan: Plan, example_inputs: Any) -> None:
     if plan.graphs:
         plain = copy.deepcopy(model).eval()
         inputs = as_inputs(example_inputs)
-        parts = {x: capture_part(copy.deepcopy(plain), x, plan.cuts, inputs) for x in plan.graphs}
+        parts = {
+            x: capture_part(copy.deepcopy(plain), x, plan.cuts, inputs, plan.any_size)
+            for x in plan.graphs
+        }
     touched = {cut.tensor.rpartition(".")[0] for cut in plan.cuts}
     apply_cuts(model, plan.cuts)
     owners = {id(t) for n, t in _tensors(model) if n.rpartition(".")[0] in touched}

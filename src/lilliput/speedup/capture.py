@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
 
 from lilliput.errors import UnsupportedModelError
 
@@ -110,12 +112,18 @@ def _is_cache(value: Any) -> bool:
     return type(value) is dict and bool(value) and all(type(x) is Tensor for x in value.values())
 
 
-def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-    """Return the graph of a plain model in eval mode; the model is only read."""
+def capture(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], any_size: bool = False
+) -> Captured:
+    """Return the graph of a plain model in eval mode; the model is only read.
+
+    With ``any_size``, batches and lengths of sequences are left open wherever the code allows.
+    """
     simple = _try(model, args, kwargs)
     with quiet(), torch.no_grad():
         try:
-            program = torch.export.export(model, args, kwargs, strict=False)
+            open_ = _open_sizes(model, args, kwargs) if any_size else None
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=open_, strict=False)
             module: Any = program.module()
         except Exception as error:
             raise UnsupportedModelError(
@@ -125,6 +133,23 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     targets = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
     tensors = {x: found for x in targets if isinstance(found := _get(module, x), Tensor)}
     return Captured(module, tensors, _first_names(model), simple)
+
+
+def _open_sizes(model: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Return which sizes to leave open: batches, and lengths of sequences; more would take minutes."""
+
+    def spec(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.dim():
+            return None
+        dims = (0, 1) if x.dim() in (2, 3) else (0,)
+        return dict.fromkeys(dims, torch.export.Dim.AUTO)
+
+    bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    given = dict(bound.arguments)
+    for name, parameter in bound.signature.parameters.items():
+        if name in given and parameter.kind is parameter.VAR_KEYWORD:
+            given |= given.pop(name)
+    return {name: tree_map(spec, value) for name, value in given.items()}
 
 
 def _try(model: nn.Module, args: Any, kwargs: Any) -> frozenset[str]:
@@ -191,6 +216,7 @@ def _drop_guards(module: fx.GraphModule) -> None:
         is_guard = node.op == "call_module" and "guard" in str(node.target)
         if is_guard or "_assert_tensor_metadata" in str(node.target):
             module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()  # what nobody reads need not be kept whole
     module.recompile()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 
 from lilliput.speedup.analysis import Analysis, analyse
+from lilliput.speedup.axes import Column
 from lilliput.speedup.capture import plain_copy
 from lilliput.speedup.groups import ChannelGroups, Group, Pinned, Slice, unit_of
 from lilliput.speedup.labels import Indices
@@ -31,7 +32,7 @@ def channel_groups(model: nn.Module, example_inputs: Any) -> ChannelGroups:
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> print(channel_groups(model, torch.zeros(2, 4)))
-    1 channel groups, 8 units can be removed
+    1 channel group, 8 units can be removed
     0.weight: 8 units
       made by 0.weight
       also in 0.bias, 2.weight
@@ -61,19 +62,14 @@ def collect(analysis: Analysis, model: nn.Module) -> ChannelGroups:
 def _pin_what_masks_cannot_show(analysis: Analysis) -> None:
     """Keep channels whose mean or sum is taken where a masked model would see the removed ones."""
     walk = analysis.walk
+    ranks: dict[str, int] = {}  # a norm that is called on tensors of several ranks is not so simple
     for statistic in walk.statistics:
-        if find_norm(analysis, statistic) is None:
+        norm = find_norm(analysis, statistic)
+        rank = 0 if norm is None else len(norm.source.shape)
+        if norm is None or ranks.setdefault(norm.path, rank) != rank:
             walk.node = statistic.node
-            for column in statistic.columns:
-                walk.pin(
-                    (_column(column),), because=f"{statistic.what} is taken in a larger module"
-                )
-
-
-def _column(labels: Indices) -> Any:
-    from lilliput.speedup.axes import Column
-
-    return Column(labels)
+            axis = tuple(Column(labels) for labels in statistic.columns)
+            walk.pin(axis, because=f"{statistic.what} is taken in a larger module")
 
 
 def _columns(analysis: Analysis) -> dict[Place, list[Indices]]:

@@ -35,14 +35,14 @@ class _Sizes:
 
 
 def count_parameters(analysis: Analysis, removed: Flags) -> int:
-    """Return the number of parameters that the graph reads."""
-    sizes = _Sizes(analysis, removed)
-    parameters = {
-        analysis.captured.names[name]
-        for name, _ in analysis.captured.module.named_parameters(remove_duplicate=False)
-        if name in analysis.captured.names
+    """Return the number of parameters, those that the graph never reads included."""
+    sizes, captured = _Sizes(analysis, removed), analysis.captured
+    whole = {
+        captured.names[name]: parameter.numel()
+        for name, parameter in captured.module.named_parameters(remove_duplicate=False)
+        if name in captured.names
     }
-    return sum(sizes.parameter(name) for name in analysis.axes if name in parameters)
+    return sum(sizes.parameter(x) if x in analysis.axes else n for x, n in whole.items())
 
 
 def count_macs(analysis: Analysis, removed: Flags) -> int:

@@ -12,7 +12,7 @@ from lilliput.speedup.analysis import Analysis, analyse, analyse_part
 from lilliput.speedup.capture import quiet
 from lilliput.speedup.cuts import Cut, apply_cuts
 from lilliput.speedup.removal import removal_of
-from lilliput.speedup.rewrite import find_edits, rewrite
+from lilliput.speedup.rewrite import argument, find_edits, rewrite
 from lilliput.speedup.walk import op_name
 
 _TRAINING = {
@@ -26,8 +26,8 @@ _TRAINING = {
 class CapturedModule(fx.GraphModule):
     """Runs a captured graph; dropout and batch norms follow its mode, as usual.
 
-    Parameters have the names they had. Sizes of inputs, the batch included, are those of the example
-    inputs.
+    Parameters have the names they had. Where the code it was captured from depends on them, sizes of
+    inputs are fixed to those of the example inputs.
     """
 
     def train(self, mode: bool = True) -> Any:
@@ -35,7 +35,7 @@ class CapturedModule(fx.GraphModule):
         super().train(mode)
         for node in self.graph.nodes:
             name = _TRAINING.get(op_name(node)) if node.op == "call_function" else None
-            if name is not None:
+            if name is not None and not node.meta.get("always_training"):
                 _set_argument(node, name, mode)
         self.recompile()
         return self
@@ -45,13 +45,15 @@ class CapturedModule(fx.GraphModule):
             return super().__deepcopy__(memo)
 
 
-def capture_whole(plain: nn.Module, cuts: tuple[Cut, ...], example_inputs: Any) -> CapturedModule:
+def capture_whole(
+    plain: nn.Module, cuts: tuple[Cut, ...], example_inputs: Any, any_size: bool
+) -> CapturedModule:
     """Return a model as a captured graph with its channels cut."""
-    return _cut_graph(analyse(plain, example_inputs), cuts)
+    return _cut_graph(analyse(plain, example_inputs, any_size), cuts)
 
 
 def capture_part(
-    plain: nn.Module, path: str, cuts: tuple[Cut, ...], example_inputs: Any
+    plain: nn.Module, path: str, cuts: tuple[Cut, ...], example_inputs: Any, any_size: bool
 ) -> CapturedModule:
     """Return one module of a model as a captured graph with its channels cut."""
     args, kwargs = _record_call(plain, path, example_inputs)
@@ -61,13 +63,17 @@ def capture_part(
         for cut in cuts
         if cut.tensor.startswith(prefix)
     )
-    return _cut_graph(analyse_part(plain.get_submodule(path), args, kwargs), own)
+    part = plain.get_submodule(path)
+    return _cut_graph(analyse_part(part, args, kwargs, any_size), own)
 
 
 def _cut_graph(analysis: Analysis, cuts: tuple[Cut, ...]) -> CapturedModule:
     rewrite(find_edits(analysis, removal_of(analysis, cuts)))
     module = analysis.captured.module
     apply_cuts(module, cuts)
+    for node in module.graph.nodes:  # norms without running statistics are so in evaluation too
+        name = _TRAINING.get(op_name(node)) if node.op == "call_function" else None
+        node.meta["always_training"] = name is not None and argument(node, name, False)
     return CapturedModule(module, module.graph, type(module).__name__).eval()
 
 

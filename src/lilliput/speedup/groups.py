@@ -147,7 +147,7 @@ class ChannelGroups:
 
     def __str__(self) -> str:
         units = sum(group.size for group in self.groups)
-        lines = [f"{len(self.groups)} channel groups, {units} units can be removed"]
+        lines = [f"{count(len(self.groups), 'channel group')}, {units} units can be removed"]
         lines += [str(group) for group in self.groups]
         if self.pinned:
             lines.append(f"{len(self.pinned)} that stay:")
@@ -158,6 +158,17 @@ class ChannelGroups:
         if self.unreached:
             lines.append(f"not reached by the example inputs: {', '.join(self.unreached)}")
         return "\n".join(lines)
+
+
+def count(number: int, thing: str) -> str:
+    """Return a number of things as a reader would say it.
+
+    Examples
+    --------
+    >>> count(1, "channel group"), count(2, "channel group")
+    ('1 channel group', '2 channel groups')
+    """
+    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def unit_of(roots: Sequence[int] | Indices, labels: Indices) -> Indices:

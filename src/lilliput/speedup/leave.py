@@ -16,6 +16,11 @@ def check_model(model: nn.Module) -> None:
         raise UnsupportedModelError(
             f"model: received {type(model).__name__}, expected a torch.nn.Module."
         )
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise StageError(
+            f"a {type(model).__name__} remembers the shapes of its parameters; shrink model.module in "
+            "every process, and wrap it again."
+        )
     for module in model.modules():
         if isinstance(module, QuantizerModuleWrapper):
             raise StageError(

@@ -12,7 +12,7 @@ from lilliput.speedup.analysis import analyse
 from lilliput.speedup.capture import plain_copy
 from lilliput.speedup.collect import collect
 from lilliput.speedup.dead import find_dead
-from lilliput.speedup.groups import ChannelGroups
+from lilliput.speedup.groups import ChannelGroups, count
 from lilliput.speedup.labels import Flags
 
 
@@ -35,7 +35,8 @@ class Preflight:
         groups = self.groups
         half = {g.name: np.arange(g.size) % 2 == 1 for g in groups}
         lines = [
-            f"{len(groups)} channel groups with {sum(g.size for g in groups):,} units can be pruned",
+            f"{count(len(groups), 'channel group')} with {sum(g.size for g in groups):,} units can be "
+            "pruned",
             f"half of them gone would leave {_share(groups.count_parameters, half)} of the parameters "
             f"and {_share(groups.count_macs, half)} of the MACs",
             "",
@@ -43,8 +44,8 @@ class Preflight:
         ]
         for group in groups:
             masked = int(self.masked[group.name].sum())
-            count = sum(s.is_output for s in group.slices)
-            others = f" and {count - 1} more" if count > 1 else ""
+            makers = sum(s.is_output for s in group.slices)
+            others = f" and {makers - 1} more" if makers > 1 else ""
             lines.append(f"{group.size:>7} {masked or '–':>7}  {group.name}{others}")
         if groups.pinned:
             lines += ["", "stays, and why:"]
@@ -65,7 +66,7 @@ def preflight(model: nn.Module, example_inputs: Any) -> Preflight:
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> print(preflight(model, torch.zeros(2, 4)))
-    1 channel groups with 8 units can be pruned
+    1 channel group with 8 units can be pruned
     half of them gone would leave 52% of the parameters and 50% of the MACs
     <BLANKLINE>
       units  masked  group

@@ -10,6 +10,7 @@ from torch import nn
 
 from lilliput.speedup.attributes import Attributes
 from lilliput.speedup.cuts import Cut
+from lilliput.speedup.groups import count
 
 Kind = Literal["module", "mixed", "graph"]
 
@@ -26,11 +27,14 @@ class Plan:
         Sizes that modules remember, by module path and name.
     graphs : tuple of str
         Paths of modules that run as captured graphs; an empty path is the whole model.
+    any_size : bool
+        Whether these graphs take other batches than that of the example inputs.
     """
 
     cuts: tuple[Cut, ...]
     attributes: Attributes
     graphs: tuple[str, ...] = ()
+    any_size: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -90,7 +94,7 @@ class SpeedupResult:
         }
         units = sum(x for x, _ in self.removed.values()), sum(x for _, x in self.removed.values())
         lines = [
-            f"removed     {units[0]:,} of {units[1]:,} units in {len(self.removed)} channel groups",
+            f"removed     {units[0]:,} of {units[1]:,} units in {count(len(self.removed), 'channel group')}",
             f"parameters  {_arrow(self.parameters)}",
             f"MACs        {_arrow(self.macs)}",
             f"runs as     {words[self.kind]}",

@@ -204,7 +204,7 @@ def rewrite(edits: list[Edit]) -> None:
         node = edit.node
         if edit.target is not None:
             source = node.args[0]
-            dim = _argument(node, "dim", 0)
+            dim = argument(node, "dim", 0)
             node.target, node.args, node.kwargs = edit.target, (source, list(edit.new), dim), {}
             continue
         names = [x.name for x in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -222,10 +222,15 @@ def _merge(given: Any, edit: Edit) -> Any:
     if not isinstance(edit.new, list):
         return edit.new
     pairs = zip(given, edit.old, edit.new, strict=True)
-    return [x if old == new else new for x, old, new in pairs]
+    merged = [x if old == new else new for x, old, new in pairs]
+    computed = [i for i, x in enumerate(given) if isinstance(x, fx.Node) and merged[i] is not x]
+    if len(computed) == 1 and -1 not in merged and edit.argument in ("size", "shape"):
+        merged[computed[0]] = -1  # a product with an open size, such as batch × heads
+    return merged
 
 
-def _argument(node: fx.Node, name: str, default: Any) -> Any:
+def argument(node: fx.Node, name: str, default: Any) -> Any:
+    """Return what a node passes under a name."""
     names = [x.name for x in node.target._schema.arguments]  # type: ignore[union-attr]
     at = names.index(name)
     return node.args[at] if at < len(node.args) else node.kwargs.get(name, default)

@@ -54,6 +54,7 @@ class _Document(_Strict):
     cuts: list[_Cut]
     attributes: list[_Attribute]
     graphs: list[str]
+    any_size: bool
     inputs: JsonValue
     tensors: _File
 
@@ -81,6 +82,7 @@ def save_shrunk(
             for (path, name), value in plan.attributes.items()
         ],
         graphs=list(plan.graphs),
+        any_size=plan.any_size,
         inputs=_describe(inputs) if plan.graphs else None,
         tensors=_File(file=f"model-{digest[:16]}.safetensors", sha256=digest),
     )
@@ -132,6 +134,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
             for a in document.attributes
         },
         tuple(document.graphs),
+        document.any_size,
     )
     inputs = _restore(document.inputs) if plan.graphs else None
     try:

@@ -6,6 +6,7 @@ import copy
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -173,7 +174,7 @@ class _Work:
                 self.notes.append(
                     f"captured, since its own code cannot run on fewer channels: {why}"
                 )
-                return plan, error
+                return self._with_open_sizes(plan, error)
         raise UnsupportedModelError(
             f"no shrunk form of the model gives the outputs of the masked one: {failures[-1]}"
         )
@@ -196,6 +197,21 @@ class _Work:
             while path in graphs:  # the graph runs, but those around it do not go along
                 path = path.rpartition(".")[0]
         yield Plan(self.cuts, {}, ("",))
+
+    def _with_open_sizes(self, plan: Plan, error: float) -> tuple[Plan, float]:
+        """Return a plan that also takes batches of another size, if there is one."""
+        other = self.reference.with_larger_batch(self.model)
+        open_ = replace(plan, any_size=True)
+        try:
+            twin = self.reference.cast(build(self.plain, open_, self.example_inputs))
+            if other is not None and other.error(twin) <= other.tolerance:
+                return open_, self.reference.error(twin)
+        except Exception as failure:
+            log.debug("speedup: sizes cannot be left open: %s", describe(failure))
+        self.notes.append(
+            "the captured part takes inputs of the example's sizes only, the batch included"
+        )
+        return plan, error
 
     def _alike(self, path: str, edits: list[Edit]) -> set[str]:
         """Return the modules of the same class that face the same trouble."""

@@ -34,6 +34,15 @@ class Reference:
                     worst = max(worst, relative_error(expected, received))
         return worst
 
+    def with_larger_batch(self, model: nn.Module) -> Reference | None:
+        """Return what the masked model answers to a batch of twice the size, None if it cannot."""
+        args, kwargs = self.inputs[0]
+        doubled = tuple(_twice(x) for x in args), {k: _twice(x) for k, x in kwargs.items()}
+        try:
+            return _run(self.cast(model).eval(), doubled, self.dtype, self.tolerance)
+        except Exception:
+            return None
+
     def cast(self, model: nn.Module) -> nn.Module:
         """Return a copy of a model in the precision of the comparison."""
         twin = copy_model(model)
@@ -73,6 +82,10 @@ def _run(model: nn.Module, given: Inputs, dtype: torch.dtype, tolerance: float) 
         inputs.append(candidate)
         outputs.append(answer)
     return Reference(tuple(inputs), tuple(outputs), dtype, tolerance)
+
+
+def _twice(x: Any) -> Any:
+    return torch.cat([x, x]) if isinstance(x, Tensor) and x.dim() else x
 
 
 def _as_double(inputs: Inputs) -> Inputs:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from lilliput.errors import UnsupportedModelError
@@ -108,6 +109,8 @@ class Walk:
             sequence = self.resolve(node.args[0])
             at: Any = node.args[1]
             return sequence[at] if isinstance(sequence, list) else None
+        if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int)):
+            return None  # a size, computed
         rule = self.find_rule(node)
         if rule is not None:
             return rule(self, self.bind(node))
