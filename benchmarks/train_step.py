@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
-from lilliput.torch import DoReFaQuantizer, LevelPruner, NaiveQuantizer
+from lilliput.torch import DoReFaQuantizer, L1NormPruner, LevelPruner, NaiveQuantizer
 
 SPARSITY = 0.8
 TYPES = ["Conv2d", "Linear", "MultiheadAttention"]
@@ -42,17 +42,17 @@ class Residual(nn.Module):
         return torch.relu(self.body(x) + self.skip(x))
 
 
-def make_cnn(small: bool) -> tuple[nn.Module, torch.Tensor]:
+def make_cnn(small: bool) -> tuple[nn.Sequential, torch.Tensor]:
     widths = [32, 64] if small else [32, 32, 64, 64, 128, 128, 256, 256]
     blocks = [Residual(a, b, 1 + (b > a)) for a, b in zip([32, *widths], widths, strict=False)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10)]
     return nn.Sequential(nn.Conv2d(3, 32, 3, 1, 1), *blocks, *head), torch.randn(64, 3, 32, 32)
 
 
-def make_encoder(small: bool) -> tuple[nn.Module, torch.Tensor]:
+def make_encoder(small: bool) -> tuple[nn.Sequential, torch.Tensor]:
     layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
-    model = nn.TransformerEncoder(layer, 1 if small else 4, enable_nested_tensor=False)
-    return model, torch.randn(32, 64, 256)
+    body = nn.TransformerEncoder(layer, 1 if small else 4, enable_nested_tensor=False)
+    return nn.Sequential(nn.Linear(64, 256), body, nn.Linear(256, 64)), torch.randn(32, 64, 64)
 
 
 def weights_of(model: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -87,6 +87,12 @@ def with_lilliput_masks(model: nn.Module, optimizer: torch.optim.Optimizer) -> N
     LevelPruner(model, [{"op_types": TYPES, "sparsity": SPARSITY}], optimizer).compress()
 
 
+def with_lilliput_channels(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    rules = [{"op_types": TYPES, "sparsity": 0.5}]
+    shape = (2, 64, 64) if isinstance(model[0], nn.Linear) else (2, 3, 32, 32)
+    L1NormPruner(model, rules, optimizer, example_inputs=torch.randn(shape)).compress()
+
+
 def with_torch_prune(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     bypassed = {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     for module, name in weights_of(model):
@@ -117,6 +123,7 @@ VARIANTS: dict[str, Variant] = {
     "plain": lambda model, optimizer: None,
     "plain again": lambda model, optimizer: None,
     "masks: lilliput": with_lilliput_masks,
+    "channel masks, half: lilliput": with_lilliput_channels,
     "masks: torch.nn.utils.prune": with_torch_prune,
     "masks: parametrize": with_parametrize,
     "int8 weights: lilliput Naive": with_lilliput_int8,

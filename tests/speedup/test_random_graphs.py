@@ -103,7 +103,7 @@ def test_the_captured_graph_of_a_random_network_computes_it_too(plan):
     assert graph.eval()(x).shape == masked.shape
 
 
-@settings(max_examples=16, deadline=None, derandomize=True, phases=PHASES)
+@settings(max_examples=10, deadline=None, derandomize=True, phases=PHASES)
 @given(plans())
 def test_a_random_network_shrinks_to_what_its_masks_compute(plan):
     check(plan)

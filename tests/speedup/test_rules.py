@@ -465,6 +465,18 @@ CASES = {
         LINEAR,
         {"w": {"w:1": up_to(4), "c:0": up_to(4), "b.weight:1": up_to(4)}},
     ),
+    "clamp by a parameter": (
+        lambda m, x: m.b(m.a(x).clamp(min=m.low, max=m.high)),
+        {**linear(4), "low": parameter(4), "high": nn.Parameter(torch.full((4,), 9.0))},
+        LINEAR,
+        {"a.weight": {**FOUR, "low:0": up_to(4), "high:0": up_to(4)}},
+    ),
+    "a sum of what is zero": (
+        lambda m, x: m.b(m.a(x).clamp(-1, 1)) + m.a(x).relu().clamp_min(0).sum(1, keepdim=True),
+        linear(4),
+        LINEAR,
+        {"a.weight": FOUR},
+    ),
     "scale and shift": (
         lambda m, x: m.b(m.a(x) * m.scale - m.shift),
         {**conv(4), "scale": parameter(4, 1, 1), "shift": parameter(1, 4, 1, 1)},
@@ -532,8 +544,8 @@ def zero(model, slices, unit):
                 block.movedim(piece.dim, 0)[torch.from_numpy(here)] = 0
 
 
-# Norms change by what is made; a tied table makes and reads at once.
-UNFIT = ("layer norm", "rms norm", "group norm", "tied embedding")
+# Norms and sums change by what is made; a tied table makes and reads at once.
+UNFIT = ("layer norm", "rms norm", "group norm", "tied embedding", "a sum of what is zero")
 
 
 @pytest.mark.parametrize("name", [x for x in CASES if x not in UNFIT])
@@ -597,6 +609,24 @@ STAY = {
         linear(4),
         "mean",
         "a mean over channels is taken in a larger module",
+    ),
+    "one in two": (
+        lambda m, x: m.b(m.a(x)[:, ::2]),
+        linear(4, 2),
+        "slice",
+        "one in 2 of its entries is taken",
+    ),
+    "a sum of what is not zero": (
+        lambda m, x: m.b(m.a(x)) + m.a(x).clamp_min(0.5).sum(1, keepdim=True),
+        linear(4),
+        "sum",
+        "a sum over channels is taken in a larger module",
+    ),
+    "a sum of what is not zero, by hardtanh": (
+        lambda m, x: m.b(m.a(x)) + F.hardtanh(m.a(x), 0.5, 1.0).sum(1, keepdim=True),
+        linear(4),
+        "sum",
+        "a sum over channels is taken in a larger module",
     ),
     "roll": (lambda m, x: m.b(m.a(x).roll(1, 1)), linear(4), "roll", "depend on each other"),
     "fft, which has no rule": (

@@ -7,7 +7,7 @@ the source only a comparison of outputs can tell, so candidates are tried and ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -89,6 +89,12 @@ def choices(model: nn.Module, explained: Attributes, remembered: Attributes) -> 
     parts = [{k: v for k, v in explained.items() if _kind(model, k) in s} for s in sets]
     listed: list[Attributes] = [explained, {}, everything, *parts]
     return [x for i, x in enumerate(listed) if x not in listed[:i]]
+
+
+def less_by_one(attributes: Attributes, model: nn.Module) -> Iterator[set[tuple[str, str]]]:
+    """Yield the attributes without one kind of them, for each kind."""
+    for kind in sorted({_kind(model, key) for key in attributes}):
+        yield {key for key in attributes if _kind(model, key) != kind}
 
 
 def _kind(model: nn.Module, key: tuple[str, str]) -> tuple[str, str]:

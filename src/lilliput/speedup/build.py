@@ -89,3 +89,12 @@ def cut_optimizer(
         for key, record in state.items():
             if isinstance(record, Tensor) and tuple(record.shape) == shapes[name]:
                 state[key] = cut_all(record, listed)
+
+
+def hand_over(optimizer: torch.optim.Optimizer, pairs: dict[Tensor, Tensor]) -> None:
+    """Let an optimizer train other parameters in the place of those it has."""
+    for group in optimizer.param_groups:
+        group["params"] = [pairs.get(p, p) for p in group["params"]]
+    for old, new in pairs.items():
+        if old in optimizer.state:
+            optimizer.state[new] = optimizer.state.pop(old)

@@ -98,9 +98,12 @@ def apply_cuts(module: nn.Module, cuts: Iterable[Cut]) -> None:
 
 def cut_all(tensor: Tensor, cuts: list[Cut]) -> Tensor:
     """Return what several cuts leave of one tensor, in memory of its own."""
+    layout = torch.contiguous_format
+    if not tensor.is_contiguous() and tensor.dim() in (4, 5):
+        layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
     for cut in sorted(cuts, key=lambda c: -c.keep.ndim):  # groups are counted before filters go
         tensor = cut.of(tensor)
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.clone(memory_format=layout)
 
 
 def named_tensors(module: nn.Module) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from lilliput.speedup.attributes import (
     choices,
     find_attributes,
     find_remembered,
+    less_by_one,
     owners_of,
 )
-from lilliput.speedup.build import build, build_in_place, cut_optimizer
+from lilliput.speedup.build import build, build_in_place, cut_optimizer, hand_over
 from lilliput.speedup.capture import plain_copy
 from lilliput.speedup.collect import collect
 from lilliput.speedup.cuts import balance, find_cuts, named_tensors, shapes_of
@@ -110,10 +111,8 @@ class _Work:
         self.plain = plain_copy(model)
         self.analysis = analyse(self.plain, example_inputs)
         self.groups = collect(self.analysis, self.plain)
-        masked = model
-        if extend_masks:
-            masked = self._extend()
-        self.removed = self._find_removed(masked)
+        self.masked = self._extend() if extend_masks else model
+        self.removed = self._find_removed()
         self.cuts = tuple(find_cuts(self.analysis, self.removed))
         if not self.cuts:
             raise StageError(
@@ -126,12 +125,14 @@ class _Work:
                 f"the example inputs never reach {', '.join(self.groups.unreached[:4])}"
                 f"{' …' if len(self.groups.unreached) > 4 else ''}; that code was neither cut nor checked"
             )
-        self.reference = make_reference(masked, example_inputs, has_casts(self.analysis))
+        self.reference = make_reference(self.masked, example_inputs, has_casts(self.analysis))
 
-    def _find_removed(self, masked: nn.Module) -> Flags:
+    def _find_removed(self) -> Flags:
         dead = find_dead(self.groups, dict(self.plain.named_parameters(remove_duplicate=False)))
+        for units in dead.values():  # of what is zero altogether, one channel stays
+            units[0] &= not units.all()
         flags = self.groups.flags(dead)
-        flags &= unseen_by_norms(self.analysis, unwrapped(masked))
+        flags &= unseen_by_norms(self.analysis, unwrapped(self.masked))
         return balance(self.analysis, flags)
 
     def _extend(self) -> nn.Module:
@@ -164,7 +165,7 @@ class _Work:
             plan = Plan(self.cuts, chosen)
             error = self._try(plan, failures)
             if error <= self.reference.tolerance:
-                return plan, error
+                return self._without_needless(plan, error)
         why = failures[0]
         if not allow_graph:
             raise UnsupportedModelError(f"the model's own code cannot run on fewer channels: {why}")
@@ -178,6 +179,17 @@ class _Work:
         raise UnsupportedModelError(
             f"no shrunk form of the model gives the outputs of the masked one: {failures[-1]}"
         )
+
+    def _without_needless(self, plan: Plan, error: float) -> tuple[Plan, float]:
+        """Return a plan that sets no attribute which happens to hold a number that changes."""
+        for fewer in less_by_one(plan.attributes, self.plain):
+            kept = {k: v for k, v in plan.attributes.items() if k in fewer}
+            if len(kept) < len(plan.attributes):
+                trial = replace(plan, attributes=kept)
+                found = self._try(trial, [])
+                if found <= self.reference.tolerance:
+                    plan, error = trial, found
+        return plan, error
 
     def _with_graphs(
         self, attributes: Attributes, edits: list[Edit], failures: list[Failure]
@@ -200,7 +212,7 @@ class _Work:
 
     def _with_open_sizes(self, plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a plan that also takes batches of another size, if there is one."""
-        other = self.reference.with_larger_batch(self.model)
+        other = self.reference.with_larger_batch(self.masked)
         open_ = replace(plan, any_size=True)
         try:
             twin = self.reference.cast(build(self.plain, open_, self.example_inputs))
@@ -240,10 +252,14 @@ class _Work:
         model = unwrapped(self.model)
         modes = {name: module.training for name, module in model.named_modules()}
         release(model)
-        if plan.kind == "graph":
-            return build(self.plain, plan, self.example_inputs).train(model.training)
         before = named_tensors(model)
         shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
+        if plan.kind == "graph":
+            graph = build(self.plain, plan, self.example_inputs)
+            if optimizer is not None:
+                cut_optimizer(optimizer, before, plan.cuts, shapes)
+                hand_over(optimizer, {before[n]: p for n, p in graph.named_parameters()})
+            return graph.train(model.training)
         with torch.no_grad():
             for name, tensor in named_tensors(self.plain).items():
                 before[name].data.copy_(tensor)

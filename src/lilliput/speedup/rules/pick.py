@@ -16,6 +16,8 @@ from lilliput.speedup.walk import Value, Walk, zero
 def slice_(walk: Walk, a: SimpleNamespace) -> Value:
     """Keep a range of one dimension."""
     axes = list(a.input.axes)
+    if a.step != 1:
+        walk.pin(axes[a.dim], because=f"one in {a.step} of its entries is taken")
     axes[a.dim] = walk.axes.take(axes[a.dim], slice(a.start, a.end, a.step))
     return Value(a.shapes, tuple(axes))
 

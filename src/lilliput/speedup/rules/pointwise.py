@@ -12,8 +12,8 @@ from lilliput.speedup.walk import Value, Walk, is_zero, op_name, zero
 # f(0) = 0 for these, whatever their other arguments.
 _ZERO_TO_ZERO = frozenset(
     {
-        *("relu", "relu6", "gelu", "silu", "mish", "tanh", "hardtanh", "leaky_relu", "elu", "selu"),
-        *("celu", "hardswish", "prelu", "rrelu", "softshrink", "hardshrink", "clamp_min"),
+        *("relu", "relu6", "gelu", "silu", "mish", "tanh", "leaky_relu", "elu", "selu"),
+        *("celu", "hardswish", "prelu", "rrelu", "softshrink", "hardshrink"),
         *("abs", "neg", "positive", "sqrt", "square", "sign", "round", "floor", "ceil", "trunc"),
         *("sin", "tan", "asin", "atan", "sinh", "erf", "expm1", "log1p", "nan_to_num"),
         *("dropout", "feature_dropout", "alpha_dropout", "native_dropout"),
@@ -78,8 +78,11 @@ def keeps_zero(walk: Walk, a: SimpleNamespace, axes: list[Axis | None]) -> bool:
         )
     if name == "masked_fill":
         return flags[0] and a.value == 0
-    if name in ("clamp", "clip"):
-        return flags[0] and (a.min or 0) <= 0 <= (a.max if a.max is not None else 0)
+    if name in ("clamp", "clip", "clamp_min", "hardtanh"):
+        low, high = (getattr(a, x, getattr(a, f"{x}_val", None)) for x in ("min", "max"))
+        if isinstance(low, Value) or isinstance(high, Value):
+            return False
+        return flags[0] and (low or 0) <= 0 <= (high if high is not None else 0)
     return name in _ZERO_TO_ZERO and all(flags)
 
 
