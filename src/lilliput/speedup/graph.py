@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lilliput.errors import UnsupportedModelError
+from lilliput.errors import StateError, UnsupportedModelError
 from lilliput.speedup.analysis import Analysis, analyse, analyse_part
 from lilliput.speedup.capture import quiet
 from lilliput.speedup.cuts import Cut, apply_cuts
@@ -27,7 +27,8 @@ class CapturedModule(fx.GraphModule):
     """Runs a captured graph; dropout and batch norms follow its mode, as usual.
 
     Parameters have the names they had. Where the code it was captured from depends on them, sizes of
-    inputs are fixed to those of the example inputs.
+    inputs are fixed to those of the example inputs. Code that looks at its mode itself (stochastic
+    depth, dropout within fused attention) runs as in evaluation.
     """
 
     def train(self, mode: bool = True) -> Any:
@@ -39,6 +40,12 @@ class CapturedModule(fx.GraphModule):
                 _set_argument(node, name, mode)
         self.recompile()
         return self
+
+    def __reduce__(self) -> Any:
+        raise StateError(
+            "a captured graph cannot be pickled; write it by save(folder) of the SpeedupResult, or keep "
+            "its state_dict()."
+        )
 
     def __deepcopy__(self, memo: Any) -> Any:
         with quiet():  # torch copies classes that it deprecates

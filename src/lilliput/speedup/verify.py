@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lilliput.errors import UnsupportedModelError
 from lilliput.speedup.capture import Inputs, as_inputs, copy_model, quiet
 
 _SEED = 20_230
@@ -60,6 +61,8 @@ def make_reference(model: nn.Module, example_inputs: Any, has_casts: bool) -> Re
     twin = copy_model(model).eval()
     try:
         return _run(twin.double(), _as_double(given), torch.float64, 1e-5 if has_casts else 1e-10)
+    except UnsupportedModelError:
+        raise
     except Exception:  # it insists on its own precision
         twin = copy_model(model).eval()
         return _run(twin, given, torch.float32, 1e-5)
@@ -73,10 +76,16 @@ def _run(model: nn.Module, given: Inputs, dtype: torch.dtype, tolerance: float) 
         with torch.no_grad():
             try:
                 answer = [x.clone() for x in tensors_of(model(*args, **kwargs))]
+                again = answer if inputs else list(tensors_of(model(*args, **kwargs)))
             except Exception:
                 if not inputs:
                     raise
                 continue
+        if relative_error(answer, again) > tolerance:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} runs on the same inputs twice and answers differently, in "
+                "evaluation; without a stable answer nothing can be checked."
+            )
         if inputs and any(x.is_floating_point() and not x.isfinite().all() for x in answer):
             continue
         inputs.append(candidate)

@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
