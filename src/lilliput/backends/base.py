@@ -100,6 +100,9 @@ class Backend(ABC):
     def narrow_norms(self, wrappers: Sequence[Any]) -> None:  # noqa: B027
         """Make norm layers take their statistics over kept channels; called after masks changed."""
 
+    def narrow_again(self, model: Any) -> None:  # noqa: B027
+        """Do it for the pruners that are still at work on a model, after one has left."""
+
     def widen_norms(self, model: Any) -> list[str]:
         """Undo :meth:`narrow_norms`, and return which layers this concerned."""
         return []

@@ -410,7 +410,7 @@ class Compressor(OlderNames):
             self._backend.reshard(self.bound_model)
             self._backend.settle(self._every_wrapper())
             narrow = self._backend.widen_norms(self.bound_model)
-            if narrow:
+            if narrow and getattr(getattr(self, "layout", None), "is_followed", False):
                 log.warning(
                     "%s: stripped while %s and %d others took statistics over kept channels only; the "
                     "plain model sees all channels and computes something else. speedup(model, "
@@ -426,4 +426,5 @@ class Compressor(OlderNames):
         for wrapper in reversed(self._every_wrapper()):
             self._backend.detach(wrapper)
         self.is_wrapped = False
+        self._backend.narrow_again(self.bound_model)
         self._backend.announce_buffers(self.bound_model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ def lay_out(pruner: Any, selection: Selection, obstacle: Callable[[LayerInfo], s
     """Return which groups the selected layers prune, from what the pruner knows of the model."""
     groups = pruner.given_groups
     if groups is None and pruner.example_inputs is not None:
-        from lilliput.speedup.analysis import channel_groups
+        from lilliput.speedup.collect import channel_groups
 
         groups = channel_groups(pruner.bound_model, pruner.example_inputs)
     if groups is None:
@@ -90,8 +91,8 @@ def _choose(
             before[each.group.name],
             each.group.rows,
             each.channels,
-            config.get("min_kept", 1),
-            config.get("round_to", 1),
+            max(m.layer.config.get("min_kept", 1) for m in asked),
+            math.lcm(*(m.layer.config.get("round_to", 1) for m in asked)),
             config.get("max_sparsity_per_layer"),
         )
         if sparsity is not None:

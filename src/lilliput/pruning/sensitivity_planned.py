@@ -35,6 +35,11 @@ class PlannedPruner(Pruner):
         self.config_list, self._selection = config_list, probe.selection
 
     @property
+    def layout(self) -> Any:
+        """The way of the channels through the model, None if it was not followed."""
+        return self.probe.layout
+
+    @property
     def removes_channels(self) -> bool:
         """Whether whole channels are removed, or single weights."""
         return self.probe.by_channel

@@ -89,7 +89,8 @@ class Probe:
         self.companions = [wrapper.layer_info for wrapper in pruner.companions()]
         # The way of the channels through the model is the same each time.
         is_followed = example_inputs is not None and pruner.layout is not None
-        self._options = {"groups": pruner.layout.groups} if is_followed else {}
+        self.layout = pruner.layout if is_followed else None
+        self._options = {"groups": self.layout.groups} if self.layout is not None else {}
         self._settings = {
             layer.name: {k: x for k, x in layer.config.items() if k not in _REPLACED}
             for layer in self.selection.chosen
@@ -118,7 +119,8 @@ class Probe:
         finally:
             try:
                 if pruner.is_wrapped:
-                    pruner.strip()
+                    with _mute(True):
+                        pruner.strip()
             finally:
                 snapshot.restore()
 

@@ -70,10 +70,3 @@ def _label(captured: Captured, is_part: bool) -> Analysis:
         if node.op == "get_attr" and isinstance(value, Value) and any(value.origin):
             axes.setdefault(captured.names[str(node.target)], value)
     return Analysis(captured, walk, axes)
-
-
-def channel_groups(model: nn.Module, example_inputs: Any) -> Any:
-    """See :func:`lilliput.speedup.collect.channel_groups`."""
-    from lilliput.speedup.collect import channel_groups
-
-    return channel_groups(model, example_inputs)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.speedup.attributes import set_attributes
-from lilliput.speedup.capture import as_inputs, drop_caches
+from lilliput.speedup.capture import as_inputs, copy_model, drop_caches
 from lilliput.speedup.cuts import Cut, apply_cuts, cut_all, named_tensors
 from lilliput.speedup.graph import capture_part, capture_whole
 from lilliput.speedup.leaf import fix_leaf
@@ -20,23 +19,26 @@ from lilliput.speedup.result import Plan
 
 def build(plain: nn.Module, plan: Plan, example_inputs: Any) -> nn.Module:
     """Return a shrunk copy of a plain model."""
-    model = copy.deepcopy(plain)
+    model = copy_model(plain)
     if plan.kind == "graph":
         return capture_whole(model, plan.cuts, example_inputs, plan.any_size)
-    build_in_place(model, plan, example_inputs)
+    build_in_place(model, plan, capture_parts(plain, plan, example_inputs))
     return model
 
 
-def build_in_place(model: nn.Module, plan: Plan, example_inputs: Any) -> None:
+def capture_parts(plain: nn.Module, plan: Plan, example_inputs: Any) -> dict[str, nn.Module]:
+    """Return the parts of a plan that are captured, from a plain model in eval mode."""
+    if not plan.graphs or plan.kind == "graph":
+        return {}
+    inputs = as_inputs(example_inputs)
+    return {
+        path: capture_part(copy_model(plain), path, plan.cuts, inputs, plan.any_size)
+        for path in plan.graphs
+    }
+
+
+def build_in_place(model: nn.Module, plan: Plan, parts: Mapping[str, nn.Module]) -> None:
     """Cut a model, set the sizes that its modules remember, and swap what has to be swapped."""
-    parts = {}
-    if plan.graphs:
-        plain = copy.deepcopy(model).eval()
-        inputs = as_inputs(example_inputs)
-        parts = {
-            x: capture_part(copy.deepcopy(plain), x, plan.cuts, inputs, plan.any_size)
-            for x in plan.graphs
-        }
     touched = {cut.tensor.rpartition(".")[0] for cut in plan.cuts}
     apply_cuts(model, plan.cuts)
     owners = {id(t) for n, t in _tensors(model) if n.rpartition(".")[0] in touched}

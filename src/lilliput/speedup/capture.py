@@ -41,13 +41,15 @@ class Captured:
     names : dict
         From the name of a parameter or buffer to its first name; tied ones have several.
     simple : set of str
-        Paths of modules that take one tensor and return one, whenever they are called.
+        Paths of leaf modules without buffers that take one tensor and return one.
     """
 
     module: fx.GraphModule
     tensors: dict[str, Tensor]
     names: dict[str, str]
     simple: frozenset[str]
+    ranges: dict[Any, Any]  # what sizes that were left open may be
+    call: Inputs  # what it was captured with
 
 
 def as_inputs(example_inputs: Any) -> Inputs:
@@ -89,14 +91,10 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 
 def drop_caches(model: nn.Module) -> None:
-    """Empty dicts of tensors that modules keep beside their state: they hold old sizes."""
+    """Empty the caches of tensors that modules keep beside their state: they hold old sizes."""
     for module in model.modules():
-        for value in vars(module).values():
-            if (
-                _is_cache(value)
-                and value is not module._parameters
-                and value is not module._buffers
-            ):
+        for name, value in vars(module).items():
+            if "cache" in name and isinstance(value, dict):
                 value.clear()
 
 
@@ -104,12 +102,8 @@ def _cached(module: nn.Module) -> Iterator[Tensor]:
     for value in vars(module).values():
         if isinstance(value, Tensor):
             yield value
-        elif _is_cache(value):
-            yield from value.values()
-
-
-def _is_cache(value: Any) -> bool:
-    return type(value) is dict and bool(value) and all(type(x) is Tensor for x in value.values())
+        elif type(value) is dict:
+            yield from (x for x in value.values() if type(x) is Tensor)
 
 
 def capture(
@@ -132,7 +126,8 @@ def capture(
     _drop_guards(module)
     targets = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
     tensors = {x: found for x in targets if isinstance(found := _get(module, x), Tensor)}
-    return Captured(module, tensors, _first_names(model), simple)
+    names = _first_names(model)
+    return Captured(module, tensors, names, simple, program.range_constraints, (args, kwargs))
 
 
 def _open_sizes(model: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -153,13 +148,14 @@ def _open_sizes(model: nn.Module, args: Any, kwargs: Any) -> Any:
 
 
 def _try(model: nn.Module, args: Any, kwargs: Any) -> frozenset[str]:
-    """Run a model, and return its modules that take one tensor and return one."""
+    """Run a model, and return its leaf modules that just make one tensor of another."""
     simple: dict[str, bool] = {}
 
     def watch(name: str) -> Callable[..., None]:
         def note(module: nn.Module, given: Any, named: Any, output: Any) -> None:
             is_simple = len(given) == 1 and not named and isinstance(given[0], Tensor)
-            simple[name] = simple.get(name, True) and is_simple and isinstance(output, Tensor)
+            is_simple &= isinstance(output, Tensor) and not module._modules
+            simple[name] = simple.get(name, True) and is_simple and not module._buffers
 
         return note
 

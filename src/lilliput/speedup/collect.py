@@ -62,11 +62,15 @@ def collect(analysis: Analysis, model: nn.Module) -> ChannelGroups:
 def _pin_what_masks_cannot_show(analysis: Analysis) -> None:
     """Keep channels whose mean or sum is taken where a masked model would see the removed ones."""
     walk = analysis.walk
-    ranks: dict[str, int] = {}  # a norm that is called on tensors of several ranks is not so simple
-    for statistic in walk.statistics:
-        norm = find_norm(analysis, statistic)
-        rank = 0 if norm is None else len(norm.source.shape)
-        if norm is None or ranks.setdefault(norm.path, rank) != rank:
+    norms = [find_norm(analysis, statistic) for statistic in walk.statistics]
+    calls: dict[str, set[Any]] = {}
+    for norm in norms:
+        if norm is not None:
+            counted = tuple(tuple(walk.labels.find(labels)) for labels in norm.columns)
+            calls.setdefault(norm.path, set()).add((len(norm.source.shape), counted))
+    for norm, statistic in zip(norms, walk.statistics, strict=True):
+        # A norm that is called for different channels cannot know which of them to leave out.
+        if norm is None or len(calls[norm.path]) > 1:
             walk.node = statistic.node
             axis = tuple(Column(labels) for labels in statistic.columns)
             walk.pin(axis, because=f"{statistic.what} is taken in a larger module")

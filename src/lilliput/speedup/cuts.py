@@ -38,6 +38,17 @@ class Cut:
         taken: Tensor = parts.gather(2, keep.view(view).expand(shape))
         return taken.flatten(0, 1)
 
+    def mask(self, tensor: Tensor) -> Tensor:
+        """Return ones where a tensor stays, and zeros elsewhere."""
+        mask = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        keep = torch.from_numpy(np.ascontiguousarray(self.keep)).to(tensor.device)
+        if keep.dim() == 1:
+            return mask.index_fill_(self.dim, keep, 1)
+        parts = mask.view(len(keep), -1, *mask.shape[1:])
+        for group, indices in enumerate(keep):
+            parts[group].index_fill_(1, indices, 1)
+        return mask
+
 
 def find_cuts(analysis: Analysis, removed: Flags) -> list[Cut]:
     """Return the cuts that remove the flagged classes."""
@@ -88,7 +99,11 @@ def apply_cuts(module: nn.Module, cuts: Iterable[Cut]) -> None:
         tensor = tensors[name]
         gradient = tensor.grad
         tensor.grad = None
-        tensor.data = cut_all(tensor.data, listed)
+        smaller = cut_all(tensor.data, listed)
+        # Autograd remembers the shape of a parameter until its type changes.
+        other = torch.float32 if tensor.dtype == torch.float64 else torch.float64
+        tensor.data = tensor.data.new_empty(0, dtype=other)
+        tensor.data = smaller
         if gradient is not None:
             tensor.grad = cut_all(gradient, listed)
     for child in module.modules():

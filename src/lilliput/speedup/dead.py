@@ -72,12 +72,4 @@ def zero_classes(analysis: Analysis, removed: Flags, tensors: dict[str, Tensor])
     for cut in find_cuts(analysis, removed):
         tensor = tensors[cut.tensor]
         if isinstance(tensor, nn.Parameter):
-            mask = torch.zeros_like(tensor)
-            keep = torch.from_numpy(cut.keep).to(tensor.device)
-            if keep.dim() == 1:
-                mask.index_fill_(cut.dim, keep, 1)
-            else:
-                parts = mask.view(len(keep), -1, *mask.shape[1:])
-                for group, indices in enumerate(keep):
-                    parts[group].index_fill_(1, indices, 1)
-            tensor.mul_(mask)
+            tensor.mul_(cut.mask(tensor))

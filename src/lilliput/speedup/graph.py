@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten
 
-from lilliput.errors import StateError, UnsupportedModelError
+from lilliput.errors import StageError, StateError, UnsupportedModelError
 from lilliput.speedup.analysis import Analysis, analyse, analyse_part
 from lilliput.speedup.capture import quiet
 from lilliput.speedup.cuts import Cut, apply_cuts
+from lilliput.speedup.labels import Flags
 from lilliput.speedup.removal import removal_of
 from lilliput.speedup.rewrite import argument, find_edits, rewrite
-from lilliput.speedup.walk import op_name
+from lilliput.speedup.walk import Value, op_name
 
 _TRAINING = {
     **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout"), "train"),
@@ -49,7 +52,14 @@ class CapturedModule(fx.GraphModule):
 
     def __deepcopy__(self, memo: Any) -> Any:
         with quiet():  # torch copies classes that it deprecates
-            return super().__deepcopy__(memo)
+            twin: Any = super().__deepcopy__(memo)
+        twin.check_inputs(self.input_check)  # torch does not copy hooks
+        return twin
+
+    def check_inputs(self, check: InputCheck) -> None:
+        """Refuse inputs for which the captured code might have done something else."""
+        self.input_check = check
+        self.register_forward_pre_hook(check, with_kwargs=True)
 
 
 def capture_whole(
@@ -75,13 +85,92 @@ def capture_part(
 
 
 def _cut_graph(analysis: Analysis, cuts: tuple[Cut, ...]) -> CapturedModule:
-    rewrite(find_edits(analysis, removal_of(analysis, cuts)))
+    removed = removal_of(analysis, cuts)
+    check = _input_check(analysis, removed)
+    rewrite(find_edits(analysis, removed))
     module = analysis.captured.module
     apply_cuts(module, cuts)
     for node in module.graph.nodes:  # norms without running statistics are so in evaluation too
         name = _TRAINING.get(op_name(node)) if node.op == "call_function" else None
         node.meta["always_training"] = name is not None and argument(node, name, False)
-    return CapturedModule(module, module.graph, type(module).__name__).eval()
+    captured = CapturedModule(module, module.graph, type(module).__name__).eval()
+    captured.check_inputs(check)
+    return captured
+
+
+@dataclass(frozen=True)
+class InputCheck:
+    """A hook that refuses inputs for which the captured code might have done something else.
+
+    Parameters
+    ----------
+    structure : object
+        How the example inputs were packed.
+    leaves : tuple
+        For each of them, what it was, or the smallest and largest size of each dimension.
+    """
+
+    structure: Any
+    leaves: tuple[Any, ...]
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Raise unless every argument is one that the graph was captured for."""
+        leaves, structure = tree_flatten((args, kwargs))
+        if structure != self.structure:
+            raise StageError(
+                "this part of the model runs as a graph, captured from a call with other arguments; "
+                "shrink the model with example inputs like those it is used with."
+            )
+        for received, expected in zip(leaves, self.leaves, strict=True):
+            if not isinstance(expected, Sizes):
+                fits = type(received) is type(expected) and received == expected
+            else:
+                sizes = getattr(received, "shape", ())
+                fits = len(sizes) == len(expected.bounds) and all(
+                    low <= n <= high for n, (low, high) in zip(sizes, expected.bounds, strict=True)
+                )
+            if not fits:
+                shown = tuple(received.shape) if isinstance(received, Tensor) else received
+                raise StageError(
+                    f"this part of the model runs as a graph, captured for {expected}, and received "
+                    f"{shown}; shrink the model with example inputs like those it is used with."
+                )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The smallest and largest size of each dimension of a tensor."""
+
+    bounds: tuple[tuple[int, float], ...]
+
+    def __str__(self) -> str:
+        sizes = [str(low) if low == high else f"{low} to {high}" for low, high in self.bounds]
+        return f"a tensor of sizes ({', '.join(sizes)})"
+
+
+def _input_check(analysis: Analysis, removed: Flags) -> InputCheck:
+    """Return the check that a graph's inputs are like those it was captured for."""
+    leaves, structure = tree_flatten(analysis.captured.call)
+    nodes = [n for n in analysis.walk.graph.nodes if n.op == "placeholder"]
+    found: list[Any] = []
+    for node, leaf in zip(nodes, leaves, strict=True):
+        value = analysis.walk.values.get(node)
+        if not isinstance(leaf, Tensor) or not isinstance(value, Value):
+            found.append(leaf)
+            continue
+        bounds: list[tuple[int, float]] = []
+        for d, size in enumerate(node.meta["val"].shape):
+            kept = int(analysis.kept(value, d, removed).sum())
+            is_open = isinstance(size, torch.SymInt) and not size.node.expr.is_number
+            limits = analysis.captured.ranges.get(size.node.expr) if is_open else None
+            if limits is None:
+                bounds.append((kept, kept))
+            else:
+                # torch says "from 2" of every open size, and means any
+                low = int(limits.lower)
+                bounds.append((low if low > 2 else 1, float(limits.upper)))
+        found.append(Sizes(tuple(bounds)))
+    return InputCheck(structure, tuple(found))
 
 
 def _record_call(model: nn.Module, path: str, example_inputs: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from lilliput.backends.torch.backend import TorchBackend, strip
+from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.weights import is_sharded
-from lilliput.backends.torch.wrapper import ModuleWrapper, QuantizerModuleWrapper
+from lilliput.backends.torch.wrapper import (
+    ModuleWrapper,
+    PrunerModuleWrapper,
+    QuantizerModuleWrapper,
+)
 from lilliput.errors import StageError, UnsupportedModelError
+
+_REPLICATORS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+
+def _has_compressor(module: Any) -> bool:
+    return isinstance(module, ModuleWrapper) and module.compressor is not None
 
 
 def check_model(model: nn.Module) -> None:
@@ -16,12 +30,23 @@ def check_model(model: nn.Module) -> None:
         raise UnsupportedModelError(
             f"model: received {type(model).__name__}, expected a torch.nn.Module."
         )
-    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+    if torch.is_inference_mode_enabled():
         raise StageError(
-            f"a {type(model).__name__} remembers the shapes of its parameters; shrink model.module in "
-            "every process, and wrap it again."
+            "speedup under torch.inference_mode() would give weights that cannot train."
         )
-    for module in model.modules():
+    modules: set[Any] = set(model.modules())
+    for module in modules:
+        if isinstance(module, _REPLICATORS):
+            raise StageError(
+                f"a {type(module).__name__} remembers the shapes of its parameters; shrink model.module "
+                "in every process, and wrap it again."
+            )
+        bound = module.compressor.bound_model if _has_compressor(module) else None
+        if bound is not None and unwrapped(bound) not in modules:
+            raise StageError(
+                f"{type(module.compressor).__name__} works on a larger model than this part of it; "
+                "give speedup the whole model."
+            )
         if isinstance(module, QuantizerModuleWrapper):
             raise StageError(
                 f"layer {module.name!r} is under {type(module.compressor).__name__}; shrink first and "
@@ -32,6 +57,34 @@ def check_model(model: nn.Module) -> None:
             raise UnsupportedModelError(
                 f"{name!r} is spread over processes; gather the model, shrink it, and shard it again."
             )
+
+
+def check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    """Raise if an optimizer keeps records that cannot be cut along with the parameters."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UnsupportedModelError(
+            f"optimizer: received {type(optimizer).__name__}, expected a torch.optim.Optimizer."
+        )
+    for name, parameter in model.named_parameters():
+        for key, record in optimizer.state.get(parameter, {}).items():
+            fits = not isinstance(record, Tensor) or record.dim() == 0
+            if not fits and record.shape != parameter.shape:
+                raise UnsupportedModelError(
+                    f"optimizer: {type(optimizer).__name__} keeps {key!r} of shape "
+                    f"{tuple(record.shape)} for {name!r}, which cannot be cut along; make a new "
+                    "optimizer after speedup."
+                )
+
+
+def find_left_masks(model: nn.Module) -> list[str]:
+    """Return the pruners whose masks will not be held any more, beside the structured ones."""
+    wrappers = [m for m in model.modules() if isinstance(m, PrunerModuleWrapper)]
+    pruners = {id(w.compressor): w.compressor for w in wrappers if w.compressor is not None}
+    return [
+        type(pruner).__name__
+        for pruner in pruners.values()
+        if not getattr(getattr(pruner, "layout", None), "is_followed", False)
+    ]
 
 
 def release(model: nn.Module) -> None:

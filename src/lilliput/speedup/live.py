@@ -7,23 +7,22 @@ from typing import Any
 import torch
 
 from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.instrument import set_narrow
+from lilliput.backends.torch.instrument import mask_of, set_narrow
 from lilliput.speedup.cuts import balance
 from lilliput.speedup.dead import find_dead
 from lilliput.speedup.norms import narrow_norms
 
 
 def narrow_live(pruner: Any) -> None:
-    """Let each norm of a pruner's model see the channels that its masks keep, and no others."""
+    """Let each norm of a pruner's model see the channels that masks keep, and no others."""
     layout, model = pruner.layout, unwrapped(pruner.bound_model)
     analysis = getattr(layout.groups, "analysis", None)
     if analysis is None or not analysis.walk.statistics:
         return
-    wrappers = {w.name: w for w in (*pruner.get_modules_wrapper(), *pruner.companions())}
     masks = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        holder, key = layout.holders.get(name, (name, "weight_mask"))
-        mask = getattr(wrappers.get(holder), key, None)
+        path, _, leaf = name.rpartition(".")
+        mask = mask_of(model.get_submodule(path), leaf)
         masks[name] = torch.ones(()).expand(parameter.shape) if mask is None else mask
     flags = balance(analysis, layout.groups.flags(find_dead(layout.groups, masks)))
     for path, narrow in narrow_norms(analysis, model, flags).items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from lilliput.backends.torch.files import parse_tensors
 from lilliput.backends.torch.weights import is_binary
 from lilliput.errors import StateError
+from lilliput.speedup.capture import copy_model
 from lilliput.speedup.leave import check_model
 from lilliput.speedup.result import SpeedupResult
 from lilliput.speedup.shrink import speedup
@@ -33,6 +33,10 @@ class ModelSpeedup:
     masks_file : path or dict
         A file written by ``export_model(mask_path=...)``, a mapping of names such as
         ``'conv1.weight_mask'`` to tensors, or NNI's ``{'conv1': {'weight': mask, 'bias': mask}}``.
+    map_location : optional
+        Where to load the masks to.
+    batch_dim, confidence : int
+        Accepted for code written for NNI; nothing here depends on them.
     """
 
     def __init__(
@@ -41,7 +45,8 @@ class ModelSpeedup:
         dummy_input: Any,
         masks_file: str | os.PathLike[str] | Mapping[str, Any],
         map_location: Any = None,
-        **older: Any,
+        batch_dim: int = 0,
+        confidence: int = 8,
     ) -> None:
         check_model(model)
         self.bound_model = model
@@ -52,7 +57,7 @@ class ModelSpeedup:
 
     def speedup_model(self) -> nn.Module:
         """Shrink the model and return it; ``self.result`` has the report."""
-        masked = copy.deepcopy(self.bound_model)
+        masked = copy_model(self.bound_model)
         apply_masks(masked, self.masks)
         trial = speedup(masked, self.dummy_input, extend_masks=True)
         if trial.kind == "graph":

@@ -177,8 +177,9 @@ def _narrow(node: fx.Node, a: SimpleNamespace, value: Value, kept: _Kept) -> lis
     flags = kept.flags(a.input, a.dim)
     if flags.all():
         return []
-    start = int(flags[: a.start].sum())
-    length = int(flags[a.start : a.start + a.length].sum())
+    first = a.start % len(flags)
+    start = int(flags[:first].sum())
+    length = int(flags[first : first + a.length].sum())
     edits = [Edit(node, "start", a.start, start), Edit(node, "length", a.length, length)]
     return [edit for edit in edits if edit.old != edit.new]
 

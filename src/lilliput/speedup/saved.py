@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,13 +18,15 @@ from lilliput.backends.torch.files import dump_tensors, parse_tensors
 from lilliput.backends.torch.instrument import Sidecar
 from lilliput.errors import StateError
 from lilliput.files import write_atomically
-from lilliput.speedup.build import build, build_in_place
+from lilliput.speedup.build import build, build_in_place, capture_parts
 from lilliput.speedup.capture import Call, as_inputs, plain_copy
 from lilliput.speedup.cuts import Cut, shapes_of
 from lilliput.speedup.result import Plan
 
 NAME = "lilliput.json"
+_WEIGHTS = re.compile(r"model-[0-9a-f]{16}\.safetensors")
 FORMAT = 1
+_LARGEST = 2**28  # elements of an example input
 
 
 class _Strict(BaseModel):
@@ -65,7 +69,11 @@ def save_shrunk(
     """Write a shrunk model; the JSON comes last, so a crash leaves the old folder or the new one."""
     if any(isinstance(module, Sidecar) for module in model.modules()):
         raise StateError("the shrunk model is under a compressor again; strip() it before saving.")
-    data = dump_tensors({k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)})
+    state = model.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise StateError(f"{name!r} in the state dict is not a tensor; it cannot be saved.")
+    data = dump_tensors(state)
     digest = hashlib.sha256(data).hexdigest()
     document = _Document(
         format=1,
@@ -91,7 +99,7 @@ def save_shrunk(
     target.mkdir(parents=True, exist_ok=True)
     write_atomically(target / document.tensors.file, data)
     write_atomically(target / NAME, document.model_dump_json(indent=1).encode())
-    if earlier != document.tensors.file:
+    if earlier != document.tensors.file and _WEIGHTS.fullmatch(earlier):
         (target / Path(earlier).name).unlink(missing_ok=True)
 
 
@@ -125,6 +133,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     document = _read(target)
     weights = _weights(target, document)
     _compare(document.source, shapes_of(model), target)
+    _check_plan(document, model, target)
     plan = Plan(
         tuple(Cut(c.tensor, c.dim, np.asarray(c.keep, np.int64)) for c in document.cuts),
         {
@@ -138,15 +147,43 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     )
     inputs = _restore(document.inputs) if plan.graphs else None
     try:
-        trial = build(plain_copy(model), plan, inputs)
+        plain = plain_copy(model)
+        trial = build(plain, plan, inputs)
         trial.load_state_dict(weights)
-    except (AttributeError, IndexError, KeyError, RuntimeError, ValueError) as error:
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise StateError(f"{target}: the plan does not fit this model ({error}).") from error
     if plan.kind == "graph":
         return trial.train(model.training)
-    build_in_place(model, plan, inputs)
+    build_in_place(model, plan, capture_parts(plain, plan, inputs))
     model.load_state_dict(weights)
     return model
+
+
+def _check_plan(document: _Document, model: nn.Module, folder: Path) -> None:
+    """Refuse a plan that does more than cut tensors and set sizes."""
+    for cut in document.cuts:
+        shape = document.source.get(cut.tensor, [])
+        size = shape[cut.dim] if 0 <= cut.dim < len(shape) else 0
+        is_ragged = bool(cut.keep) and isinstance(cut.keep[0], list)
+        rows: list[Any] = cut.keep if is_ragged else [cut.keep]
+        for row in rows:
+            if len(row) != len(rows[0]) or row != sorted({x for x in row if 0 <= x < size}):
+                raise StateError(
+                    f"{folder}: the plan does not fit this model: {cut.tensor} has {size} indices in "
+                    f"dimension {cut.dim}, and the plan keeps others."
+                )
+    modules = dict(model.named_modules())
+    for attribute in document.attributes:
+        held = (
+            vars(modules[attribute.module]).get(attribute.name)
+            if attribute.module in modules
+            else None
+        )
+        if not isinstance(held, (int, tuple, list)) or isinstance(held, bool):
+            raise StateError(
+                f"{folder}: the plan does not fit this model: {attribute.module!r} has no size called "
+                f"{attribute.name!r}."
+            )
 
 
 def _weights(folder: Path, document: _Document) -> dict[str, Tensor]:
@@ -222,7 +259,7 @@ def _restore(inputs: Any) -> Any:
     try:
         args = tuple(_restore_one(x) for x in inputs["args"])
         kwargs = {name: _restore_one(x) for name, x in inputs["kwargs"].items()}
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
         raise StateError(f"the saved example inputs are damaged ({error!r}).") from error
     return Call(args, kwargs)
 
@@ -230,4 +267,7 @@ def _restore(inputs: Any) -> Any:
 def _restore_one(value: Any) -> Any:
     if "value" in value:
         return value["value"]
-    return torch.zeros(value["shape"], dtype=getattr(torch, value["dtype"]))
+    dtype = getattr(torch, value["dtype"])
+    if prod(value["shape"]) > _LARGEST:
+        raise TypeError(f"a tensor of shape {value['shape']}")
+    return torch.zeros(value["shape"], dtype=dtype)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from lilliput.backends.torch.instrument import SIDECAR
 from lilliput.errors import UnsupportedModelError
 from lilliput.speedup.capture import Inputs, as_inputs, copy_model, quiet
+from lilliput.speedup.cuts import Cut
 
 _SEED = 20_230
 
@@ -35,19 +38,37 @@ class Reference:
                     worst = max(worst, relative_error(expected, received))
         return worst
 
-    def with_larger_batch(self, model: nn.Module) -> Reference | None:
-        """Return what the masked model answers to a batch of twice the size, None if it cannot."""
-        args, kwargs = self.inputs[0]
-        doubled = tuple(_twice(x) for x in args), {k: _twice(x) for k, x in kwargs.items()}
-        try:
-            return _run(self.cast(model).eval(), doubled, self.dtype, self.tolerance)
-        except Exception:
-            return None
+    def with_other_batches(self, model: nn.Module) -> list[Reference] | None:
+        """Return what the masked model answers to one input and to many, None if it cannot."""
+        found = []
+        for size in (1, 7):
+            inputs = tree_map(lambda x, size=size: _batch(x, size), self.inputs[0])
+            try:
+                found.append(_run(self.cast(model).eval(), inputs, self.dtype, self.tolerance))
+            except Exception:
+                return None
+        return found
 
     def cast(self, model: nn.Module) -> nn.Module:
         """Return a copy of a model in the precision of the comparison."""
         twin = copy_model(model)
         return twin.double() if self.dtype == torch.float64 else twin
+
+
+@torch.no_grad()
+def disturb(model: nn.Module, cuts: Sequence[Cut]) -> None:
+    """Add noise to every weight that stays, so that no zero or one hides what it does."""
+    generator = torch.Generator().manual_seed(_SEED)
+    for name, parameter in model.named_parameters():
+        if SIDECAR in name.split(".") or not parameter.is_floating_point():
+            continue
+        spread = float(parameter.detach().double().std()) if parameter.numel() > 1 else 0.0
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        noise = (noise * (0.1 * spread or 0.1)).to(parameter.device, parameter.dtype)
+        for cut in cuts:
+            if cut.tensor == name:
+                noise = noise * cut.mask(noise)
+        parameter.add_(noise)
 
 
 def _has_fast_path(model: nn.Module) -> bool:
@@ -81,6 +102,11 @@ def _run(model: nn.Module, given: Inputs, dtype: torch.dtype, tolerance: float) 
                 if not inputs:
                     raise
                 continue
+        if not any(x.is_floating_point() and x.isfinite().any() for x in answer) and not inputs:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
+                "checked; expected inputs as it is used with."
+            )
         if relative_error(answer, again) > tolerance:
             raise UnsupportedModelError(
                 f"{type(model).__name__} runs on the same inputs twice and answers differently, in "
@@ -93,8 +119,11 @@ def _run(model: nn.Module, given: Inputs, dtype: torch.dtype, tolerance: float) 
     return Reference(tuple(inputs), tuple(outputs), dtype, tolerance)
 
 
-def _twice(x: Any) -> Any:
-    return torch.cat([x, x]) if isinstance(x, Tensor) and x.dim() else x
+def _batch(x: Any, size: int) -> Any:
+    """Return a tensor with another number of rows."""
+    if not isinstance(x, Tensor) or not x.dim():
+        return x
+    return x[torch.arange(size) % len(x)]
 
 
 def _as_double(inputs: Inputs) -> Inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from lilliput.errors import UnsupportedModelError
 from lilliput.speedup.axes import FIXED, Axes, Axis, Column
 from lilliput.speedup.labels import Indices, Labels
+
+log = logging.getLogger("lilliput")
 
 Origin = tuple[str, int]  # a parameter, and one of its dimensions
 
@@ -27,16 +30,12 @@ class Value:
     shape: tuple[int, ...]
     axes: tuple[Axis, ...]
     origin: tuple[Origin | None, ...] = ()
+    is_parameter: bool = False  # at most with its dimensions in another order; masks reach it
 
     @classmethod
     def fixed(cls, shape: Sequence[int]) -> Value:
         """Return a tensor of which nothing can be removed."""
         return cls(tuple(shape), (FIXED,) * len(shape))
-
-    @property
-    def is_parameter(self) -> bool:
-        """Whether the tensor is a parameter, at most with its dimensions in another order."""
-        return any(self.origin)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +111,13 @@ class Walk:
         if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int)):
             return None  # a size, computed
         rule = self.find_rule(node)
-        if rule is not None:
+        if rule is None:
+            return self.give_up(node)
+        try:
             return rule(self, self.bind(node))
-        return self.give_up(node)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            log.debug("speedup: %s at %s: %r", op_name(node), place(node), error)
+            return self.give_up(node)  # an op called in a way that its rule did not expect
 
     def _input(self, shape: Sequence[int]) -> Value:
         if not self.is_part:
@@ -138,8 +141,9 @@ class Walk:
         name = self.names.get(str(node.target))
         if name is None or not tensor.is_floating_point():
             return Value.fixed(shape)
-        axes = tuple(self.axes.fresh((name, d), n, is_zero=True) for d, n in enumerate(shape))
-        return Value(shape, axes, tuple((name, d) for d in range(len(shape))))
+        masked = isinstance(tensor, nn.Parameter)
+        axes = tuple(self.axes.fresh((name, d), n, masked) for d, n in enumerate(shape))
+        return Value(shape, axes, tuple((name, d) for d in range(len(shape))), masked)
 
     def bind(self, node: fx.Node) -> SimpleNamespace:
         """Return an op's arguments by name, nodes replaced by what is known of them."""

@@ -242,6 +242,12 @@ class TorchBackend(Backend):
 
             narrow_live(pruner)
 
+    def narrow_again(self, model: nn.Module) -> None:
+        """Narrow norms for the pruners that are still at work on a model, after one has left."""
+        left = {id(m.compressor): m for m in model.modules() if isinstance(m, PrunerModuleWrapper)}
+        for wrapper in left.values():
+            self.narrow_norms([wrapper])
+
     def widen_norms(self, model: nn.Module) -> list[str]:
         """Let norms see all channels again; return which did not."""
         narrow = [x for x in model.named_modules() if instrument.narrow_of(x[1]) is not None]

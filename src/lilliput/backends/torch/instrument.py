@@ -168,6 +168,17 @@ def _shadow_property(name: str) -> property:
     return property(get, set_)
 
 
+def mask_of(module: nn.Module, name: str) -> Tensor | None:
+    """Return the mask on a parameter, that of all pruners together; None if there is none."""
+    sidecar: Any = module._modules.get(SIDECAR)
+    mask: Tensor | None = None
+    for key, role in sidecar.chains.get(name, ()) if sidecar is not None else ():
+        held = getattr(sidecar._modules[key], f"{role}_mask", None)
+        if held is not None:
+            mask = held if mask is None else mask * held
+    return mask
+
+
 def set_narrow(module: nn.Module, narrow: Any) -> None:
     """Let a norm run on kept channels alone, or on all of them again (None)."""
     sidecar: Any = module._modules.get(SIDECAR)

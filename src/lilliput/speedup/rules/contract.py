@@ -66,7 +66,7 @@ def _batch(walk: Walk, x: Value, y: Value, back: int, size: int) -> Axis:
     return zero(found[0], any(is_zero(axis) for axis in found)) if found else FIXED
 
 
-@rule("addmm", "baddbmm", "addmv")
+@rule("addmm", "baddbmm")
 def addmm(walk: Walk, a: SimpleNamespace) -> Value:
     """Contract, then add with broadcasting."""
     x, y = (a.mat1, a.mat2) if hasattr(a, "mat1") else (a.batch1, a.batch2)
@@ -98,7 +98,8 @@ def einsum(walk: Walk, a: SimpleNamespace) -> Value:
     for letter, found in where.items():
         axes = [operand.axes[d] for operand, d in found]
         walk.same(*axes)
-        if letter not in target and between and not any(is_zero(axis) for axis in axes):
+        masked = any(operand.is_parameter for operand, _ in found)
+        if letter not in target and not masked and not any(is_zero(axis) for axis in axes):
             walk.changes(axes[0], "a sum over channels")
         if between and len(operands) > 1 and (letter not in target or len(found) == 1):
             walk.features += [c.labels for c in walk.axes.tidy(axes[0])]

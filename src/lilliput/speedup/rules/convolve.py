@@ -59,7 +59,7 @@ def transposed(walk: Walk, a: SimpleNamespace) -> Value:
     if a.groups == 1:
         walk.makes(weight, 1)
         return _result(walk, a, weight.axes[1])
-    if weight.shape[1] == 1:
+    if weight.shape[1] == 1 and weight.shape[0] == a.groups:
         walk.makes(weight, 0)
         return _result(walk, a, weight.axes[0])
     result: Value = walk.give_up(walk.node)

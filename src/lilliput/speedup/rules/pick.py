@@ -26,7 +26,10 @@ def slice_(walk: Walk, a: SimpleNamespace) -> Value:
 def narrow(walk: Walk, a: SimpleNamespace) -> Value:
     """Keep a range of one dimension."""
     axes = list(a.input.axes)
-    start = a.start if isinstance(a.start, int) else 0
+    if not isinstance(a.start, int):
+        result: Value = walk.give_up(walk.node)
+        return result
+    start = a.start % a.input.shape[a.dim]
     axes[a.dim] = walk.axes.take(axes[a.dim], slice(start, start + a.shapes[a.dim]))
     return Value(a.shapes, tuple(axes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +15,16 @@ _ZERO_TO_ZERO = frozenset(
     {
         *("relu", "relu6", "gelu", "silu", "mish", "tanh", "leaky_relu", "elu", "selu"),
         *("celu", "hardswish", "prelu", "rrelu", "softshrink", "hardshrink"),
-        *("abs", "neg", "positive", "sqrt", "square", "sign", "round", "floor", "ceil", "trunc"),
+        *("abs", "neg", "positive", "square", "sign", "round", "floor", "ceil", "trunc"),
         *("sin", "tan", "asin", "atan", "sinh", "erf", "expm1", "log1p", "nan_to_num"),
         *("dropout", "feature_dropout", "alpha_dropout", "native_dropout"),
         *("clone", "to", "contiguous", "detach", "alias", "type_as", "_to_copy", "lift_fresh_copy"),
     }
 )
+
+
+_POLES = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "reciprocal"})
+_COPIES = frozenset({"to", "clone", "contiguous", "detach", "alias", "type_as", "_to_copy"})
 
 
 @rule(
@@ -34,7 +39,7 @@ _ZERO_TO_ZERO = frozenset(
         "alias",
     ),
     *("type_as", "lift_fresh_copy", "_to_copy", "hardswish", "rrelu", "__and__", "__or__"),
-    *("_assert_tensor_metadata", "positive", "celu", "selu", "native_dropout", "nan_to_num"),
+    *("positive", "celu", "selu", "native_dropout", "nan_to_num"),
     *("isclose", "logical_not", "sigmoid", "hardsigmoid", "masked_fill", "where", "clamp", "clip"),
 )
 def elementwise(walk: Walk, a: SimpleNamespace) -> Any:
@@ -42,7 +47,26 @@ def elementwise(walk: Walk, a: SimpleNamespace) -> Any:
     operands = [x for x in vars(a).values() if isinstance(x, Value)]
     if not isinstance(a.shapes, tuple):
         return None if a.shapes is None else [operands[0], *[None] * (len(a.shapes) - 1)]
-    return broadcast(walk, operands, a.shapes, lambda axes: keeps_zero(walk, a, axes))
+    _pin_at_poles(walk, a, operands)
+    value = broadcast(walk, operands, a.shapes, lambda axes: keeps_zero(walk, a, axes))
+    if op_name(walk.node) in _COPIES and operands[0].shape == a.shapes:
+        return replace(value, origin=operands[0].origin, is_parameter=operands[0].is_parameter)
+    return value
+
+
+def _pin_at_poles(walk: Walk, a: SimpleNamespace, operands: list[Value]) -> None:
+    """Keep channels whose masked zeros would meet an infinite value or slope, and turn into NaN."""
+    name = op_name(walk.node)
+    exponent = getattr(a, "exponent", None)
+    risky = operands[:1] if name in _POLES else []
+    if name == "pow" and isinstance(exponent, (int, float)) and exponent < 1:
+        risky = operands[:1]
+    if name in ("div", "divide", "true_divide"):
+        risky = operands[1:]
+    for operand in risky:
+        for axis in operand.axes:
+            if is_zero(axis):
+                walk.pin(axis, because="masked zeros would give infinities here")
 
 
 def broadcast(walk: Walk, operands: list[Value], shape: tuple[int, ...], keeps: Any) -> Value:
@@ -57,8 +81,7 @@ def broadcast(walk: Walk, operands: list[Value], shape: tuple[int, ...], keeps: 
         walk.same(*here)
         given = next((axis for axis in here if axis is not None), FIXED)
         axes.append(zero(given, keeps(here)))
-    origin = operands[0].origin if len(operands) == 1 and operands[0].shape == shape else ()
-    return Value(shape, tuple(axes), origin)
+    return Value(shape, tuple(axes))
 
 
 def keeps_zero(walk: Walk, a: SimpleNamespace, axes: list[Axis | None]) -> bool:

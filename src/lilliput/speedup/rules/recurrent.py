@@ -29,7 +29,7 @@ def recurrent(walk: Walk, a: SimpleNamespace) -> Any:
     states = a.hx if isinstance(a.hx, list) else [a.hx]
     step = 4 if a.has_biases else 2
     directions = 2 if a.bidirectional else 1
-    if not hasattr(a, "params") or len(a.params) != step * directions * a.num_layers:
+    if not hasattr(a, "input") or len(a.params) != step * directions * a.num_layers:
         return walk.give_up(walk.node)  # packed sequences and projections
     hidden = states[0].axes[-1]
     size = states[0].shape[-1]

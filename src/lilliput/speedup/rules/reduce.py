@@ -30,6 +30,10 @@ def reduction(walk: Walk, a: SimpleNamespace) -> Any:
     reduced = {d % count for d in dims} if count else set()
     for d in reduced:
         _reduce(walk, a.input.axes[d])
+    if op_name(walk.node) in ("std", "std_mean"):
+        for d, axis in enumerate(a.input.axes):
+            if d not in reduced and is_zero(axis):
+                walk.pin(axis, because="masked zeros would give infinities here")
     keeps = op_name(walk.node) in (*_SUMS, *_MEANS, "amax", "amin", "max", "min")
     kept = []
     for d, axis in enumerate(a.input.axes):
@@ -56,8 +60,8 @@ def _reduce(walk: Walk, axis: Axis) -> None:
 
 @rule(
     *("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp"),
-    *("sort", "argsort", "topk", "kthvalue", "softmin", "roll", "cummax", "unfold", "diff"),
-    *("index_select", "gather", "take_along_dim", "index_add", "scatter", "scatter_add", "gumbel"),
+    *("sort", "argsort", "topk", "kthvalue", "roll", "cummax", "unfold", "diff"),
+    *("index_select", "gather", "take_along_dim", "index_add", "scatter", "scatter_add"),
 )
 def couples(walk: Walk, a: SimpleNamespace) -> Any:
     """Pin a dimension whose entries depend on each other; other dimensions pass."""

@@ -31,7 +31,9 @@ def regroup(walk: Walk, value: Value, shape: tuple[int, ...]) -> Value:
         parts = walk.split(merged, [shape[d] for d in after], ("view", number))
         for d, axis in zip(after, parts, strict=True):
             axes[d] = axis
-    return Value(shape, tuple(axes), value.origin if value.shape == shape else ())
+    if value.shape == shape:
+        return Value(shape, tuple(axes), value.origin, value.is_parameter)
+    return Value(shape, tuple(axes))
 
 
 def _blocks(a: tuple[int, ...], b: tuple[int, ...]) -> Iterator[tuple[list[int], list[int]]]:
@@ -61,7 +63,8 @@ def permute(walk: Walk, a: SimpleNamespace) -> Value:
         i, j = ([x for x in named if x is not None] or [-2, -1])[:2]
         order[i], order[j] = order[j], order[i]
     origin = tuple(a.input.origin[d] for d in order) if a.input.origin else ()
-    return Value(a.shapes, tuple(a.input.axes[d] for d in order), origin)
+    axes = tuple(a.input.axes[d] for d in order)
+    return Value(a.shapes, axes, origin, a.input.is_parameter)
 
 
 def _moved(a: SimpleNamespace, order: list[int]) -> list[int]:

@@ -13,7 +13,10 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     """Enter a function as the rule of these ops."""
 
     def enter(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
+        for name in names:
+            if name in RULES:
+                raise ValueError(f"{name} has a rule already")
+            RULES[name] = function
         return function
 
     return enter

@@ -10,24 +10,19 @@ from lilliput.speedup.axes import FIXED
 from lilliput.speedup.rules.table import rule
 from lilliput.speedup.walk import Value, Walk
 
-_POOLS = [
-    f"{prefix}{kind}_pool{n}d{suffix}"
-    for n in (1, 2, 3)
-    for prefix in ("", "adaptive_", "_adaptive_")
-    for kind in ("max", "avg", "lp")
-    for suffix in ("", "_with_indices")
-]
+_POOLS = [f"{kind}_pool{n}d" for n in (1, 2, 3) for kind in ("max", "avg")]
+_POOLS += [f"adaptive_{name}" for name in _POOLS]
+_POOLS += [f"max_pool{n}d_with_indices" for n in (2, 3)] + ["_adaptive_avg_pool2d"]
 _RESAMPLERS = [
-    f"{prefix}upsample_{kind}"
-    for prefix in ("", "_")
-    for kind in (
-        *("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d"),
-        *("bicubic2d", "bilinear2d_aa", "bicubic2d_aa", "nearest_exact1d", "nearest_exact2d"),
-    )
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d"),
+    *("upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+    *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
 ]
+_PADS = [f"{kind}_pad{n}d" for n in (1, 2, 3) for kind in ("reflection", "replication")]
 
 
-@rule(*_POOLS, *_RESAMPLERS, "local_response_norm_", "reflection_pad2d", "replication_pad2d")
+@rule(*_POOLS, *_RESAMPLERS, *_PADS)
 def window(walk: Walk, a: SimpleNamespace) -> Any:
     """Work on space, channel by channel."""
     first = a.shapes if isinstance(a.shapes, tuple) else a.shapes[0]
@@ -44,12 +39,6 @@ def _space(walk: Walk, count: int) -> int:
     """Return how many dimensions are space: the digit in the op's name."""
     digits = [c for c in str(walk.node.target) if c in "123"]
     return int(digits[0]) if digits else count - 2
-
-
-@rule("reflection_pad1d", "reflection_pad3d", "replication_pad1d", "replication_pad3d")
-def mirrored(walk: Walk, a: SimpleNamespace) -> Any:
-    """Pad space by what is there."""
-    return window(walk, a)
 
 
 @rule("pixel_shuffle")
