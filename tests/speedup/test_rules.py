@@ -667,3 +667,17 @@ def test_an_op_without_a_rule_is_listed():
     groups = channel_groups(Between(function, **layers), torch.randn(LINEAR))
     assert [name for name in groups.unknown if "fft" in name] == list(groups.unknown)[:1]
     assert "ops without a rule, whose channels stay: " in str(groups)
+
+
+def test_masked_zeros_in_a_denominator_are_pinned_and_in_a_numerator_are_not():
+    class Divide(nn.Module):
+        def __init__(self, flipped):
+            super().__init__()
+            self.a, self.b, self.flipped = nn.Linear(4, 6), nn.Linear(6, 2), flipped
+
+        def forward(self, x):
+            made, other = self.a(x), x[:, :1].exp()
+            return self.b(other / made if self.flipped else made / other)
+
+    assert len(channel_groups(Divide(False), torch.randn(2, 4))) == 1
+    assert "infinities" in channel_groups(Divide(True), torch.randn(2, 4)).reason("a.weight")

@@ -41,14 +41,16 @@ class ScheduledPruner(CriterionPruner):
         model: Any = None,
         config_list: Any = None,
         optimizer: Any = None,
-        pruning_algorithm: str = "level",
+        pruning_algorithm: str | type = "level",
         *,
         example_inputs: Any = None,
         groups: Any = None,
         pruning_params: Mapping[str, Any] | None = None,
     ) -> None:
-        algorithm = pruners.get(pruning_algorithm)
-        if not issubclass(algorithm, OneShotPruner):
+        algorithm: Any = pruning_algorithm
+        if isinstance(pruning_algorithm, str):
+            algorithm = pruners.get(pruning_algorithm)
+        if not isinstance(algorithm, type) or not issubclass(algorithm, OneShotPruner):
             raise ConfigError(
                 f"pruning_algorithm {pruning_algorithm!r} has no scores to rank weights by; "
                 "expected a one-shot pruner such as 'level'."

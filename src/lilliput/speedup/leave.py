@@ -76,15 +76,35 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
                 )
 
 
+def _pruners_on(model: nn.Module) -> list[Any]:
+    wrappers = [m for m in model.modules() if isinstance(m, PrunerModuleWrapper)]
+    found = {id(w.compressor): w.compressor for w in wrappers if w.compressor is not None}
+    return list(found.values())
+
+
 def find_left_masks(model: nn.Module) -> list[str]:
     """Return the pruners whose masks will not be held any more, beside the structured ones."""
-    wrappers = [m for m in model.modules() if isinstance(m, PrunerModuleWrapper)]
-    pruners = {id(w.compressor): w.compressor for w in wrappers if w.compressor is not None}
     return [
         type(pruner).__name__
-        for pruner in pruners.values()
+        for pruner in _pruners_on(model)
         if not getattr(getattr(pruner, "layout", None), "is_followed", False)
     ]
+
+
+def find_unready(model: nn.Module) -> str:
+    """Return what pruners still wait for, as the beginning of a sentence."""
+    waiting = [
+        type(pruner).__name__
+        for pruner in _pruners_on(model)
+        if getattr(pruner, "masker", None) is not None and not pruner.masker.is_ready()
+    ]
+    return f"{waiting[0]} has not seen its data yet (train, or calibrate()), so " if waiting else ""
+
+
+def optimizer_of(model: nn.Module) -> Any:
+    """Return the optimizer that a pruner of the model follows, None if there is none."""
+    optimizers = [pruner.optimizer for pruner in _pruners_on(model)]
+    return next((x for x in optimizers if x is not None), None)
 
 
 def release(model: nn.Module) -> None:

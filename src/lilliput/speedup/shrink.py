@@ -29,7 +29,14 @@ from lilliput.speedup.collect import collect
 from lilliput.speedup.cuts import balance, find_cuts, named_tensors, shapes_of
 from lilliput.speedup.dead import find_dead, unseen_by_norms, zero_classes
 from lilliput.speedup.labels import Flags
-from lilliput.speedup.leave import check_model, check_optimizer, find_left_masks, release
+from lilliput.speedup.leave import (
+    check_model,
+    check_optimizer,
+    find_left_masks,
+    find_unready,
+    optimizer_of,
+    release,
+)
 from lilliput.speedup.norms import narrow_norms
 from lilliput.speedup.result import Plan, SpeedupResult
 from lilliput.speedup.rewrite import Edit, find_edits, has_casts
@@ -57,7 +64,8 @@ def speedup(
     example_inputs : tensor, tuple or dict
         What the model is called with, with a batch of at least two.
     optimizer : torch.optim.Optimizer, optional
-        Its record of the parameters (momentum and the like) is cut along, so that training goes on.
+        Its record of the parameters (momentum and the like) is cut along, so that training goes on;
+        by default the one that the pruner was given.
     extend_masks : bool
         Also remove channels of which only the filters are masked. What they still gave to later
         layers (norm shifts, activations of zero) is lost: the result differs from the masked model,
@@ -83,6 +91,7 @@ def speedup(
     """
     start = time.perf_counter()
     check_model(model)
+    optimizer = optimizer if optimizer is not None else optimizer_of(model)
     if optimizer is not None:
         check_optimizer(optimizer, model)
     work = _Work(model, example_inputs, extend_masks)
@@ -118,7 +127,8 @@ class _Work:
         self.cuts = tuple(find_cuts(self.analysis, self.removed))
         if not self.cuts:
             raise StageError(
-                "there is nothing to cut: no channel is zero in all the parameters that make, scale "
+                f"{find_unready(model)}there is nothing to cut: no channel is zero in all the parameters "
+                "that make, scale "
                 "or read it. Prune with example_inputs (masks then cover whole groups) and a sparsity "
                 "of at least one channel, or allow extend_masks=True; a model that was shrunk already "
                 "has nothing left to cut."

@@ -155,9 +155,8 @@ class Walk:
             else:
                 default = argument.default_value if argument.has_default_value() else None
                 given[argument.name] = node.kwargs.get(argument.name, default)
-        bound = {name: self.resolve(value) for name, value in given.items()}
-        if "self" in bound:
-            bound["input"] = bound.pop("self")
+        names = {name: "input" if name == "self" else name for name in given}
+        bound = {names[name]: self.resolve(value) for name, value in given.items()}
         return SimpleNamespace(**bound, shapes=_map_shapes(node, tuple))
 
     def resolve(self, argument: Any) -> Any:

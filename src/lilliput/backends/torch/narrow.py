@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lilliput.errors import UnsupportedModelError
+
 Keep = tuple[int, Tensor, int]  # dimension, kept indices, full size
 
 
@@ -37,6 +39,11 @@ class Narrow:
 
     def forward(self, module: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return what the module gives for kept channels, and zeros for the others."""
+        if x.is_nested:
+            raise UnsupportedModelError(
+                "a norm over pruned channels received a nested tensor; make the nn.TransformerEncoder "
+                "with enable_nested_tensor=False."
+            )
         held = {name: _gather(_get(module, name), kept) for name, kept in self.parameters.items()}
         held |= {
             name: p
