@@ -203,12 +203,17 @@ def fine_tune(
 
 
 def start_pruning(
-    name: str, model: nn.Module, optimizer: torch.optim.Optimizer, data: Data, keep: float
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Data,
+    keep: float,
+    round_to: int,
 ) -> Any:
     """Mask the model down to the share ``keep`` of its MACs. All calls of the pruner's API are here."""
     import lilliput.torch
 
-    rules = [{"op_types": ["default"], "max_macs": keep}]
+    rules = [{"op_types": ["default"], "max_macs": keep, "round_to": round_to}]
     pruner_class = getattr(lilliput.torch, name)
     pruner = pruner_class(model, rules, optimizer, example_inputs=data.test_x[:2])
     if hasattr(pruner, "calibrate"):  # it ranks by data: one tenth of an epoch
@@ -228,7 +233,7 @@ def prune(
     sample = data.test_x[:16].to(memory_format=torch.channels_last)
     model = copy.deepcopy(dense)
     optimizer = new_optimizer(model, options.rate)
-    pruner = start_pruning(name, model, optimizer, data, options.keep_macs)
+    pruner = start_pruning(name, model, optimizer, data, options.keep_macs, options.round_to)
     record: dict[str, Any] = {"pruner": name, "seed": seed, "after_pruning": accuracy(model, data)}
     record["tune_seconds"] = fine_tune(model, optimizer, data, options, seed)
     record["after_tuning"] = accuracy(model, data)
@@ -287,6 +292,7 @@ def main() -> None:
     parser.add_argument("--tune-epochs", type=int, default=5, help="fine-tuning after pruning")
     parser.add_argument("--rate", type=float, default=0.05, help="learning rate of fine-tuning")
     parser.add_argument("--keep-macs", type=float, default=0.5)
+    parser.add_argument("--round-to", type=int, default=8, help="channels come in multiples of this")
     parser.add_argument("--pruners", nargs="+", default=list(PRUNERS))
     parser.add_argument("--dense-only", action="store_true")
     parser.add_argument("--threads", type=int, default=2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
@@ -20,25 +20,30 @@ from lilliput.files import write_atomically
 FORMAT = 1
 NAME = "lilliput.json"
 _SEPARATOR = "::"
+_WHAT = "compression state"
+
+Document = TypeVar("Document", bound=BaseModel)
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """The base of what is read from files: nothing extra, nothing converted."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Layer(_Strict):
+class _Layer(Strict):
     type: str
     shape: list[int]
     config: dict[str, JsonValue]
     values: dict[str, JsonValue]
 
 
-class _TensorFile(_Strict):
+class _TensorFile(Strict):
     file: str
     sha256: str
 
 
-class _Document(_Strict):
+class _Document(Strict):
     format: Literal[1]
     kind: Literal["compression state"]
     algorithm: str
@@ -51,7 +56,7 @@ class _Document(_Strict):
 def save_state(fields: dict[str, Any], folder: str | Path) -> None:
     """Write the fields of a state; refuse a folder that holds the state of another algorithm."""
     target = Path(folder)
-    earlier = _read_document(target) if (target / NAME).exists() else None
+    earlier = read_document(target, _Document, _WHAT) if (target / NAME).exists() else None
     if earlier is not None and earlier.algorithm != fields["algorithm"]:
         raise StateError(
             f"{target} holds the state of {earlier.algorithm}; choose another folder for "
@@ -65,7 +70,7 @@ def save_state(fields: dict[str, Any], folder: str | Path) -> None:
     data = backend_named(fields["framework"]).dump_tensors(tensors)
     digest = hashlib.sha256(data).hexdigest()
     name = f"state-{digest[:16]}.safetensors"
-    head = {"format": FORMAT, "kind": "compression state"}
+    head = {"format": FORMAT, "kind": _WHAT}
     document = head | fields | {"tensors": {"file": name, "sha256": digest}}
     try:
         text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
@@ -81,7 +86,7 @@ def save_state(fields: dict[str, Any], folder: str | Path) -> None:
 def load_state(folder: str | Path, framework: str | None = None) -> dict[str, Any]:
     """Read the fields of a state; refuse one that is damaged or from the future."""
     target = Path(folder)
-    document = _read_document(target)
+    document = read_document(target, _Document, _WHAT)
     try:
         data = (target / Path(document.tensors.file).name).read_bytes()
     except OSError as error:
@@ -97,12 +102,13 @@ def load_state(folder: str | Path, framework: str | None = None) -> dict[str, An
     return fields | {"tensors": tensors}
 
 
-def _read_document(folder: Path) -> _Document:
+def read_document(folder: Path, kind: type[Document], what: str) -> Document:
+    """Return the JSON of a folder; refuse one that is damaged or from the future."""
     path = folder / NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise StateError(f"{folder}: no readable compression state ({error}).") from error
+        raise StateError(f"{folder}: no readable {what} ({error}).") from error
     version = content.get("format") if isinstance(content, dict) else None
     if isinstance(version, int) and version > FORMAT:
         raise StateError(
@@ -110,6 +116,6 @@ def _read_document(folder: Path) -> _Document:
             "upgrade Lilliput."
         )
     try:
-        return _Document.model_validate(content)
+        return kind.model_validate(content)
     except (ValidationError, RecursionError) as error:
-        raise StateError(f"{path}: no readable compression state ({error}).") from error
+        raise StateError(f"{path}: no readable {what} ({error}).") from error

@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 from lilliput.backends.torch.files import dump_tensors, parse_tensors
 from lilliput.backends.torch.instrument import Sidecar
+from lilliput.core.state_files import NAME, Strict, read_document
 from lilliput.errors import StateError
 from lilliput.files import write_atomically
 from lilliput.speedup.build import build, build_in_place, capture_parts
@@ -23,35 +24,30 @@ from lilliput.speedup.capture import Call, as_inputs, plain_copy
 from lilliput.speedup.cuts import Cut, shapes_of
 from lilliput.speedup.result import Plan
 
-NAME = "lilliput.json"
 _WEIGHTS = re.compile(r"model-[0-9a-f]{16}\.safetensors")
-FORMAT = 1
+_WHAT = "shrunk model"
 _LARGEST = 2**28  # elements of an example input
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Cut(_Strict):
+class _Cut(Strict):
     tensor: str
     dim: int
     keep: list[int] | list[list[int]]
 
 
-class _Attribute(_Strict):
+class _Attribute(Strict):
     module: str
     name: str
     value: int | list[int]
     is_tuple: bool = False
 
 
-class _File(_Strict):
+class _File(Strict):
     file: str
     sha256: str
 
 
-class _Document(_Strict):
+class _Document(Strict):
     format: Literal[1]
     kind: Literal["shrunk model"]
     source: dict[str, list[int]]  # names and shapes of the original model's tensors
@@ -95,7 +91,11 @@ def save_shrunk(
         tensors=_File(file=f"model-{digest[:16]}.safetensors", sha256=digest),
     )
     target = Path(folder)
-    earlier = _read(target).tensors.file if (target / NAME).exists() else document.tensors.file
+    earlier = (
+        read_document(target, _Document, _WHAT).tensors.file
+        if (target / NAME).exists()
+        else document.tensors.file
+    )
     target.mkdir(parents=True, exist_ok=True)
     write_atomically(target / document.tensors.file, data)
     write_atomically(target / NAME, document.model_dump_json(indent=1).encode())
@@ -130,7 +130,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     True
     """
     target = Path(folder)
-    document = _read(target)
+    document = read_document(target, _Document, _WHAT)
     weights = _weights(target, document)
     _compare(document.source, shapes_of(model), target)
     _check_plan(document, model, target)
@@ -211,24 +211,6 @@ def _compare(saved: dict[str, list[int]], here: dict[str, list[int]], folder: Pa
             f"{folder} was shrunk from another model than this one; give load() a model as it was "
             f"before shrinking:{listed}{more}"
         )
-
-
-def _read(folder: Path) -> _Document:
-    path = folder / NAME
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise StateError(f"{folder}: no readable shrunk model ({error}).") from error
-    version = content.get("format") if isinstance(content, dict) else None
-    if isinstance(version, int) and version > FORMAT:
-        raise StateError(
-            f"{path}: written in format {version}, this version of Lilliput reads up to {FORMAT}; "
-            "upgrade Lilliput."
-        )
-    try:
-        return _Document.model_validate(content)
-    except (ValidationError, RecursionError) as error:
-        raise StateError(f"{path}: no readable shrunk model ({error}).") from error
 
 
 def _describe(inputs: Any) -> JsonValue:
