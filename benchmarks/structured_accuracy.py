@@ -292,7 +292,9 @@ def main() -> None:
     parser.add_argument("--tune-epochs", type=int, default=5, help="fine-tuning after pruning")
     parser.add_argument("--rate", type=float, default=0.05, help="learning rate of fine-tuning")
     parser.add_argument("--keep-macs", type=float, default=0.5)
-    parser.add_argument("--round-to", type=int, default=8, help="channels come in multiples of this")
+    parser.add_argument(
+        "--round-to", type=int, default=8, help="channels come in multiples of this"
+    )
     parser.add_argument("--pruners", nargs="+", default=list(PRUNERS))
     parser.add_argument("--dense-only", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
