@@ -12,13 +12,13 @@ def test_the_demo_shrinks_a_network_that_still_reads_digits(monkeypatch, tmp_pat
     before, after = figures["accuracy"]
     assert before > 0.95
     assert after > before - 0.03
-    # 60 % of 32, 64, 64 and 128 channels go.
-    assert {gone for gone, _ in result.removed.values()} == {19, 38, 77}
+    # 70 % of 32, 64, 64 and 128 channels go, less what it takes to keep multiples of eight.
+    assert {gone for gone, _ in result.removed.values()} == {16, 40, 88}
     assert result.kind == "module"
     assert result.error < 1e-10
-    channels = [1, 13, 26, 26]
+    channels = [1, 16, 24, 24]
     convs = sum((9 * a + 1 + 2) * b for a, b in zip(channels, channels[1:], strict=False))
-    assert result.parameters[1] == convs + (26 * 16 + 1) * 51 + 51 * 10 + 10
+    assert result.parameters[1] == convs + (24 * 16 + 1) * 40 + 40 * 10 + 10
     large, small = figures["bytes of the ONNX file"]
-    assert small == pytest.approx(4 * result.parameters[1], rel=0.25)
+    assert small == pytest.approx(4 * result.parameters[1], rel=0.3)
     assert large > 4 * small

@@ -26,7 +26,7 @@ except ImportError as error:
 from lilliput.speedup.capture import quiet
 from lilliput.torch import AGPPruner, SpeedupResult, speedup
 
-SPARSITY = 0.6
+SPARSITY = 0.7
 TRAIN_EPOCHS, PRUNE_EPOCHS, FINETUNE_EPOCHS = 15, 15, 10
 BATCH = 64
 
@@ -111,9 +111,8 @@ def run(console: Console, folder: Path) -> tuple[dict[str, tuple[float, float]],
 
     console.print(f"pruning {SPARSITY:.0%} of the channels over {PRUNE_EPOCHS} epochs (AGP) …")
     example = data.test[0][:2]
-    rules = [
-        {"op_types": ["Conv2d", "Linear"], "final_sparsity": SPARSITY, "end_epoch": PRUNE_EPOCHS}
-    ]
+    rule = {"op_types": ["Conv2d", "Linear"], "final_sparsity": SPARSITY, "end_epoch": PRUNE_EPOCHS}
+    rules = [rule | {"round_to": 8}]  # kernels like multiples of eight
     pruner = AGPPruner(model, rules, optimizer, pruning_algorithm="l1", example_inputs=example)
     pruner.compress()
     for epoch in range(PRUNE_EPOCHS):
