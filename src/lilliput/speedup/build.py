@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,25 +17,34 @@ from lilliput.speedup.graph import capture_part, capture_whole
 from lilliput.speedup.leaf import fix_leaf
 from lilliput.speedup.result import Plan
 
+Parts = dict[tuple[str, bool], nn.Module]  # by path, and whether sizes are left open
 
-def build(plain: nn.Module, plan: Plan, example_inputs: Any) -> nn.Module:
-    """Return a shrunk copy of a plain model."""
+
+def build(
+    plain: nn.Module, plan: Plan, example_inputs: Any, known: Parts | None = None
+) -> nn.Module:
+    """Return a shrunk copy of a plain model; ``known`` keeps captured parts from plan to plan."""
     model = copy_model(plain)
     if plan.kind == "graph":
         return capture_whole(model, plan.cuts, example_inputs, plan.any_size)
-    build_in_place(model, plan, capture_parts(plain, plan, example_inputs))
+    build_in_place(model, plan, capture_parts(plain, plan, example_inputs, known))
     return model
 
 
-def capture_parts(plain: nn.Module, plan: Plan, example_inputs: Any) -> dict[str, nn.Module]:
+def capture_parts(
+    plain: nn.Module, plan: Plan, example_inputs: Any, known: Parts | None = None
+) -> dict[str, nn.Module]:
     """Return the parts of a plan that are captured, from a plain model in eval mode."""
     if not plan.graphs or plan.kind == "graph":
         return {}
+    known = {} if known is None else known
     inputs = as_inputs(example_inputs)
-    return {
-        path: capture_part(copy_model(plain), path, plan.cuts, inputs, plan.any_size)
-        for path in plan.graphs
-    }
+    for path in plan.graphs:
+        if (path, plan.any_size) not in known:
+            part = capture_part(copy_model(plain), path, plan.cuts, inputs, plan.any_size)
+            known[path, plan.any_size] = part
+    # Copies: each model puts its own parameters into them.
+    return {path: copy.deepcopy(known[path, plan.any_size]) for path in plan.graphs}
 
 
 def build_in_place(model: nn.Module, plan: Plan, parts: Mapping[str, nn.Module]) -> None:

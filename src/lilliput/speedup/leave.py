@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from lilliput.backends.torch.backend import TorchBackend, strip
 from lilliput.backends.torch.discover import unwrapped
@@ -16,6 +17,8 @@ from lilliput.backends.torch.wrapper import (
     QuantizerModuleWrapper,
 )
 from lilliput.errors import StageError, UnsupportedModelError
+from lilliput.speedup.capture import as_inputs
+from lilliput.speedup.cuts import named_tensors
 
 _REPLICATORS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
@@ -80,6 +83,26 @@ def _pruners_on(model: nn.Module) -> list[Any]:
     wrappers = [m for m in model.modules() if isinstance(m, PrunerModuleWrapper)]
     found = {id(w.compressor): w.compressor for w in wrappers if w.compressor is not None}
     return list(found.values())
+
+
+def find_known_groups(model: nn.Module, plain: nn.Module, example_inputs: Any) -> Any:
+    """Return the groups that a pruner of the model knows for such inputs, None if there are none."""
+    tensors = named_tensors(plain)
+    wanted = _signature(as_inputs(example_inputs))
+    for pruner in _pruners_on(model):
+        groups = getattr(getattr(pruner, "layout", None), "groups", None)
+        analysis = getattr(groups, "analysis", None)
+        if analysis is None or _signature(analysis.captured.call) != wanted:
+            continue
+        shapes = {name: value.shape for name, value in analysis.axes.items()}
+        if all(name in tensors and tensors[name].shape == shape for name, shape in shapes.items()):
+            return groups
+    return None
+
+
+def _signature(inputs: Any) -> Any:
+    leaves, structure = tree_flatten(inputs)
+    return structure, [(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves]
 
 
 def find_left_masks(model: nn.Module) -> list[str]:

@@ -23,7 +23,14 @@ from lilliput.speedup.attributes import (
     less_by_one,
     owners_of,
 )
-from lilliput.speedup.build import build, build_in_place, capture_parts, cut_optimizer, hand_over
+from lilliput.speedup.build import (
+    Parts,
+    build,
+    build_in_place,
+    capture_parts,
+    cut_optimizer,
+    hand_over,
+)
 from lilliput.speedup.capture import copy_model, plain_copy
 from lilliput.speedup.collect import collect
 from lilliput.speedup.cuts import balance, find_cuts, named_tensors, shapes_of
@@ -32,6 +39,7 @@ from lilliput.speedup.labels import Flags
 from lilliput.speedup.leave import (
     check_model,
     check_optimizer,
+    find_known_groups,
     find_left_masks,
     find_unready,
     optimizer_of,
@@ -118,10 +126,13 @@ class _Work:
     def __init__(self, model: nn.Module, example_inputs: Any, extend_masks: bool) -> None:
         self.model, self.example_inputs = model, example_inputs
         self.notes: list[str] = []
+        self._parts: Parts = {}
         self._elsewhere: tuple[Reference, nn.Module] | None = None
         self.plain = plain_copy(model)
-        self.analysis = analyse(self.plain, example_inputs)
-        self.groups = collect(self.analysis, self.plain)
+        self.groups = find_known_groups(model, self.plain, example_inputs)
+        if self.groups is None:
+            self.groups = collect(analyse(self.plain, example_inputs), self.plain)
+        self.analysis = self.groups.analysis
         self.masked = self._extend() if extend_masks else model
         self.removed = self._find_removed()
         self.cuts = tuple(find_cuts(self.analysis, self.removed))
@@ -235,7 +246,7 @@ class _Work:
         others = self.reference.with_other_batches(self.masked)
         open_ = replace(plan, any_size=True)
         try:
-            twin = self.reference.cast(build(self.plain, open_, self.example_inputs))
+            twin = self.reference.cast(build(self.plain, open_, self.example_inputs, self._parts))
             if others and all(other.error(twin) <= other.tolerance for other in others):
                 return open_, self.reference.error(twin)
         except Exception as failure:
@@ -253,7 +264,7 @@ class _Work:
 
     def _try(self, plan: Plan, failures: list[Failure]) -> float:
         try:
-            twin = self.reference.cast(build(self.plain, plan, self.example_inputs))
+            twin = self.reference.cast(build(self.plain, plan, self.example_inputs, self._parts))
         except Exception as failure:
             failures.append(Failure("", describe(failure)))
             return float("inf")
@@ -277,13 +288,13 @@ class _Work:
             reference = make_reference(twin, self.example_inputs, has_casts(self.analysis))
             self._elsewhere = reference, plain_copy(twin)
         reference, plain = self._elsewhere
-        return reference.error(reference.cast(build(plain, plan, self.example_inputs)))
+        return reference.error(reference.cast(build(plain, plan, self.example_inputs, self._parts)))
 
     def carry_out(self, plan: Plan, optimizer: Any) -> nn.Module:
         """Change the user's model according to a plan that passed."""
         model = unwrapped(self.model)
         modes = {name: module.training for name, module in model.named_modules()}
-        parts = capture_parts(self.plain, plan, self.example_inputs)
+        parts = capture_parts(self.plain, plan, self.example_inputs, self._parts)
         graph = build(self.plain, plan, self.example_inputs) if plan.kind == "graph" else None
         release(model)
         before = named_tensors(model)
