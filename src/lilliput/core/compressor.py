@@ -120,15 +120,15 @@ class Compressor(OlderNames):
         except BaseException:
             self.bound_model = before
             raise
-        self._backend.check_unchanged(self.bound_model, self._every_wrapper())
+        self._backend.check_unchanged(self.bound_model, self.every_wrapper())
         self.bind_model(self.bound_model)
         self._prepare()
         self._wrap_model()
         try:
             self._follow_optimizer()
             self._refresh()
-            self._backend.apply_masks(self._every_wrapper(), self.optimizer)
-            self._backend.narrow_norms(self._every_wrapper())
+            self._backend.apply_masks(self.every_wrapper(), self.optimizer)
+            self._backend.narrow_norms(self.every_wrapper())
         except BaseException:
             self._leave_optimizer()
             self._detach_all()
@@ -250,8 +250,8 @@ class Compressor(OlderNames):
         restore(self, state)
         if self.is_wrapped:
             self._backend.reshard(self.bound_model)
-            self._backend.apply_masks(self._every_wrapper(), self.optimizer)
-            self._backend.narrow_norms(self._every_wrapper())
+            self._backend.apply_masks(self.every_wrapper(), self.optimizer)
+            self._backend.narrow_norms(self.every_wrapper())
 
     def export_model(
         self,
@@ -279,7 +279,7 @@ class Compressor(OlderNames):
         """
         if not self._has_compressed:
             raise StageError("export_model() came before compress(); call that first.")
-        wrappers = self._every_wrapper()
+        wrappers = self.every_wrapper()
         self._backend.export(
             self.bound_model, wrappers, model_path, mask_path, onnx_path, input_shape, device
         )
@@ -354,7 +354,8 @@ class Compressor(OlderNames):
         """Return the wrappers of parameters that no rule selects, but that follow the selected ones."""
         return list(self._companions)
 
-    def _every_wrapper(self) -> list[Any]:
+    def every_wrapper(self) -> list[Any]:
+        """Return the wrappers of the selected layers, and of what is masked along with them."""
         return [*self.get_modules_wrapper(), *self._companions]
 
     def _prepare(self) -> None:
@@ -395,7 +396,7 @@ class Compressor(OlderNames):
             return
         attached: list[Any] = []
         try:
-            for wrapper in self._every_wrapper():
+            for wrapper in self.every_wrapper():
                 self._backend.attach(wrapper)
                 attached.append(wrapper)
         except BaseException:
@@ -408,7 +409,7 @@ class Compressor(OlderNames):
     def _unwrap_model(self) -> None:
         if self.is_wrapped:
             self._backend.reshard(self.bound_model)
-            self._backend.settle(self._every_wrapper())
+            self._backend.settle(self.every_wrapper())
             narrow = self._backend.widen_norms(self.bound_model)
             if narrow and getattr(getattr(self, "layout", None), "is_followed", False):
                 log.warning(
@@ -423,7 +424,7 @@ class Compressor(OlderNames):
 
     def _detach_all(self) -> None:
         self._backend.widen_norms(self.bound_model)
-        for wrapper in reversed(self._every_wrapper()):
+        for wrapper in reversed(self.every_wrapper()):
             self._backend.detach(wrapper)
         self.is_wrapped = False
         self._backend.narrow_again(self.bound_model)

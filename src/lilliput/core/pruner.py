@@ -90,7 +90,7 @@ class Pruner(Compressor):
 
     def _after_step(self) -> None:
         """Keep pruned weights at zero, whatever the optimizer made of a zero gradient."""
-        self._backend.hold_masks(self._every_wrapper())
+        self._backend.hold_masks(self.every_wrapper())
 
     def _ask_for_masks(
         self, wrappers: list[Any], calc_mask: Call

@@ -57,7 +57,7 @@ class CompressionState:
 def capture(compressor: Any) -> CompressionState:
     """Return the state of a compressor; tensors are copied."""
     layers, tensors = {}, {}
-    for wrapper in (*compressor.get_modules_wrapper(), *compressor.companions()):
+    for wrapper in compressor.every_wrapper():
         held, attributes = wrapper.snapshot()
         values = {}
         for key, value in attributes.items():
@@ -83,7 +83,7 @@ def capture(compressor: Any) -> CompressionState:
 
 def restore(compressor: Any, state: CompressionState) -> None:
     """Put a state back into a compressor, after checking all of it."""
-    every = (*compressor.get_modules_wrapper(), *compressor.companions())
+    every = compressor.every_wrapper()
     wrappers = {wrapper.name: wrapper for wrapper in every}
     problems = _compare(compressor, wrappers, state)
     if problems:

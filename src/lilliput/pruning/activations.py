@@ -8,7 +8,7 @@ from lilliput.config.layer import LayerInfo
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.collecting import CollectingMasker
+from lilliput.pruning.collecting import CollectingMasker, CollectingPruner
 
 _ACTIVATIONS = ("relu", "gelu", "relu6")
 _HIDDEN_TYPES = frozenset({"MultiheadAttention", "RNNBase", "RNNCellBase"})
@@ -73,3 +73,9 @@ class ActivationMasker(CollectingMasker):
             )
         measured = self.measure(getattr(xp, self.activation)(rows))
         self.add(wrapper, xp.sum(measured, axis=1), xp.shape(rows)[1])
+
+
+class ActivationPruner(CollectingPruner):
+    """The base of pruners whose criterion looks at activations."""
+
+    takes = ("training_batches", "activation")

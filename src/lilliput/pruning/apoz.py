@@ -20,8 +20,7 @@ True
 from __future__ import annotations
 
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.activations import ActivationMasker
-from lilliput.pruning.collecting import CollectingPruner
+from lilliput.pruning.activations import ActivationMasker, ActivationPruner
 from lilliput.registry import register_pruner
 
 
@@ -34,7 +33,7 @@ class APoZMasker(ActivationMasker):
 
 
 @register_pruner("apoz", "activation_apoz", "ActivationAPoZRankFilterPruner")
-class ActivationAPoZRankPruner(CollectingPruner):
+class ActivationAPoZRankPruner(ActivationPruner):
     """Prune the channels that are zero most of the time.
 
     Parameters
@@ -46,7 +45,6 @@ class ActivationAPoZRankPruner(CollectingPruner):
     """
 
     masker_type = APoZMasker
-    takes = ("training_batches", "activation")
 
 
 ActivationAPoZRankFilterPruner = ActivationAPoZRankPruner

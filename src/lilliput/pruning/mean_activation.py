@@ -17,8 +17,7 @@ True
 from __future__ import annotations
 
 from lilliput.ops.namespace import Tensor
-from lilliput.pruning.activations import ActivationMasker
-from lilliput.pruning.collecting import CollectingPruner
+from lilliput.pruning.activations import ActivationMasker, ActivationPruner
 from lilliput.registry import register_pruner
 
 
@@ -31,7 +30,7 @@ class MeanActivationMasker(ActivationMasker):
 
 
 @register_pruner("mean_activation", "activation_mean", "ActivationMeanRankFilterPruner")
-class ActivationMeanRankPruner(CollectingPruner):
+class ActivationMeanRankPruner(ActivationPruner):
     """Prune the channels with the smallest mean activation.
 
     Parameters
@@ -43,7 +42,6 @@ class ActivationMeanRankPruner(CollectingPruner):
     """
 
     masker_type = MeanActivationMasker
-    takes = ("training_batches", "activation")
 
 
 ActivationMeanRankFilterPruner = ActivationMeanRankPruner

@@ -10,7 +10,7 @@ from lilliput.core.hooks import Call
 from lilliput.core.pruner import Pruner
 from lilliput.ops.namespace import namespace
 from lilliput.pruning.sensitivity_goals import removed_from
-from lilliput.pruning.sensitivity_probe import Masks, Probe, every_wrapper, masks_of
+from lilliput.pruning.sensitivity_probe import Masks, Probe, masks_of
 
 
 class PlannedPruner(Pruner):
@@ -63,7 +63,7 @@ class PlannedPruner(Pruner):
     def forget_masks(self) -> None:
         """Go back to masks of ones, after :meth:`strip`."""
         held = masks_of(self)
-        for wrapper in every_wrapper(self):
+        for wrapper in self.every_wrapper():
             masks = held[wrapper.name].items()
             wrapper.set_masks({key: namespace(mask).ones_like(mask) for key, mask in masks})
 

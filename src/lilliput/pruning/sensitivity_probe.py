@@ -106,7 +106,7 @@ class Probe:
         snapshot = Snapshot(self.model)
         with _mute(self._has_spoken):
             pruner = self.algorithm(self.model, rules, **self._options)
-        for wrapper in every_wrapper(pruner):
+        for wrapper in pruner.every_wrapper():
             held = masks.get(wrapper.name, {})
             # A weight that only follows another layer is held without its bias.
             has_bias = wrapper.bias is not None
@@ -139,15 +139,10 @@ def _mute(has_spoken: bool) -> Iterator[None]:
         log.removeFilter(is_grave)
 
 
-def every_wrapper(pruner: Any) -> list[Any]:
-    """Return the wrappers of the selected layers, and of what is masked along with them."""
-    return [*pruner.get_modules_wrapper(), *pruner.companions()]
-
-
 def masks_of(pruner: Any) -> dict[str, dict[str, Any]]:
     """Return copies of the masks of a pruner."""
     found = {}
-    for wrapper in every_wrapper(pruner):
+    for wrapper in pruner.every_wrapper():
         held = {name: getattr(wrapper, name) for name in ("weight_mask", "bias_mask")}
         found[wrapper.name] = {k: mask.clone() for k, mask in held.items() if mask is not None}
     return found

@@ -44,6 +44,25 @@ class Analysis:
         return keep
 
 
+class Kept:
+    """What stays of values once classes are removed: which indices, how many."""
+
+    def __init__(self, analysis: Analysis, removed: Flags) -> None:
+        self.analysis, self.removed = analysis, removed
+
+    def flags(self, value: Value, dim: int) -> Flags:
+        """Return which indices along a dimension stay."""
+        return self.analysis.kept(value, dim % len(value.shape), self.removed)
+
+    def size(self, value: Value, dim: int) -> int:
+        """Return how many indices along a dimension stay."""
+        return int(self.flags(value, dim).sum())
+
+    def shape(self, value: Value) -> list[int]:
+        """Return the shape of what stays."""
+        return [self.size(value, d) for d in range(len(value.shape))]
+
+
 def analyse(model: nn.Module, example_inputs: Any, any_size: bool = False) -> Analysis:
     """Capture a plain model in eval mode, and label it."""
     args, kwargs = as_inputs(example_inputs)

@@ -45,7 +45,7 @@ def _matching(model: nn.Module, wanted: dict[tuple[str, int], set[int]]) -> Attr
         if len(news) > 1:
             continue
         (new,) = news
-        for name, value in vars(_get(model, path)).items():
+        for name, value in vars(model.get_submodule(path)).items():
             if name.startswith("_") or name == "training":
                 continue
             changed = _replaced(found.get((path, name), value), old, new)
@@ -73,7 +73,7 @@ def _replaced(value: Any, old: int, new: int) -> Any:
 def set_attributes(model: nn.Module, attributes: Attributes) -> None:
     """Set attributes of a model."""
     for (path, name), value in attributes.items():
-        setattr(_get(model, path), name, value)
+        setattr(model.get_submodule(path), name, value)
 
 
 def choices(model: nn.Module, explained: Attributes, remembered: Attributes) -> list[Attributes]:
@@ -98,8 +98,4 @@ def less_by_one(attributes: Attributes, model: nn.Module) -> Iterator[set[tuple[
 
 
 def _kind(model: nn.Module, key: tuple[str, str]) -> tuple[str, str]:
-    return type(_get(model, key[0])).__name__, key[1]
-
-
-def _get(model: nn.Module, path: str) -> nn.Module:
-    return model.get_submodule(path) if path else model
+    return type(model.get_submodule(key[0])).__name__, key[1]

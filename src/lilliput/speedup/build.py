@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lilliput.speedup.attributes import set_attributes
 from lilliput.speedup.capture import as_inputs, copy_model, drop_caches
-from lilliput.speedup.cuts import Cut, apply_cuts, cut_all, named_tensors
+from lilliput.speedup.cuts import Cut, apply_cuts, by_tensor, cut_all, named_tensors
 from lilliput.speedup.graph import capture_part, capture_whole
 from lilliput.speedup.leaf import fix_leaf
 from lilliput.speedup.result import Plan
@@ -93,10 +93,7 @@ def cut_optimizer(
     shapes: dict[str, tuple[int, ...]],
 ) -> None:
     """Cut what an optimizer remembers of each parameter along with the parameter."""
-    by_name: dict[str, list[Cut]] = {}
-    for cut in cuts:
-        by_name.setdefault(cut.tensor, []).append(cut)
-    for name, listed in by_name.items():
+    for name, listed in by_tensor(cuts).items():
         state = optimizer.state.get(tensors[name], {})
         for key, record in state.items():
             if isinstance(record, Tensor) and tuple(record.shape) == shapes[name]:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -125,7 +126,7 @@ def capture(
             ) from error
     _drop_guards(module)
     targets = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
-    tensors = {x: found for x in targets if isinstance(found := _get(module, x), Tensor)}
+    tensors = {x: found for x in targets if isinstance(found := attrgetter(x)(module), Tensor)}
     names = _first_names(model)
     return Captured(module, tensors, names, simple, program.range_constraints, (args, kwargs))
 
@@ -214,12 +215,6 @@ def _drop_guards(module: fx.GraphModule) -> None:
             module.graph.erase_node(node)
     module.graph.eliminate_dead_code()  # what nobody reads need not be kept whole
     module.recompile()
-
-
-def _get(module: Any, path: str) -> Any:
-    for part in path.split("."):
-        module = getattr(module, part)
-    return module
 
 
 def _first_line(error: BaseException) -> str:

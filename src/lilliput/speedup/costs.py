@@ -5,28 +5,21 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from lilliput.speedup.analysis import Analysis
+from lilliput.speedup.analysis import Analysis, Kept
 from lilliput.speedup.labels import Flags
 from lilliput.speedup.walk import Value, op_name
 
 _MATMULS = ("matmul", "mm", "bmm", "addmm", "baddbmm")
 
 
-class _Sizes:
-    """Sizes of values once channels are removed."""
-
-    def __init__(self, analysis: Analysis, removed: Flags) -> None:
-        self.analysis, self.removed = analysis, removed
-
-    def size(self, value: Value, dim: int) -> int:
-        return int(self.analysis.kept(value, dim, self.removed).sum())
+class _Sizes(Kept):
+    """Numbers of elements of values once channels are removed."""
 
     def numel(self, value: Value) -> int:
-        return prod(self.size(value, d) for d in range(len(value.shape)))
+        return prod(self.shape(value))
 
     def parameter(self, name: str) -> int:
-        value = self.analysis.axes[name]
-        sizes = [self.size(value, d) for d in range(len(value.shape))]
+        sizes = self.shape(self.analysis.axes[name])
         if name in self.analysis.walk.ragged:
             rows = self.analysis.walk.ragged[name]
             gone = self.removed[self.analysis.walk.labels.find(rows.ravel())]

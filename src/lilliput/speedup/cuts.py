@@ -38,6 +38,10 @@ class Cut:
         taken: Tensor = parts.gather(2, keep.view(view).expand(shape))
         return taken.flatten(0, 1)
 
+    def within(self, prefix: str) -> Cut:
+        """Return the cut as a module at that prefix sees it."""
+        return Cut(self.tensor.removeprefix(prefix), self.dim, self.keep)
+
     def mask(self, tensor: Tensor) -> Tensor:
         """Return ones where a tensor stays, and zeros elsewhere."""
         mask = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
@@ -92,10 +96,7 @@ def balance(analysis: Analysis, removed: Flags) -> Flags:
 def apply_cuts(module: nn.Module, cuts: Iterable[Cut]) -> None:
     """Cut a module's parameters and buffers in place; they stay the same objects."""
     tensors = named_tensors(module)
-    by_name: dict[str, list[Cut]] = {}
-    for cut in cuts:
-        by_name.setdefault(cut.tensor, []).append(cut)
-    for name, listed in by_name.items():
+    for name, listed in by_tensor(cuts).items():
         tensor = tensors[name]
         gradient = tensor.grad
         tensor.grad = None
@@ -109,6 +110,14 @@ def apply_cuts(module: nn.Module, cuts: Iterable[Cut]) -> None:
     for child in module.modules():
         if isinstance(child, nn.RNNBase):
             child._init_flat_weights()
+
+
+def by_tensor(cuts: Iterable[Cut]) -> dict[str, list[Cut]]:
+    """Return the cuts of each tensor together."""
+    found: dict[str, list[Cut]] = {}
+    for cut in cuts:
+        found.setdefault(cut.tensor, []).append(cut)
+    return found
 
 
 def cut_all(tensor: Tensor, cuts: list[Cut]) -> Tensor:

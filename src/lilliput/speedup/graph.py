@@ -75,11 +75,7 @@ def capture_part(
     """Return one module of a model as a captured graph with its channels cut."""
     args, kwargs = _record_call(plain, path, example_inputs)
     prefix = f"{path}."
-    own = tuple(
-        Cut(cut.tensor.removeprefix(prefix), cut.dim, cut.keep)
-        for cut in cuts
-        if cut.tensor.startswith(prefix)
-    )
+    own = tuple(cut.within(prefix) for cut in cuts if cut.tensor.startswith(prefix))
     part = plain.get_submodule(path)
     return _cut_graph(analyse_part(part, args, kwargs, any_size), own)
 

@@ -79,10 +79,14 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
                 )
 
 
-def _pruners_on(model: nn.Module) -> list[Any]:
-    wrappers = [m for m in model.modules() if isinstance(m, PrunerModuleWrapper)]
+def _compressors_on(model: nn.Module, kind: type[ModuleWrapper] = ModuleWrapper) -> list[Any]:
+    wrappers = [m for m in model.modules() if isinstance(m, kind)]
     found = {id(w.compressor): w.compressor for w in wrappers if w.compressor is not None}
     return list(found.values())
+
+
+def _pruners_on(model: nn.Module) -> list[Any]:
+    return _compressors_on(model, PrunerModuleWrapper)
 
 
 def find_known_groups(model: nn.Module, plain: nn.Module, example_inputs: Any) -> Any:
@@ -132,9 +136,8 @@ def optimizer_of(model: nn.Module) -> Any:
 
 def release(model: nn.Module) -> None:
     """Make every compressor let go of a model, its masks left as zeros."""
-    wrappers = [m for m in model.modules() if isinstance(m, ModuleWrapper)]
-    compressors = {id(w.compressor): w.compressor for w in wrappers if w.compressor is not None}
+    compressors = _compressors_on(model)
     TorchBackend().widen_norms(model)
-    for compressor in compressors.values():
+    for compressor in compressors:
         compressor.strip()
     strip(model)

@@ -11,6 +11,7 @@ from torch import fx, nn
 from lilliput.backends.torch.narrow import Narrow, keep_of
 from lilliput.speedup.analysis import Analysis
 from lilliput.speedup.attributes import find_attributes, set_attributes
+from lilliput.speedup.capture import plain_copy
 from lilliput.speedup.cuts import Cut, apply_cuts, find_cuts
 from lilliput.speedup.labels import Flags, Indices
 from lilliput.speedup.leaf import fix_leaf
@@ -102,8 +103,8 @@ def narrow_norms(analysis: Analysis, model: nn.Module, removed: Flags) -> dict[s
         find = analysis.walk.labels.find
         if any(removed[find(column)].any() for column in norm.columns):
             prefix = f"{norm.path}."
-            own = [_within(cut, prefix) for cut in cuts if cut.tensor.startswith(prefix)]
-            twin = _plain(model.get_submodule(norm.path))
+            own = [cut.within(prefix) for cut in cuts if cut.tensor.startswith(prefix)]
+            twin = plain_copy(model.get_submodule(norm.path))
             apply_cuts(twin, own)
             for module in twin.modules():
                 fix_leaf(module)
@@ -123,18 +124,7 @@ def narrow_norms(analysis: Analysis, model: nn.Module, removed: Flags) -> dict[s
     return found
 
 
-def _within(cut: Cut, prefix: str) -> Cut:
-    return Cut(cut.tensor.removeprefix(prefix), cut.dim, cut.keep)
-
-
 def _flags(cut: Cut, size: int) -> Flags:
     flags: Flags = np.zeros(size, bool)
     flags[cut.keep] = True
     return flags
-
-
-def _plain(module: nn.Module) -> nn.Module:
-    """Return a copy of a module as the user wrote it, without masks."""
-    from lilliput.speedup.capture import plain_copy
-
-    return plain_copy(module)

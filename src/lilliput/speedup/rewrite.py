@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from lilliput.errors import UnsupportedModelError
-from lilliput.speedup.analysis import Analysis
+from lilliput.speedup.analysis import Analysis, Kept
 from lilliput.speedup.labels import Flags
 from lilliput.speedup.walk import Value, op_name, place
 
@@ -59,25 +59,11 @@ def find_edits(analysis: Analysis, removed: Flags) -> list[Edit]:
             rule = _rule(node)
             if rule is not None:
                 bound = analysis.walk.bind(node)
-                edits += rule(node, bound, value, _Kept(analysis, removed))
+                edits += rule(node, bound, value, Kept(analysis, removed))
     return edits
 
 
-class _Kept:
-    def __init__(self, analysis: Analysis, removed: Flags) -> None:
-        self.analysis, self.removed = analysis, removed
-
-    def flags(self, value: Value, dim: int) -> Flags:
-        return self.analysis.kept(value, dim % len(value.shape), self.removed)
-
-    def size(self, value: Value, dim: int) -> int:
-        return int(self.flags(value, dim).sum())
-
-    def shape(self, value: Value) -> list[int]:
-        return [self.size(value, d) for d in range(len(value.shape))]
-
-
-_Rule = Callable[[fx.Node, SimpleNamespace, Any, _Kept], list[Edit]]
+_Rule = Callable[[fx.Node, SimpleNamespace, Any, Kept], list[Edit]]
 
 
 def _rule(node: fx.Node) -> _Rule | None:
@@ -89,7 +75,7 @@ def _rule(node: fx.Node) -> _Rule | None:
     return _RULES.get(name)
 
 
-def _sizes(node: fx.Node, a: SimpleNamespace, value: Value, kept: _Kept) -> list[Edit]:
+def _sizes(node: fx.Node, a: SimpleNamespace, value: Value, kept: Kept) -> list[Edit]:
     argument = _SIZED[op_name(node)]
     old, shape = list(getattr(a, argument)), kept.shape(value)
     if op_name(node) == "unflatten":
@@ -104,13 +90,13 @@ def _sizes(node: fx.Node, a: SimpleNamespace, value: Value, kept: _Kept) -> list
     return [Edit(node, argument, old, new)] if new != old else []
 
 
-def _repeats(node: fx.Node, a: SimpleNamespace, value: Value, kept: _Kept) -> list[Edit]:
+def _repeats(node: fx.Node, a: SimpleNamespace, value: Value, kept: Kept) -> list[Edit]:
     before = [1] * (len(value.shape) - len(a.input.shape)) + kept.shape(a.input)
     new = [m // n for n, m in zip(before, kept.shape(value), strict=True)]
     return [Edit(node, "repeats", list(a.repeats), new)] if new != list(a.repeats) else []
 
 
-def _splits(node: fx.Node, a: SimpleNamespace, values: list[Value], kept: _Kept) -> list[Edit]:
+def _splits(node: fx.Node, a: SimpleNamespace, values: list[Value], kept: Kept) -> list[Edit]:
     old = [value.shape[a.dim] for value in values]
     new = [kept.size(value, a.dim) for value in values]
     if new == old:
@@ -119,7 +105,7 @@ def _splits(node: fx.Node, a: SimpleNamespace, values: list[Value], kept: _Kept)
     return [Edit(node, "split_sizes", old, new, target)]
 
 
-def _slice(node: fx.Node, a: SimpleNamespace, value: Value, kept: _Kept) -> list[Edit]:
+def _slice(node: fx.Node, a: SimpleNamespace, value: Value, kept: Kept) -> list[Edit]:
     flags = kept.flags(a.input, a.dim)
     if flags.all():
         return []
@@ -135,7 +121,7 @@ def _slice(node: fx.Node, a: SimpleNamespace, value: Value, kept: _Kept) -> list
     return [edit for edit in wanted if edit.old != edit.new]
 
 
-def _groups(node: fx.Node, a: SimpleNamespace, value: Value, kept: _Kept) -> list[Edit]:
+def _groups(node: fx.Node, a: SimpleNamespace, value: Value, kept: Kept) -> list[Edit]:
     per_group = a.weight.shape[0 if "transpose" in op_name(node) else 1]
     if a.groups == 1:
         return []
@@ -147,33 +133,33 @@ def _groups(node: fx.Node, a: SimpleNamespace, value: Value, kept: _Kept) -> lis
     return [Edit(node, "groups", a.groups, new)] if new != a.groups else []
 
 
-def _normalized(node: fx.Node, a: SimpleNamespace, value: Any, kept: _Kept) -> list[Edit]:
+def _normalized(node: fx.Node, a: SimpleNamespace, value: Any, kept: Kept) -> list[Edit]:
     old = list(a.normalized_shape)
     new = kept.shape(a.input)[-len(old) :]
     return [Edit(node, "normalized_shape", old, new)] if new != old else []
 
 
-def _norm_groups(node: fx.Node, a: SimpleNamespace, value: Value, kept: _Kept) -> list[Edit]:
+def _norm_groups(node: fx.Node, a: SimpleNamespace, value: Value, kept: Kept) -> list[Edit]:
     channels = kept.size(a.input, 1)
     if a.num_groups != a.input.shape[1] or channels == a.num_groups:
         return []
     return [Edit(node, "num_groups", a.num_groups, channels)]
 
 
-def _scale(node: fx.Node, a: SimpleNamespace, value: Value, kept: _Kept) -> list[Edit]:
+def _scale(node: fx.Node, a: SimpleNamespace, value: Value, kept: Kept) -> list[Edit]:
     size = a.query.shape[-1]
     if kept.size(a.query, -1) == size or a.scale is not None:
         return []
     return [Edit(node, "scale", None, 1 / math.sqrt(size))]
 
 
-def _shuffle(node: fx.Node, a: SimpleNamespace, value: Value, kept: _Kept) -> list[Edit]:
+def _shuffle(node: fx.Node, a: SimpleNamespace, value: Value, kept: Kept) -> list[Edit]:
     flags = kept.flags(a.input, 1).reshape(a.groups, -1)
     rows = int(flags.any(axis=1).sum())
     return [Edit(node, "groups", a.groups, rows)] if rows != a.groups else []
 
 
-def _narrow(node: fx.Node, a: SimpleNamespace, value: Value, kept: _Kept) -> list[Edit]:
+def _narrow(node: fx.Node, a: SimpleNamespace, value: Value, kept: Kept) -> list[Edit]:
     flags = kept.flags(a.input, a.dim)
     if flags.all():
         return []

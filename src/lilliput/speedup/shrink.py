@@ -139,10 +139,9 @@ class _Work:
         if not self.cuts:
             raise StageError(
                 f"{find_unready(model)}there is nothing to cut: no channel is zero in all the parameters "
-                "that make, scale "
-                "or read it. Prune with example_inputs (masks then cover whole groups) and a sparsity "
-                "of at least one channel, or allow extend_masks=True; a model that was shrunk already "
-                "has nothing left to cut."
+                "that make, scale or read it. Prune with example_inputs (masks then cover whole groups) "
+                "and a sparsity of at least one channel, or allow extend_masks=True; a model that was "
+                "shrunk already has nothing left to cut."
             )
         if self.groups.unreached:
             self.notes.append(

@@ -52,7 +52,6 @@ class Balance:
     """Rows of labels of which equally many must be kept."""
 
     rows: Indices  # 2-D
-    node: fx.Node
 
 
 Rule = Callable[["Walk", SimpleNamespace], Any]
@@ -211,7 +210,7 @@ class Walk:
         """Ask for equally many channels in each row of an axis; False if it is a product."""
         columns = self.axes.tidy(axis)
         if len(columns) == 1:
-            self.balances.append(Balance(columns[0].labels.reshape(rows, -1), self.node))
+            self.balances.append(Balance(columns[0].labels.reshape(rows, -1)))
         return len(columns) < 2
 
     def makes(self, value: Value, dim: int) -> None:
