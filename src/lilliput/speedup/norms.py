@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 from torch import fx, nn
 
-from lilliput.backends.torch.narrow import Narrow, keep_of
+from lilliput.backends.torch.narrow import Keep, Narrow, keep_of
 from lilliput.speedup.analysis import Analysis
 from lilliput.speedup.attributes import find_attributes, set_attributes
 from lilliput.speedup.capture import plain_copy
-from lilliput.speedup.cuts import Cut, apply_cuts, find_cuts
+from lilliput.speedup.cuts import apply_cuts, by_tensor, find_cuts
 from lilliput.speedup.labels import Flags, Indices
 from lilliput.speedup.leaf import fix_leaf
 from lilliput.speedup.rewrite import find_edits
@@ -91,40 +89,27 @@ def narrow_norms(analysis: Analysis, model: nn.Module, removed: Flags) -> dict[s
         return found
     edits = find_edits(analysis, removed)
     attributes = find_attributes(model, edits)
+    find = analysis.walk.labels.find
     for norm in norms:
-        kept = [
-            [
-                keep_of(d, flags)
-                for d in range(len(value.shape))
-                if not (flags := analysis.kept(value, d, removed)).all()
-            ]
-            for value in (norm.source, norm.result)
-        ]
-        find = analysis.walk.labels.find
-        if any(removed[find(column)].any() for column in norm.columns):
-            prefix = f"{norm.path}."
-            own = [cut.within(prefix) for cut in cuts if cut.tensor.startswith(prefix)]
-            twin = plain_copy(model.get_submodule(norm.path))
-            apply_cuts(twin, own)
-            for module in twin.modules():
-                fix_leaf(module)
-            inside = {k: v for k, v in attributes.items() if f"{k[0]}.".startswith(prefix)}
-            set_attributes(
-                twin,
-                {(p.removeprefix(norm.path).lstrip("."), n): v for (p, n), v in inside.items()},
-            )
-            parameters: dict[str, list[Any]] = {}
-            names = {name for name, _ in twin.named_parameters()}
-            for cut in own:
-                if cut.tensor in names:
-                    full = analysis.axes[prefix + cut.tensor].shape[cut.dim]
-                    keep = keep_of(cut.dim, _flags(cut, full))
-                    parameters.setdefault(cut.tensor, []).append(keep)
-            found[norm.path] = Narrow(twin, kept[0], kept[1], parameters)
+        if not any(removed[find(column)].any() for column in norm.columns):
+            continue
+        prefix = f"{norm.path}."
+        own = [cut.within(prefix) for cut in cuts if cut.tensor.startswith(prefix)]
+        twin = plain_copy(model.get_submodule(norm.path))
+        apply_cuts(twin, own)
+        fix_leaf(twin)
+        sizes = {("", name): x for (path, name), x in attributes.items() if path == norm.path}
+        set_attributes(twin, sizes)
+        parameters = {
+            name: _kept_of(analysis, analysis.axes[prefix + name], removed)
+            for name in by_tensor(own)
+        }
+        source, result = (_kept_of(analysis, x, removed) for x in (norm.source, norm.result))
+        found[norm.path] = Narrow(twin, source, result, parameters)
     return found
 
 
-def _flags(cut: Cut, size: int) -> Flags:
-    flags: Flags = np.zeros(size, bool)
-    flags[cut.keep] = True
-    return flags
+def _kept_of(analysis: Analysis, value: Value, removed: Flags) -> list[Keep]:
+    """Return what stays along each dimension that loses something."""
+    flags = [analysis.kept(value, d, removed) for d in range(len(value.shape))]
+    return [keep_of(d, kept) for d, kept in enumerate(flags) if not kept.all()]

@@ -20,7 +20,7 @@ Keep = tuple[int, Tensor, int]  # dimension, kept indices, full size
 
 @dataclass(eq=False)
 class Narrow:
-    """How one module runs on kept channels.
+    """How one leaf module without buffers runs on kept channels.
 
     Parameters
     ----------
@@ -44,11 +44,10 @@ class Narrow:
                 "a norm over pruned channels received a nested tensor; make the nn.TransformerEncoder "
                 "with enable_nested_tensor=False."
             )
-        held = {name: _gather(_get(module, name), kept) for name, kept in self.parameters.items()}
-        held |= {
-            name: p
-            for name, p in module.named_parameters()
-            if name not in held and "lilliput" not in name
+        held = {
+            name: _gather(getattr(module, name), self.parameters.get(name, []))
+            for name, parameter in module._parameters.items()
+            if parameter is not None
         }
         result: Tensor = functional_call(self.twin, held, (_gather(x, self.inputs), *args), kwargs)
         for dim, keep, size in self.outputs:
@@ -61,12 +60,6 @@ def _gather(tensor: Tensor, kept: list[Keep]) -> Tensor:
     for dim, keep, _ in kept:
         tensor = tensor.index_select(dim, keep.to(tensor.device))
     return tensor
-
-
-def _get(module: nn.Module, name: str) -> Tensor:
-    path, _, leaf = name.rpartition(".")
-    value: Tensor = getattr(module.get_submodule(path) if path else module, leaf)
-    return value
 
 
 def keep_of(dim: int, flags: Any) -> Keep:
