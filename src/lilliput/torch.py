@@ -50,9 +50,23 @@ from lilliput.pruning import (
     TaylorFOWeightFilterPruner,
     TaylorFOWeightPruner,
 )
-from lilliput.quantization import DoReFaQuantizer, NaiveQuantizer
+from lilliput.quantization import (
+    DoReFaQuantizer,
+    LSQPlusQuantizer,
+    LsqPlusQuantizer,
+    LSQQuantizer,
+    LsqQuantizer,
+    NaiveQuantizer,
+    ObserverQuantizer,
+    PTQQuantizer,
+    QAT_Quantizer,
+    QATQuantizer,
+    QATquantizer,
+    RangeQuantizer,
+)
 
 if TYPE_CHECKING:
+    from lilliput.export import ExportResult, export_onnx
     from lilliput.speedup.collect import channel_groups
     from lilliput.speedup.groups import ChannelGroups
     from lilliput.speedup.model_speedup import ModelSpeedup
@@ -63,6 +77,7 @@ if TYPE_CHECKING:
 
 # Loaded when they are first used: importing is to be quick.
 _LAZY = {
+    "lilliput.export": ("ExportResult", "export_onnx"),
     "lilliput.speedup.collect": ("channel_groups",),
     "lilliput.speedup.groups": ("ChannelGroups",),
     "lilliput.speedup.model_speedup": ("ModelSpeedup",),
@@ -86,24 +101,35 @@ __all__ = [
     "CompressionState",
     "Compressor",
     "DoReFaQuantizer",
+    "ExportResult",
     "FPGMPruner",
     "L1FilterPruner",
     "L1NormPruner",
     "L2FilterPruner",
     "L2NormPruner",
+    "LSQPlusQuantizer",
+    "LSQQuantizer",
     "LayerInfo",
     "LevelPruner",
     "LinearPruner",
+    "LsqPlusQuantizer",
+    "LsqQuantizer",
     "ModelSpeedup",
     "ModuleWrapper",
     "NaiveQuantizer",
+    "ObserverQuantizer",
     "OneShotPruner",
+    "PTQQuantizer",
     "Pruner",
     "PrunerModuleWrapper",
+    "QATQuantizer",
+    "QAT_Quantizer",
+    "QATquantizer",
     "QuantGrad",
     "QuantType",
     "Quantizer",
     "QuantizerModuleWrapper",
+    "RangeQuantizer",
     "ScoreMasker",
     "SensitivityAnalysis",
     "SensitivityPruner",
@@ -113,6 +139,7 @@ __all__ = [
     "TaylorFOWeightPruner",
     "WeightMasker",
     "channel_groups",
+    "export_onnx",
     "load",
     "preflight",
     "speedup",

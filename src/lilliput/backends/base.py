@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.core.grad import QuantGrad
+from lilliput.ops.flow import Flow
 
 
 class Backend(ABC):
@@ -126,6 +127,50 @@ class Backend(ABC):
     @abstractmethod
     def hold_masks(self, wrappers: Sequence[Any]) -> None:
         """Put pruned weights that an optimizer step has moved back to zero, in place."""
+
+    @abstractmethod
+    def tensor(self, value: float, wrapper: Any) -> Any:
+        """Return a number as a float32 tensor where a wrapper's layer is."""
+
+    @abstractmethod
+    def parameter(self, value: Any) -> Any:
+        """Return a tensor as one that an optimizer trains."""
+
+    @abstractmethod
+    def masked_weight(self, wrapper: Any) -> Any:
+        """Return a layer's raw weight with its masks applied, without gradient."""
+
+    @abstractmethod
+    def flow(self, model: Any, example_inputs: Any) -> Flow:
+        """Run a model once, and return how tensors flow through it."""
+
+    @abstractmethod
+    def flow_of_batch(self, model: Any, batch: Any, forward: Callable[..., Any] | None) -> Flow:
+        """Do the same with a batch of a data loader."""
+
+    @abstractmethod
+    def keep_sites(self, wrapper: Any, roles: Collection[str]) -> None:
+        """Quantize a layer's input and output at the layer itself only if ``roles`` names them."""
+
+    @abstractmethod
+    def add_site(self, model: Any, path: str, wrapper: Any, role: str) -> Any:
+        """Quantize what a module returns on behalf of a layer; return a removable handle."""
+
+    @abstractmethod
+    def norm_factor(self, model: Any, path: str) -> Any:
+        """Return by what a batch norm multiplies each channel, by its running statistics."""
+
+    @abstractmethod
+    def freeze_norms(self, model: Any, paths: Iterable[str]) -> list[Any]:
+        """Make batch norms use their running statistics in training; return removable handles."""
+
+    @abstractmethod
+    def average(self, tensors: Sequence[Any]) -> bool:
+        """Average tensors in place over all processes that train together; False if this is alone."""
+
+    @abstractmethod
+    def reduce(self, array: Any, how: str) -> Any:
+        """Return the 'min', 'max' or 'sum' of a NumPy array over all processes that work together."""
 
     @abstractmethod
     def quantize(

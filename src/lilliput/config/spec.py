@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 QuantTarget = Literal["weight", "input", "output"]
 Scheme = Literal["symmetric", "affine"]
 Dtype = Literal["int", "uint"]
+QuantGranularity = Literal["per_tensor", "per_channel", "per_group"]
 
 
 def _as_list(value: Any) -> Any:
@@ -178,8 +179,9 @@ class BitsRule(Rule):
     @model_validator(mode="after")
     def _check_bits(self) -> BitsRule:
         if isinstance(self.quant_bits, dict):
-            missing = [target for target in self.quant_types if target not in self.quant_bits]
-            extra = [target for target in self.quant_bits if target not in self.quant_types]
+            types = self.quant_types or list(self.quant_bits)
+            missing = [target for target in types if target not in self.quant_bits]
+            extra = [target for target in self.quant_bits if target not in types]
             if missing and not self.exclude:
                 raise ValueError(
                     f"'quant_bits' has no entry for {missing}, which quant_types names."
@@ -194,8 +196,57 @@ class BitsRule(Rule):
 class QuantRule(BitsRule):
     """The whole vocabulary of quantization, for algorithms that offer these choices."""
 
-    quant_scheme: Scheme | dict[QuantTarget, Scheme] | None = None
-    quant_dtype: Dtype | dict[QuantTarget, Dtype] | None = None
+    quant_types: Targets | None = Field(  # type: ignore[assignment]
+        None, description="Tensors to quantize; by default what makes the layer run in integers."
+    )
+    quant_scheme: Scheme | dict[QuantTarget, Scheme] | None = Field(
+        None, description="'symmetric' around zero (weights), or 'affine': fitted (activations)."
+    )
+    quant_dtype: Dtype | dict[QuantTarget, Dtype] | None = Field(
+        None, description="'int' (weights) or 'uint' (activations)."
+    )
+    granularity: QuantGranularity | dict[QuantTarget, QuantGranularity] | None = Field(
+        None, description="Which entries of a weight share a scale; per_channel by default."
+    )
+    group_size: Count | None = Field(
+        None, description="How many inputs of a weight share a scale, with 'per_group'."
+    )
+    narrow_range: bool | dict[QuantTarget, bool] | None = Field(
+        None, description="Leave out the lowest integer: -127 to 127; so for symmetric weights."
+    )
     quant_start_step: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Steps before quantization begins."
     )
+
+    @model_validator(mode="after")
+    def _check_granularity(self) -> QuantRule:
+        if self.exclude:
+            return self
+        if isinstance(self.granularity, dict):
+            for target in ("input", "output"):
+                if self.granularity.get(target) not in (None, "per_tensor"):  # type: ignore[call-overload]
+                    raise ValueError(
+                        f"'granularity' of {target!r} must be 'per_tensor': activations have one scale."
+                    )
+        grouped = self._of("granularity", "weight") == "per_group"
+        if grouped != (self.group_size is not None):
+            raise ValueError("'per_group' and 'group_size' belong together; give both or none.")
+        return self
+
+    @model_validator(mode="after")
+    def _check_levels(self) -> QuantRule:
+        for target in ("weight", "input", "output"):
+            is_signed = self._of("quant_dtype", target) == "int" or (
+                target == "weight" and self._of("quant_dtype", target) is None
+            )
+            is_asked = self.quant_types is None or target in self.quant_types
+            if not self.exclude and is_asked and is_signed and self._of("quant_bits", target) == 1:
+                raise ValueError(
+                    f"'quant_bits' of {target!r} is 1, which has no grid around zero; expected 2 or "
+                    "more, or take BNNQuantizer or DoReFaQuantizer."
+                )
+        return self
+
+    def _of(self, key: str, target: str) -> Any:
+        value = getattr(self, key)
+        return value.get(target) if isinstance(value, dict) else value

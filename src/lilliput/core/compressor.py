@@ -358,6 +358,9 @@ class Compressor(OlderNames):
         """Return the wrappers of the selected layers, and of what is masked along with them."""
         return [*self.get_modules_wrapper(), *self._companions]
 
+    def take_loaded(self, wrapper: Any) -> None:
+        """Follow up on a checkpoint of the model that was loaded with a wrapper's tensors in it."""
+
     def _prepare(self) -> None:
         """Get ready to run, after all of the author's constructor has been executed."""
 

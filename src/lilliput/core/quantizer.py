@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo, QuantType
@@ -12,6 +12,7 @@ from lilliput.core.compressor import Compressor
 from lilliput.core.grad import QuantGrad, gradient_rule
 from lilliput.core.hooks import Call, plan_call
 from lilliput.errors import AlgorithmError, Problem
+from lilliput.ops.qparams import QParams
 
 _METHODS = {
     QuantType.WEIGHT: "quantize_weight",
@@ -67,6 +68,24 @@ class Quantizer(Compressor):
         """Return the layer's inputs as the layer shall see them."""
         raise NotImplementedError(f"{type(self).__name__} must override quantize_input().")
 
+    def targets_of(self, layer: LayerInfo) -> list[str]:
+        """Return which tensors of a layer its rule asks to quantize."""
+        given = layer.config.get("quant_types")
+        return list(given) if given else self.default_targets(layer)
+
+    def default_targets(self, layer: LayerInfo) -> list[str]:
+        """Return what to quantize where a rule does not say."""
+        bits = layer.config.get("quant_bits")
+        return list(bits) if isinstance(bits, Mapping) else ["weight"]
+
+    def qparams(self, wrapper: Any, quant_type: QuantType) -> QParams | None:
+        """Return the integer grid on which a layer's tensor lies, None if the algorithm has none.
+
+        What is exported as integers is what this says; the rest is exported as the floating-point
+        operations that the algorithm is made of.
+        """
+        return None
+
     def run(self, wrapper: Any, quant_type: QuantType, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Quantize tensors of one layer, with the gradient that ``quant_grad`` prescribes.
 
@@ -109,7 +128,7 @@ class Quantizer(Compressor):
             if decision.rule is None or decision.excluded:
                 continue
             layer = decision.layer
-            asked = [QuantType(x) for x in layer.config.get("quant_types", ["weight"])]
+            asked = [QuantType(x) for x in self.targets_of(layer)]
             place = f"rule {decision.rule} → quant_types"
             for quant_type in asked:
                 if not self._implements(quant_type):

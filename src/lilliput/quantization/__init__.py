@@ -1,6 +1,28 @@
 """Quantization algorithms, one per file."""
 
 from lilliput.quantization.dorefa import DoReFaQuantizer
+from lilliput.quantization.lsq import (
+    LSQPlusQuantizer,
+    LsqPlusQuantizer,
+    LSQQuantizer,
+    LsqQuantizer,
+)
 from lilliput.quantization.naive import NaiveQuantizer
+from lilliput.quantization.ptq import ObserverQuantizer, PTQQuantizer
+from lilliput.quantization.qat import QAT_Quantizer, QATQuantizer, QATquantizer
+from lilliput.quantization.ranges import RangeQuantizer
 
-__all__ = ["DoReFaQuantizer", "NaiveQuantizer"]
+__all__ = [
+    "DoReFaQuantizer",
+    "LSQPlusQuantizer",
+    "LSQQuantizer",
+    "LsqPlusQuantizer",
+    "LsqQuantizer",
+    "NaiveQuantizer",
+    "ObserverQuantizer",
+    "PTQQuantizer",
+    "QATQuantizer",
+    "QAT_Quantizer",
+    "QATquantizer",
+    "RangeQuantizer",
+]

@@ -32,6 +32,7 @@ def check_compile(subject: Subject) -> None:
     model = subject.model()
     compressor = subject.compress(model)
     inputs = model.make_input()
+    loss_of(model, inputs)  # ranges are found in the first forward
     with _clean_dynamo():
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         _expect_same_step(compiled, model, inputs, "compiled")
@@ -107,8 +108,12 @@ def _check_against_twin(subject: Subject, model: Specimen) -> Compressor:
 def _expect_same_step(compiled: Any, model: Specimen, inputs: Tensor, what: str) -> None:
     """Expect loss and gradients of the compiled model to equal those of the eager one."""
     results = []
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     for each in (model, compiled):
         model.zero_grad()
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])  # running statistics
         loss = loss_of(each, inputs)
         loss.backward()  # type: ignore[no-untyped-call]
         results.append((loss.detach(), _gradients(model)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lilliput.backends.base import Backend
 from lilliput.backends.torch import files, instrument, statistics
 from lilliput.backends.torch.admit import check_layer, check_overlaps, hold_zeros
-from lilliput.backends.torch.discover import DEFAULT_TYPES, discover, find_parameters
+from lilliput.backends.torch.discover import DEFAULT_TYPES, discover, find_parameters, unwrapped
 from lilliput.backends.torch.grad import with_gradient
 from lilliput.backends.torch.weights import (
     AddedGroup,
@@ -33,6 +33,7 @@ from lilliput.backends.torch.wrapper import (
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.core.grad import QuantGrad
 from lilliput.errors import AlgorithmError, ConfigError, StageError
+from lilliput.ops.flow import Flow
 
 _WRAPPERS = {
     "compressor": ModuleWrapper,
@@ -203,6 +204,75 @@ class TorchBackend(Backend):
             zero_(parameter, mask)
             if optimizer is not None:
                 forget_(optimizer, parameter, mask)
+
+    def tensor(self, value: float, wrapper: ModuleWrapper) -> Tensor:
+        """Return a number as a tensor on the device of a wrapper's layer."""
+        near = next(wrapper.module.parameters(), None)
+        device = None if near is None else near.device
+        return torch.tensor(value, dtype=torch.float32, device=device)
+
+    def parameter(self, value: Tensor) -> nn.Parameter:
+        """Return a tensor as one that is trained."""
+        return nn.Parameter(value.detach().clone())
+
+    @torch.no_grad()
+    def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
+        """Return the raw weight with its masks applied."""
+        name = str(wrapper.layer_info.weight_name)
+        weight: Tensor = wrapper.weight.detach()
+        mask = instrument.mask_of(wrapper.module, name)
+        return weight if mask is None else weight * mask
+
+    def flow(self, model: nn.Module, example_inputs: Any) -> Flow:
+        """Run the model once in eval mode; see :mod:`flow`."""
+        from lilliput.backends.torch.flow import record_flow
+        from lilliput.speedup.capture import as_inputs
+
+        args, kwargs = as_inputs(example_inputs)
+        return record_flow(unwrapped(model), lambda: model(*args, **kwargs))
+
+    def flow_of_batch(
+        self, model: nn.Module, batch: Any, forward: Callable[..., Any] | None
+    ) -> Flow:
+        """Run the first rows of a batch in eval mode, or all of it if the model insists."""
+        from lilliput.backends.torch.flow import record_flow, shorten
+
+        call = forward or statistics.call
+        try:
+            return record_flow(unwrapped(model), lambda: call(model, shorten(batch)))
+        except Exception:
+            return record_flow(unwrapped(model), lambda: call(model, batch))
+
+    def keep_sites(self, wrapper: ModuleWrapper, roles: Collection[str]) -> None:
+        """Switch the hooks on the modules that own the weight."""
+        for owner in wrapper.layer_info.owners:
+            instrument.keep_sites(owner.module, wrapper, roles)
+
+    def add_site(self, model: nn.Module, path: str, wrapper: ModuleWrapper, role: str) -> Any:
+        """Register a forward hook on another module."""
+        module = unwrapped(model).get_submodule(path)
+        return module.register_forward_hook(instrument.Site(wrapper, role), prepend=True)
+
+    @torch.no_grad()
+    def norm_factor(self, model: nn.Module, path: str) -> Tensor:
+        """Return ``gamma / sqrt(running_var + eps)``."""
+        norm: Any = unwrapped(model).get_submodule(path)
+        factor: Tensor = torch.rsqrt(norm.running_var + norm.eps)
+        return factor if norm.weight is None else factor * norm.weight
+
+    def freeze_norms(self, model: nn.Module, paths: Iterable[str]) -> list[Any]:
+        """Register pre hooks that put the norms into eval mode."""
+        norms = [unwrapped(model).get_submodule(path) for path in paths]
+        return [norm.register_forward_pre_hook(instrument.use_running_statistics) for norm in norms]
+
+    @torch.no_grad()
+    def average(self, tensors: Sequence[Tensor]) -> bool:
+        """Average tensors in place over the default process group; False if there is none."""
+        return statistics.average(tensors)
+
+    def reduce(self, array: Any, how: str) -> Any:
+        """Reduce over the default process group, if there is one."""
+        return statistics.reduce(array, how)
 
     def quantize(
         self,

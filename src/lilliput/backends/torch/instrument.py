@@ -17,7 +17,9 @@ Invariants
 
 from __future__ import annotations
 
+import copy
 import copyreg
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
 
@@ -73,6 +75,15 @@ class Sidecar(nn.Module):
         for key, role in self.chains.get(attribute, ()):
             value = self._modules[key].transform(role, value, masks)  # type: ignore[union-attr,operator]
         return value
+
+    def keep_sites(self, wrapper: Any, roles: Collection[str]) -> None:
+        """Quantize a wrapper's input and output here only if ``roles`` names them."""
+        key = next(key for key, child in self._modules.items() if child is wrapper)
+        for role, keys in (("input", self.input_keys), ("output", self.output_keys)):
+            if role in roles and key not in keys:
+                keys.append(key)
+            elif role not in roles and key in keys:
+                keys.remove(key)
 
 
 def attach(module: nn.Module, wrapper: Any, weight: str | None, bias: str | None) -> None:
@@ -166,6 +177,48 @@ def _shadow_property(name: str) -> property:
         self.__dict__[name] = value
 
     return property(get, set_)
+
+
+def keep_sites(module: nn.Module, wrapper: Any, roles: Collection[str]) -> None:
+    """Quantize a wrapper's input and output at its own module only if ``roles`` names them."""
+    sidecar: Any = module._modules[SIDECAR]
+    sidecar.keep_sites(wrapper, roles)
+    _update(module)
+
+
+class Site:
+    """A forward hook that quantizes what a module returns, on behalf of a layer elsewhere."""
+
+    def __init__(self, wrapper: Any, role: str) -> None:
+        self.wrapper = wrapper
+        self.role = role
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Quantize every floating-point tensor of an output."""
+        return _map_floating(output, self.quantize)
+
+    def quantize(self, tensor: Tensor) -> Tensor:
+        """Quantize one tensor as the layer's own."""
+        if self.role == "output":
+            return self.wrapper.quantize_output(tensor)  # type: ignore[no-any-return]
+        return self.wrapper.quantize_inputs((tensor,))[0]  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Site:
+        return Site(copy.deepcopy(self.wrapper, memo), self.role)
+
+
+def use_running_statistics(module: nn.Module, args: Any) -> None:
+    """Let a batch norm compute as in eval mode; a forward pre hook."""
+    module.training = False
+
+
+def _map_floating(output: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    items = output if isinstance(output, tuple) else (output,)
+    where = floating(items)
+    items = tuple(function(x) if i in where else x for i, x in enumerate(items))
+    if not isinstance(output, tuple):
+        return items[0]
+    return type(output)(*items) if hasattr(output, "_fields") else items
 
 
 def mask_of(module: nn.Module, name: str) -> Tensor | None:
@@ -262,17 +315,11 @@ def _expect_floating(sidecar: Any, keys: list[str], where: list[int], what: str)
 
 def _quantize_output(module: nn.Module, args: Any, output: Any) -> Any:
     sidecar: Any = module._modules[SIDECAR]
-    is_tuple = isinstance(output, tuple)
-    items = output if is_tuple else (output,)
-    where = floating(items)
-    _expect_floating(sidecar, sidecar.output_keys, where, "output")
+    items = output if isinstance(output, tuple) else (output,)
+    _expect_floating(sidecar, sidecar.output_keys, floating(items), "output")
     for key in sidecar.output_keys:
-        wrapper = sidecar._modules[key]
-        done = {i: wrapper.quantize_output(items[i]) for i in where}
-        items = tuple(done.get(i, x) for i, x in enumerate(items))
-    if not is_tuple:
-        return items[0]
-    return type(output)(*items) if hasattr(output, "_fields") else items
+        output = _map_floating(output, sidecar._modules[key].quantize_output)
+    return output
 
 
 def _drop_hook(hooks: dict[int, Any], hook: Any) -> list[int]:

@@ -14,15 +14,22 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+from lilliput.backends.torch.fakequant import fake_quantize as fake_quantize
+from lilliput.backends.torch.fakequant import learned_fake_quantize as learned_fake_quantize
+from lilliput.backends.torch.fakequant import offset_to_zero_point as offset_to_zero_point
+from lilliput.backends.torch.fakequant import round_to_grid as round_to_grid
 from lilliput.backends.torch.grad import straight_through as straight_through
 
 abs = torch.abs
 any = torch.any
+clip = torch.clamp
 detach = torch.detach
+isfinite = torch.isfinite
 flatten = torch.flatten
 gelu = torch.nn.functional.gelu
 isnan = torch.isnan
 max = torch.max
+maximum = torch.maximum
 mean = torch.mean
 moveaxis = torch.movedim
 ones_like = torch.ones_like
@@ -65,6 +72,65 @@ def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
 def repeat(tensor: Tensor, count: int, axis: int) -> Tensor:
     """Repeat each entry along an axis, copies side by side."""
     return torch.repeat_interleave(tensor, count, dim=axis)
+
+
+def assign(target: Tensor, value: Tensor) -> None:
+    """Overwrite a tensor in place."""
+    with torch.no_grad():
+        target.copy_(value)
+
+
+def take_first(tensor: Tensor, count: int, axis: int) -> Tensor:
+    """Return the first ``count`` entries along an axis."""
+    return tensor.narrow(axis, 0, count)
+
+
+def range_of(tensor: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest value, of all or of each slice along an axis."""
+    if axis is None:
+        low, high = torch.aminmax(tensor)
+        return low, high
+    others = [i for i in builtins.range(tensor.dim()) if i != axis % tensor.dim()]
+    if not others:
+        return tensor, tensor
+    rows = tensor.movedim(axis, 0).reshape(tensor.shape[axis], -1)
+    low, high = torch.aminmax(rows, dim=1)
+    return low, high
+
+
+def min_over(tensor: Tensor, axis: int) -> Tensor:
+    """Return the smallest entries along an axis, which goes away."""
+    return torch.amin(tensor, dim=axis)
+
+
+def mean_over(tensor: Tensor, axis: int) -> Tensor:
+    """Return the mean along an axis, which goes away."""
+    return torch.mean(tensor, dim=axis)
+
+
+def max_over(tensor: Tensor, axis: int) -> Tensor:
+    """Return the largest entries along an axis, which goes away."""
+    return torch.amax(tensor, dim=axis)
+
+
+def histogram(tensor: Tensor, bins: int, low: float, high: float) -> NDArray[np.float64]:
+    """Return how many entries fall into each of equal bins from ``low`` to ``high``."""
+    counts = torch.histc(tensor.float(), bins, low, high)
+    array: NDArray[np.float64] = counts.double().cpu().numpy()
+    return array
+
+
+def pad_last(tensor: Tensor, count: int, axis: int) -> Tensor:
+    """Append ``count`` copies of the last entry along an axis."""
+    if count == 0:
+        return tensor
+    last = tensor.narrow(axis, tensor.shape[axis] - 1, 1)
+    return torch.cat([tensor, torch.repeat_interleave(last, count, axis)], axis)
+
+
+def positive(scale: Tensor) -> Tensor:
+    """Return scales with those that are zero replaced by the smallest one whose reciprocal exists."""
+    return scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
 
 def sum(tensor: Tensor, axis: int | tuple[int, ...]) -> Tensor:
@@ -125,14 +191,3 @@ def kth_smallest(flat: Tensor, k: int) -> Tensor:
     if below < k <= below + inside.numel():
         return torch.kthvalue(inside, k - below).values
     return torch.kthvalue(flat, k).values
-
-
-def fake_quantize(tensor: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    """Return ``scale * clip(round(tensor / scale), low, high)``, bit-equal to torch's own kernel.
-
-    Multiplying by the reciprocal and working in place on one buffer is several times faster than
-    ``torch.fake_quantize_per_tensor_affine`` on CPU. Half precision is to be widened before: the
-    reciprocal of a small scale overflows there.
-    """
-    scale = scale.clamp(min=torch.finfo(scale.dtype).tiny)
-    return (tensor * scale.reciprocal()).round_().clamp_(low, high).mul_(scale)

@@ -20,6 +20,31 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def average(tensors: Sequence[Tensor]) -> bool:
+    """Average numbers in place over the default process group; False if there is none."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    joined = torch.stack(list(tensors))
+    distributed.all_reduce(joined)
+    joined /= distributed.get_world_size()
+    for tensor, mean in zip(tensors, joined, strict=True):
+        tensor.copy_(mean)
+    return True
+
+
+def reduce(array: Any, how: str) -> Any:
+    """Return the 'min', 'max' or 'sum' of a NumPy array over the default process group."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return array
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    tensor = torch.as_tensor(array, dtype=torch.float64).to(device)
+    operations = {"min": distributed.ReduceOp.MIN, "max": distributed.ReduceOp.MAX}
+    distributed.all_reduce(tensor, operations.get(how, distributed.ReduceOp.SUM))
+    return tensor.cpu().numpy()
+
+
 def gradient(wrapper: Any) -> Tensor | None:
     """Return the gradient of a raw weight in full; a sharded one is gathered."""
     parameter = _trained(wrapper)
@@ -52,7 +77,7 @@ def run(
     try:
         with torch.set_grad_enabled(task is not None):
             for batch in batches:
-                result = (forward or _call)(model, batch)
+                result = (forward or call)(model, batch)
                 if task is not None:
                     for parameter, _ in gradients:
                         parameter.grad = None
@@ -65,7 +90,7 @@ def run(
             parameter.grad = before
 
 
-def _call(model: nn.Module, batch: Any) -> Any:
+def call(model: nn.Module, batch: Any) -> Any:
     """Call a model with a batch as loaders give it: a tensor, (inputs, targets) or a dict."""
     if isinstance(batch, Mapping):
         return model(**batch)

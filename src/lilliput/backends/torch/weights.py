@@ -101,7 +101,9 @@ class AddedGroup:
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
         self.optimizer = optimizer
-        optimizer.add_param_group({"params": parameters})
+        # Decay would pull a learned scale to zero, which is no small scale but none.
+        decay = {"weight_decay": 0.0} if "weight_decay" in optimizer.defaults else {}
+        optimizer.add_param_group({"params": parameters, **decay})
         self.group = optimizer.param_groups[-1]
 
     def remove(self) -> None:

@@ -7,7 +7,8 @@ it, so that its buffers are saved, moved and broadcast with the model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,23 @@ from torch import Tensor, nn
 from lilliput.backends.torch.weights import is_binary, raw, whole
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError, StageError
+
+
+Marker = Callable[["QuantizerModuleWrapper", QuantType, tuple[Tensor, ...]], tuple[Tensor, ...]]
+_markers: list[Marker] = []
+
+
+@contextmanager
+def marking(marker: Marker) -> Iterator[None]:
+    """Call ``marker(wrapper, quant_type, tensors)`` wherever a quantizer would have been called.
+
+    This is how an exporter learns where in the graph quantization happens.
+    """
+    _markers.append(marker)
+    try:
+        yield
+    finally:
+        _markers.pop()
 
 
 class Link:
@@ -181,11 +199,15 @@ class ModuleWrapper(nn.Module):
             if value is None and saved is not None and self.bias is not None:
                 self._buffers[name] = torch.ones_like(self.bias.detach())
         own = {
-            name: state_dict[prefix + name] for name in self._buffers if prefix + name in state_dict
+            name: state_dict[prefix + name]
+            for name in self.tensors()
+            if prefix + name in state_dict
         }
         faults = self.find_faults({**self.tensors(), **own}, {})
         rest[1].extend(f"{prefix}{name}: {text}" for name, text in faults.items())
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, [], *rest)
+        if own and self.compressor is not None:
+            self.compressor.take_loaded(self)
 
 
 class PrunerModuleWrapper(ModuleWrapper):
@@ -243,25 +265,30 @@ class QuantizerModuleWrapper(ModuleWrapper):
 
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         super().__init__(layer, compressor)
-        self.roles = tuple(layer.config.get("quant_types", ("weight",)))
+        self.roles = tuple(compressor.targets_of(layer))
+        self.config["quant_types"] = list(self.roles)
         self._fixed = frozenset({*self.__dict__, "_fixed"})
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
         """Quantize a raw weight."""
-        quantizer = self._quantizer()
-        (result,) = quantizer.run(self, QuantType.WEIGHT, (value,))
-        if not quantizer.keeps_zero:
+        (result,) = self._run(QuantType.WEIGHT, (value,))
+        if not self._quantizer().keeps_zero:
             for mask in masks:
                 result = result * mask
         return result  # type: ignore[no-any-return]
 
     def quantize_inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Quantize what the layer is called with."""
-        return self._quantizer().run(self, QuantType.INPUT, tensors)  # type: ignore[no-any-return]
+        return self._run(QuantType.INPUT, tensors)
 
     def quantize_output(self, tensor: Tensor) -> Tensor:
         """Quantize what the layer returns."""
-        return self._quantizer().run(self, QuantType.OUTPUT, (tensor,))[0]  # type: ignore[no-any-return]
+        return self._run(QuantType.OUTPUT, (tensor,))[0]
+
+    def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if _markers:
+            return _markers[-1](self, quant_type, tensors)
+        return self._quantizer().run(self, quant_type, tensors)  # type: ignore[no-any-return]
 
     def _quantizer(self) -> Any:
         if self._link.compressor is None:

@@ -1,0 +1,173 @@
+"""Histograms of activations, and which range of them a grid should cover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.ops.qparams import Grid
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BINS = 2048
+_CANDIDATES = 100
+
+
+class Histogram:
+    """Counts in equal bins; the range grows with what comes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> histogram = Histogram(bins=4)
+    >>> histogram.add(torch.tensor([0.0, 1.0, 2.0, 4.0]))
+    >>> histogram.counts.tolist(), histogram.low, histogram.high
+    ([1.0, 1.0, 1.0, 1.0], 0.0, 4.0)
+    """
+
+    def __init__(self, bins: int = BINS) -> None:
+        self.low = self.high = 0.0
+        self.counts: NDArray[np.float64] = np.zeros(bins)
+
+    def add(self, tensor: Tensor) -> None:
+        """Count the entries of a tensor."""
+        xp = namespace(tensor)
+        low, high = (float(x) for x in xp.range_of(tensor, None))
+        if not (np.isfinite(low) and np.isfinite(high)):
+            self.low, self.high = low, high  # whoever watches will see it
+            return
+        self.widen(min(low, self.low), max(high, self.high))
+        if self.high > self.low:
+            self.counts += xp.histogram(tensor, self.counts.size, self.low, self.high)
+        else:  # nothing but zeros so far: they are in the first bin, where the range will begin
+            self.counts[0] += xp.size(tensor)
+
+    def widen(self, low: float, high: float) -> None:
+        """Let the range include ``low`` and ``high``; what was counted moves to the nearest bins."""
+        if low >= self.low and high <= self.high:
+            return
+        before, centers = self.counts, self.centers
+        if self.high > self.low:  # room to grow, so that it is not done in every batch
+            low = min(low, self.low) if low >= self.low else low * 1.25
+            high = max(high, self.high) if high <= self.high else high * 1.25
+        self.low, self.high = low, high
+        self.counts = np.zeros_like(before)
+        width = (high - low) / before.size
+        places = np.clip(((centers - low) / width).astype(int), 0, before.size - 1)
+        np.add.at(self.counts, places, before)
+
+    def merge(self, reduce: Callable[[Any, str], Any]) -> None:
+        """Add up the counts of all processes."""
+        self.widen(
+            float(reduce(np.array(self.low), "min")), float(reduce(np.array(self.high), "max"))
+        )
+        self.low = float(reduce(np.array(self.low), "min"))
+        self.high = float(reduce(np.array(self.high), "max"))
+        self.counts = np.asarray(reduce(self.counts, "sum"))
+
+    @property
+    def centers(self) -> NDArray[np.float64]:
+        """The middle of each bin."""
+        width = (self.high - self.low) / self.counts.size
+        return self.low + width * (np.arange(self.counts.size) + 0.5)
+
+    def state(self) -> dict[str, Any]:
+        """Return the histogram as plain data."""
+        return {"low": self.low, "high": self.high, "counts": self.counts.tolist()}
+
+    def load(self, state: dict[str, Any]) -> Histogram:
+        """Return a histogram from plain data."""
+        loaded = Histogram(len(state["counts"]))
+        loaded.low, loaded.high = float(state["low"]), float(state["high"])
+        loaded.counts = np.array(state["counts"], dtype=np.float64)
+        return loaded
+
+
+def percentile_range(histogram: Histogram, percentile: float) -> tuple[float, float]:
+    """Return the range that leaves out the same small share of values on each side."""
+    total = histogram.counts.sum()
+    share = (1 - percentile / 100) * total
+    cumulated = np.cumsum(histogram.counts)
+    first = int(np.searchsorted(cumulated, share, side="right"))
+    last = int(np.searchsorted(cumulated, total - share, side="left"))
+    width = (histogram.high - histogram.low) / histogram.counts.size
+    low = histogram.low + first * width
+    high = histogram.low + (min(last, histogram.counts.size - 1) + 1) * width
+    return min(low, 0.0), max(high, 0.0)
+
+
+def mse_range(histogram: Histogram, grid: Grid) -> tuple[float, float]:
+    """Return the range whose grid has the smallest mean squared error on a histogram."""
+    low, high = histogram.low, histogram.high
+    if high <= low:
+        return low, high
+    shares = np.linspace(1, 1 / _CANDIDATES, _CANDIDATES)
+    if grid.is_symmetric:
+        largest = max(-low, high)
+        errors = [grid_error(histogram, -s * largest, s * largest, grid) for s in shares]
+        best = float(shares[int(np.argmin(errors))] * largest)
+        return -best, best
+    for _ in range(2):  # one end after the other, then both once more
+        errors = [grid_error(histogram, low, s * histogram.high, grid) for s in shares]
+        high = float(shares[int(np.argmin(errors))] * histogram.high)
+        errors = [grid_error(histogram, s * histogram.low, high, grid) for s in shares]
+        low = float(shares[int(np.argmin(errors))] * histogram.low)
+        if histogram.low == 0 or histogram.high == 0:
+            break
+    return low, high
+
+
+def grid_error(histogram: Histogram, low: float, high: float, grid: Grid) -> float:
+    """Return the mean squared error of rounding a histogram's values to a grid over a range."""
+    values, counts = histogram.centers, histogram.counts
+    if grid.is_symmetric:
+        zero = grid.fixed_zero_point
+        scale = max(high / (grid.high - zero), -low / max(zero - grid.low, 1))
+    else:
+        scale = (high - low) / (grid.high - grid.low)
+        zero = grid.low + round(-low / scale) if scale > 0 else grid.low
+    if scale <= 0:
+        return float((counts * values**2).sum() / counts.sum())
+    rounded = (np.clip(np.round(values / scale) + zero, grid.low, grid.high) - zero) * scale
+    return float((counts * (rounded - values) ** 2).sum() / counts.sum())
+
+
+def entropy_range(histogram: Histogram, grid: Grid) -> tuple[float, float]:
+    """Return the range for which the quantized distribution is closest to the real one.
+
+    Candidates are cut at a magnitude; the Kullback-Leibler divergence is between the magnitudes,
+    with all that is cut off in the last bin, and the same after merging them to the grid's levels.
+    """
+    largest = max(-histogram.low, histogram.high)
+    if largest <= 0:
+        return histogram.low, histogram.high
+    two_sided = histogram.low < 0 < histogram.high
+    levels = max((grid.high - grid.low + 1) // (2 if two_sided else 1), 2)
+    magnitudes = np.abs(histogram.centers)
+    bins = histogram.counts.size // (2 if two_sided else 1)
+    places = np.minimum((magnitudes / largest * bins).astype(int), bins - 1)
+    counts = np.bincount(places, weights=histogram.counts, minlength=bins)
+    counts[0] = counts[1] if bins > 1 else counts[0]  # exact zeros cost nothing on any grid
+    candidates = np.unique(np.linspace(min(levels, bins), bins, _CANDIDATES).astype(int))
+    costs = [_divergence(counts, int(cut), levels) for cut in candidates]
+    limit = float(candidates[int(np.argmin(costs))] / bins * largest)
+    return max(histogram.low, -limit), min(histogram.high, limit)
+
+
+def _divergence(counts: NDArray[np.float64], cut: int, levels: int) -> float:
+    real = counts[:cut].copy()
+    inside = real.copy()
+    real[-1] += counts[cut:].sum()
+    level_of = np.minimum(np.arange(cut) * levels // cut, levels - 1)
+    sums = np.bincount(level_of, weights=inside, minlength=levels)
+    filled = np.bincount(level_of, weights=(real > 0).astype(float), minlength=levels)
+    merged = np.where(real > 0, sums[level_of] / np.maximum(filled[level_of], 1), 0.0)
+    if merged.sum() == 0 or real.sum() == 0:
+        return float("inf")
+    real, merged = real / real.sum(), merged / merged.sum()
+    used = real > 0
+    return float((real[used] * np.log(real[used] / np.maximum(merged[used], 1e-12))).sum())

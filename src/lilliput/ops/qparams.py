@@ -1,0 +1,178 @@
+"""Integer grids: which numbers a quantized tensor may hold, and how real numbers land on them.
+
+``q = clip(round(x / scale) + zero_point, low, high)`` and back ``x = (q - zero_point) * scale``; zero is
+always on the grid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lilliput.ops.namespace import Tensor, namespace
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The integers a tensor is rounded to, and which of its entries share a scale.
+
+    Parameters
+    ----------
+    bits : int
+        1 to 16.
+    is_signed : bool
+        Whether the integers are around zero (int8) or from zero on (uint8).
+    is_symmetric : bool
+        Whether the zero point is fixed, at zero or in the middle, and not fitted to the values.
+    is_narrow : bool
+        Whether the lowest integer is left out, so that both sides are equally long: -127 to 127.
+    axis : int, optional
+        The axis whose entries each have a scale, or that is cut into groups; None: one scale for all.
+    group_size : int, optional
+        How many consecutive entries along ``axis`` share a scale; the last group may be shorter.
+
+    Examples
+    --------
+    >>> grid = Grid(bits=8, is_signed=True, is_symmetric=True, is_narrow=True)
+    >>> grid.low, grid.high, grid.fixed_zero_point
+    (-127, 127, 0)
+    >>> Grid(bits=4, is_signed=False, is_symmetric=False).dtype
+    'uint4'
+    """
+
+    bits: int
+    is_signed: bool
+    is_symmetric: bool
+    is_narrow: bool = False
+    axis: int | None = None
+    group_size: int | None = None
+
+    @property
+    def low(self) -> int:
+        """The smallest integer."""
+        return (-(2 ** (self.bits - 1)) if self.is_signed else 0) + self.is_narrow
+
+    @property
+    def high(self) -> int:
+        """The largest integer."""
+        return 2 ** (self.bits - self.is_signed) - 1
+
+    @property
+    def fixed_zero_point(self) -> int:
+        """Where zero lies if the grid is symmetric."""
+        return 0 if self.is_signed else 2 ** (self.bits - 1)
+
+    @property
+    def dtype(self) -> str:
+        """The usual name of these integers."""
+        return f"{'int' if self.is_signed else 'uint'}{self.bits}"
+
+    @property
+    def granularity(self) -> str:
+        """Which entries share a scale, in the words of a config list."""
+        if self.axis is None:
+            return "per_tensor"
+        return "per_channel" if self.group_size is None else "per_group"
+
+
+@dataclass(frozen=True)
+class QParams:
+    """A grid together with its scales.
+
+    Parameters
+    ----------
+    scale, zero_point : tensor
+        Of no dimension with one scale for all, of one with a scale per channel; with groups, of the
+        tensor's own shape but the number of groups along the axis. Zero points are whole numbers.
+    grid : Grid
+        The integers.
+    is_result : bool
+        How an activation gets there: False, it is rounded to the grid and nothing else; True, the
+        algorithm's own code makes numbers that lie on the grid (``sign(x)``).
+    """
+
+    scale: Tensor
+    zero_point: Tensor
+    grid: Grid
+    is_result: bool = False
+
+    def spread(self, values: Tensor, like: Tensor) -> Tensor:
+        """Return scales or zero points in a shape that multiplies with ``like``."""
+        return spread(values, namespace(like).shape(like), self.grid)
+
+    def to_integers(self, tensor: Tensor) -> Tensor:
+        """Return the integers that stand for a tensor, as floating-point numbers."""
+        xp = namespace(tensor)
+        scale, zero = (self.spread(values, tensor) for values in (self.scale, self.zero_point))
+        return xp.clip(xp.round(tensor / scale) + zero, self.grid.low, self.grid.high)
+
+    def to_reals(self, integers: Tensor) -> Tensor:
+        """Return the numbers that integers stand for."""
+        scale, zero = (self.spread(values, integers) for values in (self.scale, self.zero_point))
+        return (integers - zero) * scale
+
+
+def spread(values: Tensor, shape: tuple[int, ...], grid: Grid) -> Tensor:
+    """Return one value per tensor, channel or group in a shape that multiplies with ``shape``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> grid = Grid(bits=4, is_signed=True, is_symmetric=True, axis=1, group_size=2)
+    >>> spread(torch.tensor([[1.0, 2.0]]), (1, 3), grid)
+    tensor([[1., 1., 2.]])
+    """
+    if grid.axis is None:
+        return values
+    xp = namespace(values)
+    if grid.group_size is not None:
+        wide = xp.repeat(values, grid.group_size, grid.axis)
+        return xp.take_first(wide, shape[grid.axis], grid.axis)
+    return xp.reshape(values, [-1 if i == grid.axis % len(shape) else 1 for i in range(len(shape))])
+
+
+def fit(low: Tensor, high: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Return scales and zero points with which a grid covers the ranges from ``low`` to ``high``.
+
+    The range is widened to include zero, and the zero point is a whole number, so that zero is exact.
+
+    Examples
+    --------
+    >>> import torch
+    >>> fit(torch.tensor(0.0), torch.tensor(2.55), Grid(8, is_signed=False, is_symmetric=False))
+    (tensor(0.0100), tensor(0.))
+    """
+    xp = namespace(low)
+    low, high = xp.widen(low), xp.widen(high)
+    below, above = xp.relu(-low), xp.relu(high)
+    if grid.is_symmetric:
+        zero = xp.zeros_like(above) + grid.fixed_zero_point
+        # Both sides must fit; -128 is one step further than 127.
+        scale = xp.maximum(
+            above / (grid.high - grid.fixed_zero_point),
+            below / max(grid.fixed_zero_point - grid.low, 1),
+        )
+        return xp.positive(scale), zero
+    scale = xp.positive((below + above) / (grid.high - grid.low))
+    zero = xp.clip(grid.low + xp.round(below / scale), grid.low, grid.high)
+    return scale, zero
+
+
+def share_axes(shape: tuple[int, ...], grid: Grid) -> tuple[int, ...]:
+    """Return the axes over which entries share a scale, of a tensor whose groups are an axis."""
+    return tuple(i for i in range(len(shape)) if i != grid.axis)
+
+
+def describe(qparams: Any) -> dict[str, Any]:
+    """Return a grid as plain data, for reports and files."""
+    grid = qparams.grid
+    return {
+        "dtype": grid.dtype,
+        "bits": grid.bits,
+        "low": grid.low,
+        "high": grid.high,
+        "scheme": "symmetric" if grid.is_symmetric else "affine",
+        "granularity": grid.granularity,
+        "axis": grid.axis,
+        "group_size": grid.group_size,
+    }

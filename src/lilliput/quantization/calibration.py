@@ -1,0 +1,145 @@
+"""Calibration: run batches in float, watch every activation, fix the ranges."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lilliput.errors import AlgorithmError, ConfigError, StateError
+from lilliput.files import write_atomically
+from lilliput.progress import track
+from lilliput.quantization.observers import Observer, make_observer
+
+_SAVE_EVERY = 5.0  # seconds between two notes of what was seen
+Key = tuple[str, str]
+
+
+def calibrate(
+    quantizer: Any,
+    batches: Iterable[Any],
+    forward: Callable[..., Any] | None,
+    checkpoint: Any,
+    progress: bool,
+) -> None:
+    """Run batches through a quantizer's model, and fix the ranges of its activations."""
+    observers = {
+        (wrapper.name, target): make_observer(quantizer.observer_of(wrapper, target))
+        for wrapper in quantizer.get_modules_wrapper()
+        for target in ("input", "output")
+        if target in wrapper.roles
+    }
+    note = _Checkpoint(checkpoint, observers)
+    done = note.load()
+    source = _Batches(quantizer, batches, forward, done)
+    try:
+        for count in source.run(track(batches, "calibrating", progress), observers):
+            _check_finite(observers, count)
+            note.save(count)
+        if not source.count:
+            raise ConfigError(
+                "calibrate() received no batches: the loader is empty, or an iterator that is used up."
+            )
+    finally:
+        quantizer._observers = None
+    note.save(source.count, is_last=True)
+    _fix_ranges(quantizer, observers)
+
+
+class _Batches:
+    """Runs batches one by one; those that an earlier run has seen are passed over."""
+
+    def __init__(
+        self, quantizer: Any, batches: Any, forward: Callable[..., Any] | None, done: int
+    ) -> None:
+        self.quantizer, self.forward, self.done = quantizer, forward, done
+        self.count = 0
+
+    def run(self, batches: Iterable[Any], observers: dict[Key, Observer]) -> Iterator[int]:
+        backend, model = self.quantizer._backend, self.quantizer.bound_model
+        for batch in batches:
+            if self.count == 0 and not self.quantizer._is_placed:
+                self.place(backend, model, batch)
+            self.count += 1
+            if self.count > self.done:
+                self.quantizer._observers = observers
+                backend.run(model, [batch], self.forward)
+                self.quantizer._observers = None
+                yield self.count
+
+    def place(self, backend: Any, model: Any, batch: Any) -> None:
+        self.quantizer._leave_sites()
+        for wrapper in self.quantizer.get_modules_wrapper():
+            backend.keep_sites(wrapper, ())
+        self.quantizer.take_flow(backend.flow_of_batch(model, batch, self.forward))
+        self.quantizer._apply_places()
+
+
+class _Checkpoint:
+    """What was seen so far, in a file that is replaced as a whole."""
+
+    def __init__(self, path: Any, observers: dict[Key, Observer]) -> None:
+        self.path = None if path is None else Path(path)
+        self.observers = observers
+        self.saved_at = time.monotonic()
+
+    def _title(self) -> dict[str, str]:
+        return {
+            f"{name} {target}": type(o).__name__ for (name, target), o in self.observers.items()
+        }
+
+    def load(self) -> int:
+        """Take over what an earlier run has seen; return its number of batches."""
+        if self.path is None or not self.path.exists():
+            return 0
+        try:
+            content = json.loads(self.path.read_text())
+            if content["observers"] != self._title():
+                raise StateError(
+                    f"{self.path}: this calibration was begun with other layers or observers; remove the "
+                    "file to start over."
+                )
+            for key, observer in self.observers.items():
+                observer.load(content["seen"]["/".join(key)])
+            return int(content["batches"])
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"{self.path}: not a calibration file ({error!r}).") from error
+
+    def save(self, count: int, is_last: bool = False) -> None:
+        """Write what was seen, if the last time is a while ago."""
+        if self.path is None or not (is_last or time.monotonic() - self.saved_at > _SAVE_EVERY):
+            return
+        seen = {"/".join(key): observer.state() for key, observer in self.observers.items()}
+        content = {"observers": self._title(), "batches": count, "seen": seen}
+        write_atomically(self.path, json.dumps(content).encode())
+        self.saved_at = time.monotonic()
+
+
+def _check_finite(observers: dict[Key, Observer], count: int) -> None:
+    for (name, target), observer in observers.items():
+        if not observer.is_finite():
+            raise AlgorithmError(
+                f"calibration batch {count}: the {target} of layer {name!r} holds NaN or infinity; check "
+                "the data, and the model in float, first. Nothing was calibrated."
+            )
+
+
+def _fix_ranges(quantizer: Any, observers: dict[Key, Observer]) -> None:
+    wrappers = {wrapper.name: wrapper for wrapper in quantizer.get_modules_wrapper()}
+    ranges = {}
+    for (name, target), observer in observers.items():
+        observer.merge(quantizer._backend.reduce)
+        if quantizer._who_quantizes(wrappers[name], target) == (wrappers[name], target):
+            low, high = observer.range(quantizer.grid(wrappers[name], target))
+            if not math.isfinite(low) or low > high:
+                raise AlgorithmError(
+                    f"nothing was seen of the {target} of layer {name!r}: no batch reached it; exclude it."
+                )
+            ranges[name, target] = low, high
+    for (name, target), (low, high) in ranges.items():
+        quantizer.set_range(wrappers[name], target, low, high)

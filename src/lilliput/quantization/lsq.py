@@ -1,0 +1,172 @@
+"""LSQQuantizer and LSQPlusQuantizer: the scales are trained along with the weights.
+
+Esser et al., "Learned Step Size Quantization", 2020; Bhalgat et al., "LSQ+: Improving low-bit
+quantization through learnable offsets and better initialization", 2020. With ``v`` the weight or
+activation and ``Q`` the largest integer, the gradient of a scale is the sum of
+
+    round(v / s) - v / s  inside the range,  the clipped integer outside,
+
+times ``1 / sqrt(n * Q)``, with ``n`` weights (or features) sharing it. Scales start at
+``2 * mean|v| / sqrt(Q)``.
+
+>>> import torch
+>>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+>>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+>>> model = LSQQuantizer(model, [{"op_types": ["Linear"], "quant_bits": 4}], optimizer).compress()
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from lilliput.ops.fakequant import mean_magnitude
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.ops.qparams import Grid, QParams, fit, spread
+from lilliput.quantization.ranges import ACTIVATIONS, RangeQuantizer
+from lilliput.registry import register_quantizer
+
+_SMALLEST = 1e-8
+
+
+@register_quantizer("lsq", "LsqQuantizer")
+class LSQQuantizer(RangeQuantizer):
+    """Learn the scale of each weight and activation.
+
+    The zero point of an activation is fixed by the first batch: zero after a ReLU.
+
+    Parameters
+    ----------
+    model, config_list, optimizer, example_inputs, quant_start_step
+        See :class:`~lilliput.quantization.ranges.RangeQuantizer`. The scales are added to the optimizer,
+        without weight decay.
+    """
+
+    learns_offset: ClassVar[bool] = False
+
+    def _prepare_wrappers(self) -> None:
+        super()._prepare_wrappers()
+        for wrapper in self.get_modules_wrapper():
+            for target in ACTIVATIONS:
+                if target in wrapper.roles:
+                    self._learn(wrapper, f"{target}_scale")
+                    if self.learns_offset:
+                        wrapper.set_attribute(
+                            f"{target}_offset", self._backend.tensor(0.0, wrapper)
+                        )
+                        self._learn(wrapper, f"{target}_offset")
+            if "weight" in wrapper.roles:
+                self._fix_weight(wrapper)
+
+    def _learn(self, wrapper: Any, name: str) -> None:
+        value = getattr(wrapper, name)
+        delattr(wrapper, name)
+        wrapper.set_attribute(name, self._backend.parameter(value))
+
+    def _fix_weight(self, wrapper: Any) -> None:
+        """Start the scale of a weight as the paper does, and train it from here on."""
+        grid = self.grid(wrapper, "weight")
+        weight = self._backend.masked_weight(wrapper)
+        scale = 2 * mean_magnitude(weight, grid) / math.sqrt(grid.high)
+        scale = namespace(scale).positive(scale)
+        wrapper.set_attribute("weight_scale", self._backend.parameter(scale))
+        wrapper.weight_is_fixed = True
+
+    def _round_weight(self, weight: Tensor, wrapper: Any) -> Tensor:
+        grid = self.grid(wrapper, "weight")
+        xp = namespace(weight)
+        scale = spread(wrapper.weight_scale, xp.shape(weight), grid)
+        share = xp.size(weight) / xp.size(wrapper.weight_scale)
+        wide = xp.widen(weight)
+        rounded = xp.learned_fake_quantize(
+            wide, scale, grid.low, grid.high, 1 / math.sqrt(share * grid.high)
+        )
+        return xp.to_float(rounded, like=weight)
+
+    def _round_activation(self, tensor: Tensor, wrapper: Any, target: str) -> Tensor:
+        grid = self.grid(wrapper, target)
+        xp = namespace(tensor)
+        wide = xp.widen(tensor)
+        features = xp.size(tensor) / max(xp.shape(tensor)[0], 1) if xp.shape(tensor) else 1
+        rounded = xp.learned_fake_quantize(
+            wide,
+            getattr(wrapper, f"{target}_scale"),
+            grid.low,
+            grid.high,
+            1 / math.sqrt(features * grid.high),
+            getattr(wrapper, f"{target}_zero_point"),
+            getattr(wrapper, f"{target}_offset", None),
+        )
+        return xp.to_float(rounded, like=tensor)
+
+    def follow(self, tensor: Tensor, wrapper: Any, target: str) -> None:
+        """Start the scale of an activation by the first batch."""
+        if getattr(wrapper, f"{target}_is_known"):
+            return
+        xp = namespace(tensor)
+        seen = xp.widen(xp.detach(tensor))
+        self.start(wrapper, target, *xp.range_of(seen, None), xp.mean(xp.abs(seen)))
+        setattr(wrapper, f"{target}_is_known", True)
+
+    def start(self, wrapper: Any, target: str, low: Tensor, high: Tensor, size: Tensor) -> None:
+        """Set scale and zero point by the range and the mean magnitude of an activation."""
+        xp, grid = namespace(low), self.grid(wrapper, target)
+        widest, zero = fit(low, high, grid)
+        scale = xp.positive(2 * size / math.sqrt(grid.high - grid.low))
+        scale = xp.where(scale < widest, scale, widest)
+        names = ("low", "high", "scale", "zero_point")
+        for name, value in zip(names, (low, high, scale, zero), strict=True):
+            xp.assign(getattr(wrapper, f"{target}_{name}"), value)
+        if self.learns_offset:
+            xp.assign(getattr(wrapper, f"{target}_offset"), (grid.low - zero) * scale)
+
+    def _held(self, wrapper: Any, target: str) -> QParams:
+        grid: Grid = self.grid(wrapper, target)
+        scale = getattr(wrapper, f"{target}_scale")
+        xp = namespace(scale)
+        scale = xp.detach(scale)
+        if target == "weight":
+            return QParams(scale, xp.zeros_like(scale), grid)
+        zero = getattr(wrapper, f"{target}_zero_point")
+        if self.learns_offset:
+            offset = xp.detach(getattr(wrapper, f"{target}_offset"))
+            zero = xp.offset_to_zero_point(scale, offset, grid.low, grid.high)
+        return QParams(scale, zero, grid)
+
+    def set_range(self, wrapper: Any, target: str, low: float, high: float) -> None:
+        """Start the scale of a layer's input or output from a known range."""
+        super().set_range(wrapper, target, low, high)
+        if self.learns_offset:
+            wrapper.set_attribute(f"{target}_offset", self._backend.tensor(min(low, 0.0), wrapper))
+
+    def reduce_bits(self, wrapper: Any, bits: int) -> None:
+        """Give the weight of one layer fewer bits; its scale grows accordingly."""
+        before = self.grid(wrapper, "weight").high
+        super().reduce_bits(wrapper, bits)
+        factor = before / self.grid(wrapper, "weight").high
+        scale = wrapper.weight_scale
+        namespace(scale).assign(scale, scale * factor)
+
+    def _after_step(self) -> None:
+        """Keep the scales positive."""
+        super()._after_step()
+        for wrapper in self.get_modules_wrapper():
+            for target in ("weight", *ACTIVATIONS):
+                scale = getattr(wrapper, f"{target}_scale", None)
+                if scale is not None:
+                    xp = namespace(scale)
+                    xp.assign(scale, xp.clip(xp.detach(scale), _SMALLEST, None))
+
+
+@register_quantizer("lsq_plus", "LsqPlusQuantizer")
+class LSQPlusQuantizer(LSQQuantizer):
+    """Learn the scale and the offset of each activation, and the scale of each weight.
+
+    The offset moves the zero point, which stays a whole number, so that zero is exact.
+    """
+
+    learns_offset = True
+
+
+LsqQuantizer = LSQQuantizer
+LsqPlusQuantizer = LSQPlusQuantizer

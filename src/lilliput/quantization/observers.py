@@ -1,0 +1,221 @@
+"""Observers: watch a tensor batch by batch, then say which range a grid should cover.
+
+An own observer is a small class::
+
+    class Narrow(MinMax):
+        def range(self, grid):
+            low, high = super().range(grid)
+            return 0.9 * low, 0.9 * high
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lilliput.errors import ConfigError, StateError, nearest
+from lilliput.ops.histogram import Histogram, entropy_range, mse_range, percentile_range
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.ops.qparams import Grid
+
+Reduce = Callable[[Any, str], Any]
+
+
+class Observer:
+    """The base: what was seen, as numbers that can be saved, merged and turned into a range."""
+
+    def observe(self, tensor: Tensor) -> None:
+        """Take a batch into account."""
+        raise NotImplementedError(f"{type(self).__name__} must override observe().")
+
+    def range(self, grid: Grid) -> tuple[float, float]:
+        """Return the smallest and the largest value that the grid should be able to hold."""
+        raise NotImplementedError(f"{type(self).__name__} must override range().")
+
+    def is_finite(self) -> bool:
+        """Whether all that was seen are numbers, neither NaN nor infinite."""
+        raise NotImplementedError(f"{type(self).__name__} must override is_finite().")
+
+    def merge(self, reduce: Reduce) -> None:
+        """Join what all processes have seen; ``reduce(array, 'min' | 'max' | 'sum')`` does one step."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what was seen as plain data."""
+        return {key: _plain(value) for key, value in vars(self).items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from what :meth:`state` returned."""
+        if state.keys() != vars(self).keys():
+            raise StateError(
+                f"a {type(self).__name__} was saved with {sorted(state)}, expected {sorted(vars(self))}."
+            )
+        for key, value in state.items():
+            before = getattr(self, key)
+            setattr(self, key, before.load(value) if isinstance(before, Histogram) else value)
+
+
+class MinMax(Observer):
+    """The whole range that was seen.
+
+    Examples
+    --------
+    >>> import torch
+    >>> observer = MinMax()
+    >>> observer.observe(torch.tensor([-1.0, 3.0]))
+    >>> observer.range(Grid(8, is_signed=False, is_symmetric=False))
+    (-1.0, 3.0)
+    """
+
+    def __init__(self) -> None:
+        self.low, self.high = float("inf"), float("-inf")
+
+    def observe(self, tensor: Tensor) -> None:
+        """Widen the range."""
+        low, high = _ends(tensor)
+        # NaN compares as neither, and has to be noticed.
+        self.low = low if not low >= self.low else self.low
+        self.high = high if not high <= self.high else self.high
+
+    def is_finite(self) -> bool:
+        """Whether both ends are finite, or nothing was seen yet."""
+        return self.low > self.high or bool(np.isfinite([self.low, self.high]).all())
+
+    def range(self, grid: Grid) -> tuple[float, float]:
+        """Return all of it."""
+        return self.low, self.high
+
+    def merge(self, reduce: Reduce) -> None:
+        """Take the widest range of all processes."""
+        self.low = float(reduce(np.array(self.low), "min"))
+        self.high = float(reduce(np.array(self.high), "max"))
+
+
+class MovingAverage(Observer):
+    """The average of each batch's range, later batches counting more (Jacob et al., 2018).
+
+    Parameters
+    ----------
+    momentum : float
+        What the past counts; the new batch counts the rest.
+    """
+
+    def __init__(self, momentum: float = 0.9) -> None:
+        self.momentum = momentum
+        self.batches = 0
+        self.low = self.high = 0.0
+
+    def observe(self, tensor: Tensor) -> None:
+        """Move the range towards that of a batch."""
+        low, high = _ends(tensor)
+        share = 1.0 if self.batches == 0 else 1 - self.momentum
+        self.low += share * (low - self.low)
+        self.high += share * (high - self.high)
+        self.batches += 1
+
+    def is_finite(self) -> bool:
+        """Whether both ends are finite."""
+        return bool(np.isfinite([self.low, self.high]).all())
+
+    def range(self, grid: Grid) -> tuple[float, float]:
+        """Return the average range."""
+        return self.low, self.high
+
+    def merge(self, reduce: Reduce) -> None:
+        """Take the average of all processes."""
+        processes = float(reduce(np.array(1.0), "sum"))
+        self.low = float(reduce(np.array(self.low), "sum")) / processes
+        self.high = float(reduce(np.array(self.high), "sum")) / processes
+
+
+class HistogramObserver(Observer):
+    """The base of observers that weigh what is cut off against what is resolved."""
+
+    def __init__(self) -> None:
+        self.histogram = Histogram()
+
+    def observe(self, tensor: Tensor) -> None:
+        """Count the values of a batch."""
+        self.histogram.add(tensor)
+
+    def is_finite(self) -> bool:
+        """Whether both ends are finite."""
+        return bool(np.isfinite([self.histogram.low, self.histogram.high]).all())
+
+    def merge(self, reduce: Reduce) -> None:
+        """Add up the counts of all processes."""
+        self.histogram.merge(reduce)
+
+
+class Percentile(HistogramObserver):
+    """The range without the outermost values.
+
+    Parameters
+    ----------
+    percentile : float
+        How much of the values to keep on each side, in percent.
+    """
+
+    def __init__(self, percentile: float = 99.99) -> None:
+        super().__init__()
+        if not 50 < percentile <= 100:
+            raise ConfigError(
+                f"percentile: received {percentile}, expected more than 50, up to 100."
+            )
+        self.percentile = percentile
+
+    def range(self, grid: Grid) -> tuple[float, float]:
+        """Return the percentiles."""
+        return percentile_range(self.histogram, self.percentile)
+
+
+class MSE(HistogramObserver):
+    """The range with the smallest mean squared error."""
+
+    def range(self, grid: Grid) -> tuple[float, float]:
+        """Search for it on the histogram."""
+        return mse_range(self.histogram, grid)
+
+
+class Entropy(HistogramObserver):
+    """The range whose quantized distribution is closest to the real one (Kullback-Leibler)."""
+
+    def range(self, grid: Grid) -> tuple[float, float]:
+        """Search for it on the histogram."""
+        return entropy_range(self.histogram, grid)
+
+
+OBSERVERS: dict[str, type[Observer]] = {
+    "minmax": MinMax,
+    "ema": MovingAverage,
+    "percentile": Percentile,
+    "mse": MSE,
+    "kl": Entropy,
+    "entropy": Entropy,
+}
+
+
+def make_observer(chosen: str | type[Observer] | Observer) -> Observer:
+    """Return a new observer by name or class.
+
+    Examples
+    --------
+    >>> type(make_observer("minmax")).__name__
+    'MinMax'
+    """
+    if isinstance(chosen, str) and chosen.lower() in OBSERVERS:
+        return OBSERVERS[chosen.lower()]()
+    if isinstance(chosen, type) and issubclass(chosen, Observer):
+        return chosen()
+    hint = nearest(chosen, OBSERVERS)
+    raise ConfigError(f"observer: received {chosen!r}.{hint} Known: {', '.join(OBSERVERS)}.")
+
+
+def _ends(tensor: Tensor) -> tuple[float, float]:
+    low, high = namespace(tensor).range_of(tensor, None)
+    return float(low), float(high)
+
+
+def _plain(value: Any) -> Any:
+    return value.state() if isinstance(value, Histogram) else value

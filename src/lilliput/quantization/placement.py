@@ -1,0 +1,124 @@
+"""Where activations are quantized: once per tensor, where runtimes look for it.
+
+A rule says which layers have quantized inputs and outputs. Done to the letter, one tensor would often be
+quantized twice (as the output of a layer and as the input of the next), and the output of
+a convolution before its batch norm and ReLU, where no runtime can fuse it. With the flow of tensors known:
+
+- the output of a layer is quantized after the norm and the clipping that belong to it;
+- an input that comes from a quantized output, through nothing but reshaping or max pooling, is not
+  quantized again;
+- the output of a residual block is quantized as a whole where its addition has another quantized side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lilliput.ops.flow import Flow
+
+
+@dataclass
+class Place:
+    """Where one layer's input or output is quantized.
+
+    ``module`` is the path of the module at whose output it happens; empty: at the layer itself. ``by``
+    names another layer and tensor that does it instead: ``('conv1', 'output')``.
+    """
+
+    module: str = ""
+    by: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What placement has to know of a layer: its name, its module's paths, what a rule asks for."""
+
+    name: str
+    paths: frozenset[str]
+    targets: frozenset[str]
+
+
+@dataclass
+class _Plan:
+    layers: Sequence[Layer]
+    flow: Flow
+    places: dict[tuple[str, str], Place] = field(default_factory=dict)
+    owners: dict[int, tuple[str, str]] = field(default_factory=dict)  # value -> who quantizes it
+
+    def owner_of(self, value: int) -> tuple[str, str] | None:
+        """Return who has quantized a value, or the one that its entries come from unchanged."""
+        while value not in self.owners:
+            maker = self.flow.makers.get(value)
+            if maker is None or maker.kind != "same":
+                return None
+            value = maker.inputs[0]
+        return self.owners[value]
+
+
+def place(layers: Sequence[Layer], flow: Flow) -> Mapping[tuple[str, str], Place]:
+    """Return where the inputs and outputs of layers are quantized, by layer name and target."""
+    plan = _Plan(layers, flow)
+    for layer in layers:
+        if "output" in layer.targets:
+            plan.places[layer.name, "output"] = _place_output(layer, plan)
+    for layer in layers:
+        if "input" in layer.targets:
+            plan.places[layer.name, "input"] = _place_input(layer, plan)
+    return plan.places
+
+
+def _place_output(layer: Layer, plan: _Plan) -> Place:
+    flow, key = plan.flow, (layer.name, "output")
+    call = flow.only_call(layer.paths)
+    if call is None or len(call.outputs) != 1:
+        return Place()
+    end = flow.end_of_layer(call.outputs[0])
+    readers = _input_readers(end, plan)
+    if not flow.modules_returning(end) and readers:
+        # No module returns it (a functional ReLU), but all that read it quantize it themselves.
+        return Place(by=(readers[0], "input"))
+    norm = flow.end_of_layer(call.outputs[0], kinds=("norm",))
+    for value in (end, norm, call.outputs[0]):
+        modules = flow.modules_returning(value)
+        if modules:
+            plan.owners[value] = key
+            return Place("" if modules[0] in layer.paths else modules[0])
+    return Place()
+
+
+def _place_input(layer: Layer, plan: _Plan) -> Place:
+    call = plan.flow.only_call(layer.paths)
+    if call is None or len(call.inputs) != 1:
+        return Place()
+    (value,) = call.inputs
+    owner = plan.owner_of(value)
+    if owner is not None:
+        return Place(by=owner)
+    modules = plan.flow.modules_returning(value)
+    is_shared = len(set(_input_readers(value, plan))) > 1
+    if modules and (is_shared or _meets_quantized_side(value, plan)):
+        plan.owners[value] = (layer.name, "input")
+        return Place(modules[0])
+    return Place()
+
+
+def _input_readers(value: int, plan: _Plan) -> list[str]:
+    """Return the layers that quantize a value as their input, if nothing else reads it."""
+    names = []
+    for operation in plan.flow.readers.get(value, []):
+        paths = set(operation.paths)
+        inside = [x.name for x in plan.layers if "input" in x.targets and x.paths & paths]
+        if not inside:
+            return []
+        names += inside
+    return names
+
+
+def _meets_quantized_side(value: int, plan: _Plan) -> bool:
+    """Whether a value is added to another one that is quantized already."""
+    for operation in plan.flow.readers.get(value, []):
+        others = [x for x in operation.inputs if x != value]
+        if operation.kind == "add" and any(plan.owner_of(x) for x in others):
+            return True
+    return False

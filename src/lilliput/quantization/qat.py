@@ -1,0 +1,135 @@
+"""QATQuantizer: train with the rounding of integer inference in the forward pass.
+
+Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference", 2018. Weights are rounded to a grid that covers them; the ranges of activations are
+moving averages of what is seen in training, widened so that zero is exact. The gradient passes
+where a value is inside its range. Quantization may begin later (``quant_start_step``), and batch norms
+may stop following the batches (``freeze_norm_step``).
+
+>>> import torch
+>>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+>>> quantizer = QATQuantizer(model, [{"op_types": ["Linear"], "quant_bits": 8}])
+>>> model = quantizer.compress()
+>>> output = model(torch.randn(16, 4))  # ranges follow what is seen in training mode
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lilliput.errors import ConfigError
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.ops.qparams import fit
+from lilliput.quantization.ranges import ACTIVATIONS, RangeQuantizer
+from lilliput.registry import register_quantizer
+
+
+@register_quantizer("qat", "QAT_Quantizer", "QATquantizer")
+class QATQuantizer(RangeQuantizer):
+    """Quantize weights and activations while the model trains.
+
+    Parameters
+    ----------
+    model, config_list, optimizer, example_inputs, quant_start_step
+        See :class:`~lilliput.quantization.ranges.RangeQuantizer`.
+    momentum : float
+        What the past counts in the moving average of ranges.
+    freeze_norm_step : int, optional
+        The step from which batch norms after quantized layers use their running statistics, as they
+        will in inference. Needs ``example_inputs``.
+    """
+
+    momentum: float = 0.99
+    freeze_norm_step: int | None = None
+    _frozen: tuple[Any, ...] = ()
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        quant_start_step: int = 0,
+        *,
+        momentum: float = 0.99,
+        freeze_norm_step: int | None = None,
+        dummy_input: Any = None,
+    ) -> None:
+        if not 0 <= momentum < 1:
+            raise ConfigError(
+                f"momentum: received {momentum!r}, expected 0 up to, not including, 1."
+            )
+        if freeze_norm_step is not None and example_inputs is None and dummy_input is None:
+            raise ConfigError(
+                "freeze_norm_step needs example_inputs, to know which norms follow quantized layers."
+            )
+        self.momentum, self.freeze_norm_step = momentum, freeze_norm_step
+        super().__init__(
+            model, config_list, optimizer, example_inputs, quant_start_step, dummy_input=dummy_input
+        )
+
+    def follow(self, tensor: Tensor, wrapper: Any, target: str) -> None:
+        """Move the range towards that of a batch."""
+        xp = namespace(tensor)
+        names = ("low", "high", "scale", "zero_point")
+        held = [getattr(wrapper, f"{target}_{name}") for name in names]
+        seen = [xp.widen(x) for x in xp.range_of(xp.detach(tensor), None)]
+        if getattr(wrapper, f"{target}_is_known"):
+            share = 1 - self.momentum
+            seen = [old + share * (new - old) for old, new in zip(held[:2], seen, strict=True)]
+        # A batch with NaN or infinity must not spoil the range for good.
+        is_fine = xp.isfinite(seen[0]) & xp.isfinite(seen[1])
+        low, high = (xp.where(is_fine, new, old) for old, new in zip(held[:2], seen, strict=True))
+        for old, new in zip(
+            held, (low, high, *fit(low, high, self.grid(wrapper, target))), strict=True
+        ):
+            xp.assign(old, new)
+        if not getattr(wrapper, f"{target}_is_known"):
+            setattr(wrapper, f"{target}_is_known", True)
+
+    def step(self) -> None:
+        """Count the steps, freeze the norms when it is time."""
+        super().step()
+        self._freeze_when_due()
+
+    def load_state(self, state: Any) -> None:
+        """As in :meth:`Compressor.load_state`."""
+        super().load_state(state)
+        self._freeze_when_due()
+
+    def strip(self) -> Any:
+        """As in :meth:`Compressor.strip`."""
+        for hook in self._frozen:
+            hook.remove()
+        self._frozen = ()
+        return super().strip()
+
+    def _freeze_when_due(self) -> None:
+        due = self.freeze_norm_step is not None and self.current_step >= self.freeze_norm_step
+        if due and not self._frozen and self.is_wrapped:
+            norms = [w.norm for w in self.get_modules_wrapper() if w.norm]
+            self._frozen = tuple(self._backend.freeze_norms(self.bound_model, norms))
+
+    def _after_step(self) -> None:
+        super()._after_step()
+        self._share_ranges()
+
+    def _share_ranges(self) -> None:
+        """Average the ranges over the processes that train together, in one exchange."""
+        spots = [
+            (wrapper, target)
+            for wrapper in self.get_modules_wrapper()
+            for target in ACTIVATIONS
+            if target in wrapper.roles
+        ]
+        bounds = [getattr(w, f"{t}_{end}") for w, t in spots for end in ("low", "high")]
+        if not bounds or not self._backend.average(bounds):
+            return
+        for wrapper, target in spots:
+            low, high = (getattr(wrapper, f"{target}_{end}") for end in ("low", "high"))
+            scale, zero = fit(low, high, self.grid(wrapper, target))
+            wrapper.set_attribute(f"{target}_scale", scale)
+            wrapper.set_attribute(f"{target}_zero_point", zero)
+
+
+QAT_Quantizer = QATquantizer = QATQuantizer
