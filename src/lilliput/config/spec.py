@@ -224,7 +224,7 @@ class QuantRule(BitsRule):
             return self
         if isinstance(self.granularity, dict):
             for target in ("input", "output"):
-                if self.granularity.get(target) not in (None, "per_tensor"):  # type: ignore[call-overload]
+                if self.granularity.get(target) not in (None, "per_tensor"):
                     raise ValueError(
                         f"'granularity' of {target!r} must be 'per_tensor': activations have one scale."
                     )

@@ -73,7 +73,7 @@ class Histogram:
     def centers(self) -> NDArray[np.float64]:
         """The middle of each bin."""
         width = (self.high - self.low) / self.counts.size
-        return self.low + width * (np.arange(self.counts.size) + 0.5)
+        return self.low + width * (np.arange(self.counts.size, dtype=np.float64) + 0.5)
 
     def state(self) -> dict[str, Any]:
         """Return the histogram as plain data."""
@@ -150,7 +150,7 @@ def entropy_range(histogram: Histogram, grid: Grid) -> tuple[float, float]:
     magnitudes = np.abs(histogram.centers)
     bins = histogram.counts.size // (2 if two_sided else 1)
     places = np.minimum((magnitudes / largest * bins).astype(int), bins - 1)
-    counts = np.bincount(places, weights=histogram.counts, minlength=bins)
+    counts = np.bincount(places, weights=histogram.counts, minlength=bins).astype(np.float64)
     counts[0] = counts[1] if bins > 1 else counts[0]  # exact zeros cost nothing on any grid
     candidates = np.unique(np.linspace(min(levels, bins), bins, _CANDIDATES).astype(int))
     costs = [_divergence(counts, int(cut), levels) for cut in candidates]

@@ -55,7 +55,7 @@ class Grid:
     @property
     def high(self) -> int:
         """The largest integer."""
-        return 2 ** (self.bits - self.is_signed) - 1
+        return int(2 ** (self.bits - self.is_signed)) - 1
 
     @property
     def fixed_zero_point(self) -> int:

@@ -105,7 +105,8 @@ class LSQQuantizer(RangeQuantizer):
             return
         xp = namespace(tensor)
         seen = xp.widen(xp.detach(tensor))
-        self.start(wrapper, target, *xp.range_of(seen, None), xp.mean(xp.abs(seen)))
+        low, high = xp.range_of(seen, None)
+        self.start(wrapper, target, low, high, xp.mean(xp.abs(seen)))
         setattr(wrapper, f"{target}_is_known", True)
 
     def start(self, wrapper: Any, target: str, low: Tensor, high: Tensor, size: Tensor) -> None:

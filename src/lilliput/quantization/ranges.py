@@ -145,7 +145,9 @@ class RangeQuantizer(Quantizer):
             return self._round_weight(weight, wrapper)
         return self._round_weight(weight * factor, wrapper) / factor
 
-    def quantize_input(self, tensor: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:
+    def quantize_input(  # type: ignore[override]
+        self, tensor: Tensor, wrapper: Any, **kwargs: Any
+    ) -> Tensor:
         """Return the input on its grid."""
         return self._activation(tensor, wrapper, "input")
 

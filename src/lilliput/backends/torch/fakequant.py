@@ -92,7 +92,8 @@ def _round(tensor: Tensor, scale: Tensor, bottom: Any, top: Any) -> Tensor:
 
 def _inside(tensor: Tensor, scale: Tensor, bottom: Any, top: Any) -> Tensor:
     rounded = (tensor * scale.reciprocal()).round_()
-    return (rounded >= bottom) & (rounded <= top)
+    inside: Tensor = (rounded >= bottom) & (rounded <= top)
+    return inside
 
 
 def _rest(tensor: Tensor, scale: Tensor, bottom: Any, top: Any, inside: Tensor) -> Tensor:
@@ -106,7 +107,9 @@ def _mask(grad: Tensor, tensor: Tensor, scale: Tensor, bottom: Any, top: Any) ->
     if not plain or scale.device.type != "cpu" or _is_traced():
         return torch.where(_inside(tensor, scale, bottom, top), grad, 0)
     step = float(scale)
-    return torch.ops.aten.hardtanh_backward(grad, tensor, (bottom - 0.5) * step, (top + 0.5) * step)
+    ends = (bottom - 0.5) * step, (top + 0.5) * step
+    passed: Tensor = torch.ops.aten.hardtanh_backward(grad, tensor, *ends)
+    return passed
 
 
 class _FakeQuantize(torch.autograd.Function):
@@ -182,7 +185,9 @@ class _LearnedFakeQuantize(torch.autograd.Function):
 def _dot(left: Tensor, right: Tensor, like: Tensor) -> Tensor:
     """Return the sum of products over all that share a scale."""
     if like.numel() == 1:
-        return torch.dot(left.reshape(-1), right.reshape(-1)).view_as(like)
+        order = sorted(range(left.dim()), key=left.stride, reverse=True)  # as they lie in memory
+        flat = (x.permute(order).reshape(-1) for x in (left, right))
+        return torch.dot(*flat).view_as(like)
     return (left * right).sum_to_size(like.shape)
 
 

@@ -74,9 +74,9 @@ def shorten(batch: Any, rows: int = 2) -> Any:
     return tree_unflatten([x[:rows] if isinstance(x, Tensor) else x for x in items], layout)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.paths = {module: path for path, module in model.named_modules()}
         self.stack: list[str] = []
         self.entered: list[tuple[int, ...]] = []

@@ -29,6 +29,7 @@ from lilliput.backends.torch.weights import floating, is_sharded, raw, unshadowe
 from lilliput.errors import AlgorithmError, UnsupportedModelError
 
 SIDECAR = "lilliput"
+_ATTENTION = {"query": 0, "key": 1, "value": 2}
 
 
 class Sidecar(nn.Module):
@@ -295,12 +296,18 @@ def _quantize_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> An
     named = list(kwargs)
     items = [*args, *kwargs.values()]
     where = floating(items)
+    if isinstance(module, nn.MultiheadAttention):  # its masks are no activations
+        places = [*range(len(args)), *(_ATTENTION.get(name, 3) for name in named)]
+        where = [i for i in where if places[i] < 3]
     _expect_floating(sidecar, sidecar.input_keys, where, "input")
-    tensors = tuple(items[i] for i in where)
+    # Attention takes a faster way if query, key and value are one tensor: they shall stay one.
+    tensors = tuple({id(items[i]): items[i] for i in where}.values())
+    identities = [id(x) for x in tensors]
     for key in sidecar.input_keys:
         tensors = sidecar._modules[key].quantize_inputs(tensors)
-    for i, tensor in zip(where, tensors, strict=True):
-        items[i] = tensor
+    quantized = dict(zip(identities, tensors, strict=True))
+    for i in where:
+        items[i] = quantized[id(items[i])]
     return tuple(items[: len(args)]), dict(zip(named, items[len(args) :], strict=True))
 
 

@@ -275,7 +275,7 @@ class QuantizerModuleWrapper(ModuleWrapper):
         if not self._quantizer().keeps_zero:
             for mask in masks:
                 result = result * mask
-        return result  # type: ignore[no-any-return]
+        return result
 
     def quantize_inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Quantize what the layer is called with."""

@@ -1,0 +1,1 @@
+"""What compression did, as data and as tables."""

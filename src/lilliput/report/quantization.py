@@ -1,0 +1,269 @@
+"""What quantization does to each tensor: error, range, clipping, bits, histograms.
+
+>>> import torch
+>>> from lilliput.torch import PTQQuantizer
+>>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+>>> quantizer = PTQQuantizer(model, [{"op_types": ["Linear"], "quant_bits": 4}])
+>>> model, batches = quantizer.compress(), [torch.randn(16, 4)]
+>>> quantizer.calibrate(batches)
+>>> report = quantization_report(quantizer, batches)
+>>> [(row.layer, row.target, row.dtype) for row in report.rows][:2]
+[('0', 'weight', 'int4'), ('0', 'input', 'uint4')]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lilliput.backends.torch import statistics
+from lilliput.backends.torch.wrapper import marking
+from lilliput.config.layer import QuantType
+from lilliput.errors import ConfigError, StageError
+from lilliput.files import write_atomically
+from lilliput.ops.histogram import Histogram
+
+_BINS = 64
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """One quantized tensor of one layer.
+
+    Attributes
+    ----------
+    sqnr : float
+        Power of the signal over power of the rounding error, in dB.
+    low, high : float
+        The range that was seen.
+    grid_low, grid_high : float or None
+        The range that the grid covers (of the widest channel).
+    clipped : float or None
+        The share of entries outside of what the grid covers.
+    histogram : dict
+        ``low``, ``high``, ``before`` and ``after``: counts of equal bins.
+    """
+
+    layer: str
+    target: str
+    dtype: str
+    bits: int | None
+    granularity: str
+    sqnr: float
+    low: float
+    high: float
+    grid_low: float | None
+    grid_high: float | None
+    clipped: float | None
+    histogram: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class QuantizationReport:
+    """One row per quantized tensor, and the error at the model's output.
+
+    ``layers`` holds what the runtime does with each layer, if an export result was given.
+    """
+
+    rows: tuple[TensorRow, ...]
+    output_sqnr: float
+    integer_share: float | None = None
+    layers: tuple[dict[str, Any], ...] = ()
+
+    def worst(self, count: int = 5) -> list[TensorRow]:
+        """Return the tensors with the largest relative error."""
+        return sorted(self.rows, key=lambda row: row.sqnr)[:count]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data; infinite ratios are None."""
+        rows = [{k: _finite(v) for k, v in asdict(row).items()} for row in self.rows]
+        return {
+            "output_sqnr": _finite(self.output_sqnr),
+            "integer_share": self.integer_share,
+            "tensors": rows,
+            "layers": list(self.layers),
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON."""
+        write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
+
+    def __str__(self) -> str:
+        width = max([5, *(len(row.layer) for row in self.rows)])
+        head = f"{'layer':{width}}  tensor  type    scale        SQNR dB  clipped  range seen"
+        lines = [head]
+        for row in self.rows:
+            clipped = "" if row.clipped is None else f"{row.clipped:7.2%}"
+            lines.append(
+                f"{row.layer:{width}}  {row.target:6}  {row.dtype:6}  {row.granularity:11}  "
+                f"{row.sqnr:7.1f}  {clipped:7}  {row.low:.4g} to {row.high:.4g}"
+            )
+        lines.append(f"output of the model: {self.output_sqnr:.1f} dB")
+        if self.integer_share is not None:
+            lines.append(f"multiplications that run on integers: {self.integer_share:.1%}")
+        return "\n".join(lines)
+
+
+def quantization_report(
+    quantizer: Any,
+    batches: Iterable[Any],
+    forward: Callable[..., Any] | None = None,
+    result: Any = None,
+) -> QuantizationReport:
+    """Run batches, and return what quantization does to every tensor of every layer.
+
+    Parameters
+    ----------
+    quantizer : Quantizer
+        One that is at work on a model.
+    batches : iterable
+        A few batches, as a data loader gives them.
+    forward : callable, optional
+        ``forward(model, batch)``, as for ``calibrate``.
+    result : ExportResult, optional
+        What ``export_onnx`` returned; adds which layers the runtime executes on integers.
+    """
+    if not getattr(quantizer, "is_wrapped", False):
+        raise StageError("quantization_report() needs a quantizer at work; call compress() first.")
+    kept = list(batches)
+    if not kept:
+        raise ConfigError("quantization_report() received no batches.")
+    watch = _Watch(quantizer)
+    error = _Error()
+    model, call = quantizer.bound_model, forward or statistics.call
+
+    def both(model: Any, batch: Any) -> None:
+        with marking(lambda wrapper, kind, tensors: tensors):
+            plain = _first_tensor(call(model, batch))
+        with marking(watch):
+            error.add(plain, _first_tensor(call(model, batch)))
+
+    statistics.run(model, kept, both)
+    layers = () if result is None else tuple(result.to_dict()["layers"])
+    share = None if result is None else result.integer_share
+    return QuantizationReport(tuple(watch.rows()), error.decibel(), share, layers)
+
+
+class _Error:
+    """The power of a signal and of its error."""
+
+    def __init__(self) -> None:
+        self.signal = self.noise = 0.0
+
+    def add(self, before: Tensor, after: Tensor) -> None:
+        before, after = before.detach().double(), after.detach().double()
+        self.signal += float(before.square().sum())
+        self.noise += float((after - before).square().sum())
+
+    def decibel(self) -> float:
+        if self.noise == 0:
+            return math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal > 0 else -math.inf
+
+
+class _Watch:
+    """A marker that quantizes as usual and notes what that did."""
+
+    def __init__(self, quantizer: Any) -> None:
+        self.quantizer = quantizer
+        self.seen: dict[tuple[str, QuantType], _Seen] = {}
+
+    def __call__(self, wrapper: Any, kind: QuantType, tensors: tuple[Tensor, ...]) -> Any:
+        quantized = wrapper.compressor.run(wrapper, kind, tensors)
+        if wrapper.compressor is self.quantizer:
+            seen = self.seen.get((wrapper.name, kind))
+            if seen is None:
+                seen = self.seen[wrapper.name, kind] = _Seen(wrapper, kind)
+            elif kind is QuantType.WEIGHT:
+                return quantized  # it is the same in every batch
+            for before, after in zip(tensors, quantized, strict=True):
+                seen.add(before.detach().float(), after.detach().float())
+        return quantized
+
+    def rows(self) -> list[TensorRow]:
+        order = {w.name: i for i, w in enumerate(self.quantizer.get_modules_wrapper())}
+        kinds = list(QuantType)
+        items = sorted(self.seen, key=lambda key: (order[key[0]], kinds.index(key[1])))
+        return [self.seen[key].row() for key in items]
+
+
+class _Seen:
+    """What was seen of one tensor."""
+
+    def __init__(self, wrapper: Any, kind: QuantType) -> None:
+        self.wrapper, self.kind = wrapper, kind
+        self.qparams = wrapper.compressor.qparams(wrapper, kind)
+        self.error, self.before, self.after = _Error(), Histogram(_BINS), Histogram(_BINS)
+        self.low, self.high = math.inf, -math.inf
+        self.outside = self.total = 0
+
+    def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.qparams
+        ends = (torch.full_like(like, end) for end in (q.grid.low, q.grid.high))
+        low, high = (q.to_reals(end) for end in ends)
+        return low, high
+
+    def add(self, before: Tensor, after: Tensor) -> None:
+        self.error.add(before, after)
+        self.low = min(self.low, float(before.min()))
+        self.high = max(self.high, float(before.max()))
+        for histogram in (self.before, self.after):
+            histogram.widen(min(self.low, histogram.low), max(self.high, histogram.high))
+        self.before.add(before)
+        self.after.add(after)
+        if self.qparams is not None:
+            low, high = self.bounds(before)
+            half = self.qparams.spread(self.qparams.scale, before) / 2
+            self.outside += int(((before < low - half) | (before > high + half)).sum())
+            self.total += before.numel()
+
+    def row(self) -> TensorRow:
+        grid = None if self.qparams is None else self.qparams.grid
+        ends: tuple[float | None, float | None] = (None, None)
+        if self.qparams is not None and grid is not None:
+            scale, zero = self.qparams.scale, self.qparams.zero_point
+            ends = (
+                float(((grid.low - zero) * scale).min()),
+                float(((grid.high - zero) * scale).max()),
+            )
+        histogram = {
+            "low": self.before.low,
+            "high": self.before.high,
+            "before": self.before.counts.tolist(),
+            "after": self.after.counts.tolist(),
+        }
+        return TensorRow(
+            layer=self.wrapper.name,
+            target=self.kind.value,
+            dtype="" if grid is None else grid.dtype,
+            bits=None if grid is None else grid.bits,
+            granularity="" if grid is None else grid.granularity,
+            sqnr=self.error.decibel(),
+            low=self.low,
+            high=self.high,
+            grid_low=ends[0],
+            grid_high=ends[1],
+            clipped=None if grid is None else self.outside / max(self.total, 1),
+            histogram=histogram,
+        )
+
+
+def _first_tensor(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    values = output.values() if isinstance(output, dict) else output
+    found = next((x for x in values if isinstance(x, Tensor)), None)
+    if found is None:
+        raise ConfigError("the model, or forward(model, batch), must return a tensor to compare.")
+    return found
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
