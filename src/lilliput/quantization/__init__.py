@@ -1,5 +1,6 @@
 """Quantization algorithms, one per file."""
 
+from lilliput.quantization.bnn import BNNQuantizer
 from lilliput.quantization.dorefa import DoReFaQuantizer
 from lilliput.quantization.lsq import (
     LSQPlusQuantizer,
@@ -13,6 +14,7 @@ from lilliput.quantization.qat import QAT_Quantizer, QATQuantizer, QATquantizer
 from lilliput.quantization.ranges import RangeQuantizer
 
 __all__ = [
+    "BNNQuantizer",
     "DoReFaQuantizer",
     "LSQPlusQuantizer",
     "LSQQuantizer",

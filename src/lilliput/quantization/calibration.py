@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from lilliput.progress import track
 from lilliput.quantization.observers import Observer, make_observer
 
 _SAVE_EVERY = 5.0  # seconds between two notes of what was seen
+_KEPT = 2  # batches that later steps may look at again
 Key = tuple[str, str]
 
 
@@ -43,10 +43,16 @@ def calibrate(
             raise ConfigError(
                 "calibrate() received no batches: the loader is empty, or an iterator that is used up."
             )
+        if source.count < done:
+            raise StateError(
+                f"{checkpoint}: {done} batches were seen before, there are {source.count} now; remove the "
+                "file to start over."
+            )
     finally:
         quantizer._observers = None
     note.save(source.count, is_last=True)
     _fix_ranges(quantizer, observers)
+    quantizer.sample_batches = tuple(source.kept)
 
 
 class _Batches:
@@ -57,6 +63,7 @@ class _Batches:
     ) -> None:
         self.quantizer, self.forward, self.done = quantizer, forward, done
         self.count = 0
+        self.kept: list[Any] = []
 
     def run(self, batches: Iterable[Any], observers: dict[Key, Observer]) -> Iterator[int]:
         backend, model = self.quantizer._backend, self.quantizer.bound_model
@@ -64,6 +71,8 @@ class _Batches:
             if self.count == 0 and not self.quantizer._is_placed:
                 self.place(backend, model, batch)
             self.count += 1
+            if self.count <= _KEPT and self.forward is None:
+                self.kept.append(batch)
             if self.count > self.done:
                 self.quantizer._observers = observers
                 backend.run(model, [batch], self.forward)
@@ -135,11 +144,10 @@ def _fix_ranges(quantizer: Any, observers: dict[Key, Observer]) -> None:
     for (name, target), observer in observers.items():
         observer.merge(quantizer._backend.reduce)
         if quantizer._who_quantizes(wrappers[name], target) == (wrappers[name], target):
-            low, high = observer.range(quantizer.grid(wrappers[name], target))
-            if not math.isfinite(low) or low > high:
+            if observer.is_empty():
                 raise AlgorithmError(
                     f"nothing was seen of the {target} of layer {name!r}: no batch reached it; exclude it."
                 )
-            ranges[name, target] = low, high
+            ranges[name, target] = observer.range(quantizer.grid(wrappers[name], target))
     for (name, target), (low, high) in ranges.items():
         quantizer.set_range(wrappers[name], target, low, high)

@@ -1,12 +1,14 @@
-"""DoReFaQuantizer: weights squeezed by tanh and rounded to few bits.
+"""DoReFaQuantizer: weights, activations and gradients of few bits.
 
 Zhou et al., "DoReFa-Net: Training Low Bitwidth Convolutional Neural Networks with Low Bitwidth
-Gradients", 2016, eq. 9. For k > 1 bits::
+Gradients", 2016. With ``quantize_k(x) = round((2**k - 1) * x) / (2**k - 1)`` on [0, 1]::
 
-    w_q = 2 * quantize_k(tanh(w) / (2 * max|tanh(w)|) + 1/2) - 1
-    quantize_k(x) = round((2**k - 1) * x) / (2**k - 1)
+    weight      2 * quantize_k(tanh(w) / (2 * max|tanh(w)|) + 1/2) - 1,  one bit: sign(w) * mean|w|
+    activation  quantize_k(clip(x, 0, 1))
+    gradient    2 * max|g| * (quantize_k(g / (2 * max|g|) + 1/2 + N) - 1/2)
 
-and for one bit ``w_q = sign(w) * mean|w|``. Rounding and sign pass the gradient straight through;
+where ``N`` is noise from ``-1/2`` to ``1/2``, over ``2**k - 1``, and ``max|g|`` is taken for each sample
+of a batch: the gradient is right on average. Rounding and sign pass the gradient straight through;
 everything else is differentiated as it stands.
 
 >>> import torch
@@ -17,14 +19,23 @@ everything else is differentiated as it stands.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
-from lilliput.config.spec import BitsRule, Rule
+from pydantic import Field
+
+from lilliput.config.layer import QuantType
+from lilliput.config.select import Selection
+from lilliput.config.spec import Bits, BitsRule, Rule
 from lilliput.core.quantizer import Quantizer
-from lilliput.ops.fakequant import quantize_unit
+from lilliput.errors import Problem
+from lilliput.ops.fakequant import mean_magnitude
 from lilliput.ops.namespace import Tensor, namespace
+from lilliput.ops.qparams import Grid, QParams
 from lilliput.quantization.bits import bits_of
 from lilliput.registry import register_quantizer
+
+_WIDEST = 16  # bits of an integer grid
 
 
 def dorefa_weight(weight: Tensor, bits: int) -> Tensor:
@@ -37,30 +48,164 @@ def dorefa_weight(weight: Tensor, bits: int) -> Tensor:
     tensor([-2.0333,  2.0333,  2.0333])
     """
     xp = namespace(weight)
+    wide = xp.widen(weight)
     if bits == 1:
-        magnitude = xp.mean(xp.abs(xp.detach(weight)))
-        return xp.straight_through(weight, xp.sign(xp.detach(weight)) * magnitude)
-    squeezed = xp.tanh(xp.widen(weight))
+        plain = xp.detach(wide)
+        return xp.straight_through(
+            weight, xp.to_float(xp.sign(plain) * xp.mean(xp.abs(plain)), like=weight)
+        )
+    levels = 2**bits - 1
+    squeezed = xp.tanh(wide)
     largest = xp.max(xp.abs(squeezed))
     largest = xp.where(largest > 0, largest, xp.ones_like(largest))
-    quantized = 2 * quantize_unit(squeezed / (2 * largest) + 0.5, bits) - 1
-    return xp.to_float(quantized, like=weight)
+    scaled = levels * (squeezed / (2 * largest) + 0.5)
+    rounded = xp.straight_through(scaled, xp.round(scaled))
+    return xp.to_float((2 * rounded - levels) / levels, like=weight)
+
+
+def dorefa_gradient(gradient: Tensor, bits: int) -> Tensor:
+    """Return a gradient rounded at random to ``2**bits`` levels, the same on average.
+
+    The first axis is taken for that of the samples; each has levels of its own.
+
+    Examples
+    --------
+    >>> import torch
+    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+    <torch...
+    >>> dorefa_gradient(torch.tensor([[1.0, 0.5, -2.0], [0.0, 0.0, 0.0]]), bits=1)
+    tensor([[ 2.,  2., -2.],
+            [-0., -0.,  0.]])
+    """
+    xp, levels = namespace(gradient), 2**bits - 1
+    shape = xp.shape(gradient)
+    if not shape or not xp.size(gradient):
+        return gradient
+    wide = xp.widen(gradient)
+    largest = xp.max_over(xp.reshape(xp.abs(wide), [shape[0], -1]), 1)
+    largest = xp.reshape(largest, [shape[0], *(1 for _ in shape[1:])])
+    unit = wide / xp.where(largest > 0, largest, xp.ones_like(largest)) / 2 + 0.5
+    noise = (xp.uniform_like(unit) - 0.5) / levels
+    integers = xp.round(levels * xp.clip(unit + noise, 0, 1))
+    return xp.to_float(largest * ((2 * integers - levels) / levels), like=gradient)
+
+
+class DoReFaRule(BitsRule):
+    """Bits of weights and activations, and of gradients."""
+
+    gradient_bits: Bits | None = Field(
+        None, description="Bits of the gradient of the layer's output; none: it stays as it is."
+    )
 
 
 @register_quantizer("dorefa")
 class DoReFaQuantizer(Quantizer):
-    """Quantize weights as in DoReFa-Net.
+    """Quantize weights, activations and gradients as in DoReFa-Net.
 
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``quant_bits``, 8 if not given.
+        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``quant_bits``, 8 if not given, and
+        ``gradient_bits``: with it, the gradient of the layer's output is quantized in backward, with
+        noise from the framework's own generator. Inputs and outputs are cut to [0, 1].
         The paper leaves the first and the last layer in float: exclude them by name.
+
+    Examples
+    --------
+    >>> import torch
+    >>> rule = {"quant_types": ["weight", "input"], "quant_bits": {"weight": 1, "input": 2}}
+    >>> quantizer = DoReFaQuantizer(torch.nn.Linear(4, 2), [{**rule, "gradient_bits": 6}])
+    >>> quantizer.compress()(torch.rand(8, 4)).sum().backward()
     """
 
-    rule: ClassVar[type[Rule]] = BitsRule
+    rule: ClassVar[type[Rule]] = DoReFaRule
     quant_grad = None
+    _sites: tuple[Any, ...] = ()
 
     def quantize_weight(self, weight: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:
         """Return the weight on the DoReFa grid."""
         return dorefa_weight(weight, bits_of(wrapper.config, "weight"))
+
+    def quantize_input(  # type: ignore[override]
+        self, tensor: Tensor, wrapper: Any, **kwargs: Any
+    ) -> Tensor:
+        """Return the input, cut to [0, 1], on its grid."""
+        return self._round_unit(tensor, wrapper, "input")
+
+    def quantize_output(self, output: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:
+        """Return the output, cut to [0, 1], on its grid, and see to the gradient."""
+        bits = wrapper.config.get("gradient_bits")
+        if bits is not None:
+            rounding = partial(dorefa_gradient, bits=bits)
+            output = namespace(output).map_gradient(output, rounding)
+        is_asked = "output" in wrapper.roles
+        return self._round_unit(output, wrapper, "output") if is_asked else output
+
+    def _round_unit(self, tensor: Tensor, wrapper: Any, target: str) -> Tensor:
+        xp, held = namespace(tensor), self._unit(wrapper, target)
+        unit = xp.clip(xp.widen(tensor), 0, 1)
+        rounded = xp.round_to_grid(unit, held.scale, held.grid.low, held.grid.high)
+        return xp.to_float(rounded, like=tensor)
+
+    def _unit(self, wrapper: Any, target: str) -> QParams:
+        """Return the grid from zero to one."""
+        grid = Grid(bits_of(wrapper.config, target), is_signed=False, is_symmetric=False)
+        return self._held(wrapper, grid, 1 / grid.high)
+
+    def _held(self, wrapper: Any, grid: Grid, scale: float) -> QParams:
+        tensor = self._backend.tensor
+        return QParams(tensor(scale, wrapper), tensor(0.0, wrapper), grid)
+
+    def qparams(self, wrapper: Any, quant_type: QuantType) -> QParams | None:
+        """Return the grid of a tensor: whole multiples of ``1 / (2**bits - 1)``.
+
+        Weights of k bits are the odd multiples, integers of k + 1 bits.
+        """
+        target = quant_type.value
+        if target not in wrapper.roles:
+            return None
+        if quant_type is not QuantType.WEIGHT:
+            return self._unit(wrapper, target)
+        bits = bits_of(wrapper.config, target)
+        if bits >= _WIDEST:
+            return None
+        grid = Grid(bits + 1, is_signed=True, is_symmetric=True, is_narrow=True)
+        if bits > 1:
+            return self._held(wrapper, grid, 1 / grid.high)
+        size = mean_magnitude(self._backend.masked_weight(wrapper), grid)
+        xp = namespace(size)
+        return QParams(xp.positive(size), xp.zeros_like(size), grid)
+
+    def find_problems(self, selection: Selection) -> list[Problem]:
+        """Return where a rule asks for what a layer cannot have."""
+        problems = super().find_problems(selection)
+        for decision in selection.decisions:
+            layer = decision.layer
+            is_chosen = decision.rule is not None and not decision.excluded
+            if is_chosen and layer.is_bypassed and "gradient_bits" in layer.config:
+                text = (
+                    f"layer {layer.name!r} is computed by its parent without being called, so its "
+                    "gradient cannot be quantized; leave the key out for this layer."
+                )
+                problems.append(Problem(f"rule {decision.rule} → gradient_bits", text))
+        return problems
+
+    def _wrap_model(self) -> None:
+        super()._wrap_model()
+        # Where the output is quantized, the same hook sees to its gradient.
+        owners = {
+            owner.path: wrapper
+            for wrapper in reversed(self.get_modules_wrapper())
+            for owner in wrapper.layer_info.owners
+            if "gradient_bits" in wrapper.config and "output" not in wrapper.roles
+        }
+        self._sites = tuple(
+            self._backend.add_site(self.bound_model, path, wrapper, "output")
+            for path, wrapper in owners.items()
+        )
+
+    def _detach_all(self) -> None:
+        for site in self._sites:
+            site.remove()
+        self._sites = ()
+        super()._detach_all()

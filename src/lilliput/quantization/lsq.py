@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from lilliput.ops.fakequant import mean_magnitude
+from lilliput.ops.fakequant import covering, mean_magnitude
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams, fit, spread
 from lilliput.quantization.ranges import ACTIVATIONS, RangeQuantizer
@@ -70,7 +70,19 @@ class LSQQuantizer(RangeQuantizer):
         scale = 2 * mean_magnitude(weight, grid) / math.sqrt(grid.high)
         scale = namespace(scale).positive(scale)
         wrapper.set_attribute("weight_scale", self._backend.parameter(scale))
+        wrapper.set_attribute("weight_zero_point", covering(weight, grid).zero_point)
         wrapper.weight_is_fixed = True
+
+    def take_flow(self, flow: Any) -> None:
+        """Do not train the scales of activations that are quantized by another layer."""
+        super().take_flow(flow)
+        for wrapper in self.get_modules_wrapper():
+            for target, spot in wrapper.places.items():
+                for name in (f"{target}_scale", f"{target}_offset"):
+                    if spot["by"] is not None and hasattr(wrapper, name):
+                        held = getattr(wrapper, name)
+                        delattr(wrapper, name)
+                        wrapper.set_attribute(name, namespace(held).detach(held))
 
     def _round_weight(self, weight: Tensor, wrapper: Any) -> Tensor:
         grid = self.grid(wrapper, "weight")
@@ -78,8 +90,11 @@ class LSQQuantizer(RangeQuantizer):
         scale = spread(wrapper.weight_scale, xp.shape(weight), grid)
         share = xp.size(weight) / xp.size(wrapper.weight_scale)
         wide = xp.widen(weight)
+        zero = None
+        if not (grid.is_symmetric and grid.is_signed):
+            zero = spread(wrapper.weight_zero_point, xp.shape(weight), grid)
         rounded = xp.learned_fake_quantize(
-            wide, scale, grid.low, grid.high, 1 / math.sqrt(share * grid.high)
+            wide, scale, grid.low, grid.high, 1 / math.sqrt(share * grid.high), zero
         )
         return xp.to_float(rounded, like=weight)
 
@@ -126,10 +141,8 @@ class LSQQuantizer(RangeQuantizer):
         scale = getattr(wrapper, f"{target}_scale")
         xp = namespace(scale)
         scale = xp.detach(scale)
-        if target == "weight":
-            return QParams(scale, xp.zeros_like(scale), grid)
         zero = getattr(wrapper, f"{target}_zero_point")
-        if self.learns_offset:
+        if self.learns_offset and target != "weight":
             offset = xp.detach(getattr(wrapper, f"{target}_offset"))
             zero = xp.offset_to_zero_point(scale, offset, grid.low, grid.high)
         return QParams(scale, zero, grid)
@@ -146,7 +159,10 @@ class LSQQuantizer(RangeQuantizer):
         super().reduce_bits(wrapper, bits)
         factor = before / self.grid(wrapper, "weight").high
         scale = wrapper.weight_scale
-        namespace(scale).assign(scale, scale * factor)
+        xp = namespace(scale)
+        xp.assign(scale, scale * factor)
+        found = covering(self._backend.masked_weight(wrapper), self.grid(wrapper, "weight"))
+        xp.assign(wrapper.weight_zero_point, found.zero_point)
 
     def _after_step(self) -> None:
         """Keep the scales positive."""

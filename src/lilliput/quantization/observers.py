@@ -38,6 +38,10 @@ class Observer:
         """Whether all that was seen are numbers, neither NaN nor infinite."""
         raise NotImplementedError(f"{type(self).__name__} must override is_finite().")
 
+    def is_empty(self) -> bool:
+        """Whether nothing was seen."""
+        return False
+
     def merge(self, reduce: Reduce) -> None:
         """Join what all processes have seen; ``reduce(array, 'min' | 'max' | 'sum')`` does one step."""
 
@@ -80,7 +84,11 @@ class MinMax(Observer):
 
     def is_finite(self) -> bool:
         """Whether both ends are finite, or nothing was seen yet."""
-        return self.low > self.high or bool(np.isfinite([self.low, self.high]).all())
+        return self.is_empty() or bool(np.isfinite([self.low, self.high]).all())
+
+    def is_empty(self) -> bool:
+        """Whether there are no ends yet."""
+        return self.low > self.high
 
     def range(self, grid: Grid) -> tuple[float, float]:
         """Return all of it."""
@@ -118,15 +126,21 @@ class MovingAverage(Observer):
         """Whether both ends are finite."""
         return bool(np.isfinite([self.low, self.high]).all())
 
+    def is_empty(self) -> bool:
+        """Whether no batch has come."""
+        return self.batches == 0
+
     def range(self, grid: Grid) -> tuple[float, float]:
         """Return the average range."""
         return self.low, self.high
 
     def merge(self, reduce: Reduce) -> None:
-        """Take the average of all processes."""
-        processes = float(reduce(np.array(1.0), "sum"))
-        self.low = float(reduce(np.array(self.low), "sum")) / processes
-        self.high = float(reduce(np.array(self.high), "sum")) / processes
+        """Take the average of all processes, each counting by its batches."""
+        batches = int(reduce(np.array(float(self.batches)), "sum"))
+        if batches:
+            sums = [reduce(np.array(x * self.batches), "sum") for x in (self.low, self.high)]
+            self.low, self.high = (float(x) / batches for x in sums)
+        self.batches = batches
 
 
 class HistogramObserver(Observer):
@@ -142,6 +156,10 @@ class HistogramObserver(Observer):
     def is_finite(self) -> bool:
         """Whether both ends are finite."""
         return bool(np.isfinite([self.histogram.low, self.histogram.high]).all())
+
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not self.histogram.counts.any()
 
     def merge(self, reduce: Reduce) -> None:
         """Add up the counts of all processes."""

@@ -1,11 +1,16 @@
 """PTQQuantizer: integers without training, from a few batches of data.
 
 Run batches through the model, and the ranges of activations are fixed by what is seen; weights are
-covered, or cut where that is better on the whole.
+covered, or cut where that is better on the whole. What is lost at low bits, options win back:
+
+- ``equalize``: equal ranges of weights from layer to layer (Nagel et al., 2019);
+- ``smooth``: outliers of activations moved into the weights (SmoothQuant, Xiao et al., 2023);
+- ``adaround``: rounding up or down by what a layer computes (Nagel et al., 2020);
+- ``bias_correction``: the mean of each output channel as in float (Nagel et al., 2019).
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
->>> quantizer = PTQQuantizer(model, [{"op_types": ["Linear"]}])
+>>> quantizer = PTQQuantizer(model, [{"op_types": ["Linear"]}], weights="mse", bias_correction=True)
 >>> model = quantizer.compress()
 >>> quantizer.calibrate([torch.randn(16, 4) for _ in range(4)])
 >>> quantizer.qparams(quantizer.get_modules_wrapper()[0], QuantType.INPUT).grid.dtype
@@ -14,11 +19,63 @@ covered, or cut where that is better on the whole.
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any, ClassVar
 
 from lilliput.config.layer import QuantType as QuantType
-from lilliput.quantization.ranges import RangeQuantizer
+from lilliput.config.select import Selection
+from lilliput.errors import ConfigError, Problem, StageError, nearest
+from lilliput.ops.fakequant import covering, fake_quantize, mean_magnitude, ranges
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.ops.qparams import Grid, QParams, fit
+from lilliput.quantization.ranges import ACTIVATIONS, RangeQuantizer
 from lilliput.registry import register_quantizer
+
+log = logging.getLogger("lilliput")
+
+_KEPT_ROWS = 1024
+_SHARES = tuple(
+    0.95**i for i in range(60)
+)  # of the range of a weight, from all of it to a twentieth
+_ADAROUND = {
+    "steps": (int, 1, 10**7),
+    "batch_size": (int, 1, 10**6),
+    "positions": (int, 1, 10**7),
+    "learning_rate": (float, 0, 1),
+    "regularization": (float, 0, 10**3),
+    "warm_up": (float, 0, 1),
+}
+
+
+def best_scales(weight: Tensor, grid: Grid) -> QParams:
+    """Return the scales with the smallest mean squared error of rounding a weight.
+
+    Ranges are cut to shares of all that is there; each scale has its own best one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> grid = Grid(bits=2, is_signed=True, is_symmetric=True, is_narrow=True)
+    >>> weight = torch.tensor([0.9, -1.0, 1.1, -1.0, 1.0, 2.0])
+    >>> covering(weight, grid).scale, best_scales(weight, grid).scale
+    (tensor(2.), tensor(1.1403))
+    """
+    xp = namespace(weight)
+    low, high = ranges(weight, grid)
+    wide = xp.widen(weight)
+    best = covering(weight, grid)
+    smallest = None
+    for share in _SHARES:
+        tried = QParams(*fit(low * share, high * share, grid), grid)
+        error = fake_quantize(wide, tried) - wide
+        error = mean_magnitude(error * error, grid)
+        is_better = error < (error + 1 if smallest is None else smallest)
+        scale = xp.where(is_better, tried.scale, best.scale)
+        best = QParams(scale, xp.where(is_better, tried.zero_point, best.zero_point), grid)
+        smallest = error if smallest is None else xp.where(is_better, error, smallest)
+    return best
 
 
 @register_quantizer("ptq", "ObserverQuantizer", "PtqQuantizer")
@@ -30,13 +87,286 @@ class PTQQuantizer(RangeQuantizer):
     model, config_list, optimizer, example_inputs
         See :class:`~lilliput.quantization.ranges.RangeQuantizer`. Rules may name an ``observer``:
         'mse' (the default), 'minmax', 'ema', 'percentile' or 'kl'.
+    weights : {'minmax', 'mse'}
+        Whether the scales of weights cover them, or are those with the smallest squared error.
+    equalize : bool
+        Rescale the channels between pairs of layers with nothing but a batch norm, a ReLU or pooling
+        in between, so that their weights have equal ranges. What the model computes in float stays.
+    smooth : float, optional
+        Divide the channels after each LayerNorm or RMSNorm that only quantized linear layers read, and
+        multiply the weights that read them: 0 makes the weights equally large, 1 the activations, 0.5
+        is usual. What the model computes in float stays.
+    adaround : bool or dict
+        Learn whether to round each weight up or down. A dict may hold ``steps`` (1000 per layer),
+        ``batch_size`` (256 positions per step), ``positions`` (8192, where each layer is looked at),
+        ``learning_rate`` (0.01), ``regularization`` (0.1) and ``warm_up`` (0.2, the share of steps
+        without it).
+    bias_correction : bool
+        Give each output channel the mean that it has in float, by its bias or that of the batch norm
+        after it. ``is_bias_correction`` in NNI.
+
+    Notes
+    -----
+    All but ``weights`` change parameters of the model in place, and need several passes: they keep the
+    first batches of :meth:`calibrate`, up to 1024 samples. They work in one process, not under
+    DistributedDataParallel. :meth:`strip` puts the parameters back bit for bit, unless they were trained
+    or loaded after calibration. To use the quantized model elsewhere, save its state dict along with
+    :meth:`state`, and load both into a model under a quantizer with the same options.
     """
 
-    default_observer = "mse"
+    default_observer: ClassVar[str] = "mse"
 
-    def calibrate(self, *args: Any, **kwargs: Any) -> None:
-        """As in :meth:`RangeQuantizer.calibrate`."""
-        super().calibrate(*args, **kwargs)
+    weights: str = "minmax"
+    equalize: bool = False
+    smooth: float | None = None
+    adaround: Mapping[str, Any] | None = None
+    bias_correction: bool = False
+    _refinement: Any = None
+    _is_outdated: bool = False
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
+        weights: str = "minmax",
+        equalize: bool = False,
+        smooth: float | None = None,
+        adaround: bool | Mapping[str, Any] = False,
+        bias_correction: bool = False,
+        is_bias_correction: bool | None = None,
+        dummy_input: Any = None,
+    ) -> None:
+        if weights not in ("minmax", "mse"):
+            raise ConfigError(f"weights: received {weights!r}, expected 'minmax' or 'mse'.")
+        self.weights = weights
+        self.equalize = _flag("equalize", equalize)
+        self.smooth = _check_alpha(smooth)
+        self.adaround = _check_adaround(adaround)
+        asked = bias_correction if is_bias_correction is None else is_bias_correction
+        self.bias_correction = _flag("bias_correction", asked)
+        super().__init__(model, config_list, optimizer, example_inputs, dummy_input=dummy_input)
+
+    def find_problems(self, selection: Selection) -> list[Problem]:
+        """Return where options ask for something that no rule gives."""
+        problems = super().find_problems(selection)
+        if self._fixes_weights and not any(
+            "weight" in self.targets_of(layer) for layer in selection.chosen
+        ):
+            option = "adaround" if self.adaround is not None else "weights='mse'"
+            text = (
+                "no rule quantizes a weight; add 'weight' to quant_types, or leave the option out."
+            )
+            problems.append(Problem(option, text))
+        return problems
+
+    def calibrate(
+        self,
+        batches: Iterable[Any],
+        forward: Callable[..., Any] | None = None,
+        checkpoint: Any = None,
+        progress: bool = True,
+    ) -> None:
+        """As in :meth:`RangeQuantizer.calibrate`, with what the options ask for before and after.
+
+        With options that need several passes, the first batches are kept, up to 1024 samples.
+        """
+        if not self.is_wrapped:
+            raise StageError("calibrate() came before compress(); call that first.")
+        if not self._refines:
+            super().calibrate(batches, forward, checkpoint, progress)
+            self._fix_weights()
+            return
+        self._undo()
+        kept, batches = self._keep(batches)
+        refinement = self._backend.refinement(self, kept, forward)
+        try:
+            self._rescale(refinement)
+            super().calibrate(batches, forward, checkpoint, progress)
+            self._fix_weights()
+            self._reconstruct(refinement, progress)
+        except BaseException:
+            refinement.undo()
+            self._forget()
+            raise
+        refinement.finish()
+        self._refinement = refinement
+
+    def _rescale(self, refinement: Any) -> None:
+        if self.equalize:
+            refinement.equalize()
+        if self.smooth is not None:
+            refinement.smooth(self.smooth)
+
+    def _reconstruct(self, refinement: Any, progress: bool) -> None:
+        if self.bias_correction:
+            refinement.note_means()
+        if self.adaround is not None:
+            refinement.round(dict(self.adaround), progress)
+        if self.bias_correction:
+            refinement.correct_biases(progress)
+
+    def weight_rounding(self, wrapper: Any) -> tuple[QParams, Any]:
+        """Return the fixed grid of a layer's weight, and what it is multiplied by before rounding."""
+        return self._held(wrapper, "weight"), self._fold_factor(wrapper)
+
+    # -- fixed scales of weights ---------------------------------------------------------------------
+
+    @property
+    def _fixes_weights(self) -> bool:
+        return self.weights == "mse" or self.adaround is not None
+
+    @property
+    def _refines(self) -> bool:
+        options = (self.equalize, self.bias_correction, self.smooth is not None)
+        return any(options) or self.adaround is not None
+
+    def _fix_weights(self) -> None:
+        for wrapper in self.get_modules_wrapper():
+            if self._fixes_weights and "weight" in wrapper.roles:
+                self._fix_weight(wrapper)
+
+    def _fix_weight(self, wrapper: Any) -> None:
+        weight, factor = self._backend.masked_weight(wrapper), self._fold_factor(wrapper)
+        weight = weight if factor is None else weight * factor
+        find = best_scales if self.weights == "mse" else covering
+        found = find(weight, self.grid(wrapper, "weight"))
+        wrapper.set_attribute("weight_scale", found.scale)
+        wrapper.set_attribute("weight_zero_point", found.zero_point)
+        wrapper.weight_is_fixed = True
+
+    def _prepare_wrappers(self) -> None:
+        super()._prepare_wrappers()
+        for wrapper in self.get_modules_wrapper():
+            if self._fixes_weights and "weight" in wrapper.roles:
+                # There from the start, so that a checkpoint finds them; zero: not known yet.
+                scale = covering(
+                    self._backend.masked_weight(wrapper), self.grid(wrapper, "weight")
+                ).scale
+                for name in ("weight_scale", "weight_zero_point"):
+                    wrapper.set_attribute(name, namespace(scale).zeros_like(scale))
+
+    def take_loaded(self, wrapper: Any) -> None:
+        """Know the ranges and scales that came with a checkpoint of the model."""
+        super().take_loaded(wrapper)
+        scale = getattr(wrapper, "weight_scale", None)
+        if scale is not None:
+            wrapper.weight_is_fixed = not bool(namespace(scale).any(scale <= 0))
+
+    def reduce_bits(self, wrapper: Any, bits: int) -> None:
+        """Give the weight of one layer fewer bits from now on; a fixed scale is found anew."""
+        super().reduce_bits(wrapper, bits)
+        if wrapper.weight_is_fixed:
+            self._fix_weight(wrapper)
+
+    # -- coming and going ----------------------------------------------------------------------------
+
+    def compress(self, model: Any = None) -> Any:
+        """As in :meth:`Compressor.compress`."""
+        if self._is_outdated and not self.is_wrapped:
+            self._is_outdated = False
+            self._forget()
+        return super().compress(model)
+
+    def strip(self) -> Any:
+        """As in :meth:`Compressor.strip`; parameters that calibration has changed are put back."""
+        model = super().strip()
+        self._undo()
+        return model
+
+    def load_state(self, state: Any) -> None:
+        """As in :meth:`Compressor.load_state`; load the state dict of the model as well."""
+        super().load_state(state)
+        self._is_outdated = False
+
+    def _undo(self) -> None:
+        """Take back what the last calibration did to the parameters."""
+        if self._refinement is None:
+            return
+        self._is_outdated = self._refinement.undo()
+        if not self._is_outdated:
+            log.warning(
+                "%s: parameters were trained or loaded after calibrate() had changed them; they stay as "
+                "they are now.",
+                type(self).__name__,
+            )
+        self._refinement = None
+
+    def _forget(self) -> None:
+        """Know no range and no scale any more: they were for other parameters."""
+        for wrapper in self.get_modules_wrapper():
+            wrapper.weight_is_fixed = False
+            for target in ACTIVATIONS:
+                if target in wrapper.roles:
+                    setattr(wrapper, f"{target}_is_known", False)
+
+    def _keep(self, batches: Iterable[Any]) -> tuple[list[Any], Iterable[Any]]:
+        """Return the first batches in a list, and all batches once more."""
+        kept: list[Any] = []
+        rows, source = 0, iter(batches)
+        for batch in source:
+            kept.append(batch)
+            rows += self._rows(batch)
+            if rows >= _KEPT_ROWS:
+                break
+        if not kept:
+            raise ConfigError(
+                "calibrate() received no batches: the loader is empty, or an iterator that is used up."
+            )
+        return kept, chain(kept, source) if source is batches else batches
+
+    def _rows(self, batch: Any) -> int:
+        """Return how many samples a batch has, by its first tensor."""
+        if self.is_tensor(batch):
+            return int(batch.shape[0]) if batch.shape else 1
+        items = batch.values() if isinstance(batch, Mapping) else batch
+        if not isinstance(batch, (Mapping, list, tuple)) or not items:
+            return 1
+        return self._rows(next(iter(items)))
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: received {value!r}, expected True or False.")
+    return value
+
+
+def _check_alpha(alpha: Any) -> float | None:
+    if alpha is None:
+        return None
+    is_number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
+    if not is_number or not 0 <= alpha <= 1:
+        raise ConfigError(f"smooth: received {alpha!r}, expected a number from 0 to 1, or None.")
+    return float(alpha)
+
+
+def _check_adaround(given: Any) -> Mapping[str, Any] | None:
+    if isinstance(given, bool):
+        return {} if given else None
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"adaround: received {given!r}, expected True, False or a dict of settings."
+        )
+    for key, value in given.items():
+        if key not in _ADAROUND:
+            known = ", ".join(_ADAROUND)
+            raise ConfigError(
+                f"adaround: received {key!r}.{nearest(key, _ADAROUND)} Known: {known}."
+            )
+        kind, low, high = _ADAROUND[key]
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if (
+            not is_number
+            or (kind is int and not isinstance(value, int))
+            or not low <= value <= high
+        ):
+            what = "whole number" if kind is int else "number"
+            raise ConfigError(
+                f"adaround: {key} received {value!r}, expected a {what} from {low} to {high}."
+            )
+    return dict(given)
 
 
 ObserverQuantizer = PTQQuantizer

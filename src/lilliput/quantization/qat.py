@@ -74,9 +74,10 @@ class QATQuantizer(RangeQuantizer):
         names = ("low", "high", "scale", "zero_point")
         held = [getattr(wrapper, f"{target}_{name}") for name in names]
         seen = [xp.widen(x) for x in xp.range_of(xp.detach(tensor), None)]
-        if getattr(wrapper, f"{target}_is_known"):
-            share = 1 - self.momentum
-            seen = [old + share * (new - old) for old, new in zip(held[:2], seen, strict=True)]
+        # Zeros only: nothing was seen yet, or nothing but a batch with NaN.
+        is_new = (held[0] == 0) & (held[1] == 0)
+        share = xp.where(is_new, 1.0, 1 - self.momentum)
+        seen = [old + share * (new - old) for old, new in zip(held[:2], seen, strict=True)]
         # A batch with NaN or infinity must not spoil the range for good.
         is_fine = xp.isfinite(seen[0]) & xp.isfinite(seen[1])
         low, high = (xp.where(is_fine, new, old) for old, new in zip(held[:2], seen, strict=True))

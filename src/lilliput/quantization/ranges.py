@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.config.spec import QuantRule, QuantTarget, Rule
@@ -44,6 +44,19 @@ class RangeRule(QuantRule):
         None, description=f"How calibration finds ranges: {', '.join(OBSERVERS)}."
     )
 
+    @model_validator(mode="after")
+    def _check_sides(self) -> RangeRule:
+        for target in () if self.exclude else ("weight", *ACTIVATIONS):
+            is_asked = self.quant_types is None or target in self.quant_types
+            if is_asked and self._of("quant_bits", target) == 1:
+                grid = grid_for(self.settings(), target)
+                if grid.is_symmetric or grid.is_narrow:
+                    raise ValueError(
+                        f"'quant_bits' of {target!r} is 1: two levels need quant_scheme 'affine' and no "
+                        "narrow_range."
+                    )
+        return self
+
 
 class RangeQuantizer(Quantizer):
     """Round tensors to integer grids that cover known ranges.
@@ -76,6 +89,7 @@ class RangeQuantizer(Quantizer):
     example_inputs: Any = None
     quant_start_step: int = 0
     current_step: int = 0
+    sample_batches: tuple[Any, ...] = ()  # the first ones of the last calibration
     _observers: Mapping[tuple[str, str], Any] | None = None
     _grids: dict[tuple[str, str], Grid] | None = None
     _sites: tuple[Any, ...] = ()
@@ -134,6 +148,19 @@ class RangeQuantizer(Quantizer):
         wrapper.weight_bits = bits
         self._grids = None
 
+    def coarsen_weight(self, wrapper: Any, factors: Tensor) -> None:
+        """Multiply the scales of one layer's weight from now on, by a factor for each output channel."""
+        grid = self.grid(wrapper, "weight")
+        xp = namespace(factors)
+        if grid.axis != wrapper.layer_info.out_axis or grid.group_size is not None:
+            factors = xp.max(factors)
+        if wrapper.weight_is_fixed:
+            scale = wrapper.weight_scale
+            xp.assign(scale, xp.detach(scale) * factors)
+        else:
+            before = getattr(wrapper, "weight_coarse", None)
+            wrapper.set_attribute("weight_coarse", factors if before is None else before * factors)
+
     # -- the simulation ------------------------------------------------------------------------------
 
     def quantize_weight(self, weight: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:
@@ -156,6 +183,8 @@ class RangeQuantizer(Quantizer):
         return self._activation(output, wrapper, "output")
 
     def _activation(self, tensor: Tensor, wrapper: Any, target: str) -> Tensor:
+        if not namespace(tensor).size(tensor):  # a batch without samples has no range
+            return tensor
         if self._observers is not None:
             self._observers[wrapper.name, target].observe(namespace(tensor).detach(tensor))
             return tensor
@@ -174,8 +203,15 @@ class RangeQuantizer(Quantizer):
     def _round_weight(self, weight: Tensor, wrapper: Any) -> Tensor:
         if wrapper.weight_is_fixed:
             return fake_quantize(weight, self._held(wrapper, "weight"))
-        qparams = covering(namespace(weight).detach(weight), self.grid(wrapper, "weight"))
+        qparams = self._cover_weight(namespace(weight).detach(weight), wrapper)
         return fake_quantize(weight, qparams, covers=True)
+
+    def _cover_weight(self, weight: Tensor, wrapper: Any) -> QParams:
+        found = covering(weight, self.grid(wrapper, "weight"))
+        coarse = getattr(wrapper, "weight_coarse", None)
+        if coarse is None:
+            return found
+        return QParams(found.scale * coarse, found.zero_point, found.grid)
 
     def _held(self, wrapper: Any, target: str) -> QParams:
         scale, zero = (getattr(wrapper, f"{target}_{name}") for name in ("scale", "zero_point"))
@@ -206,7 +242,7 @@ class RangeQuantizer(Quantizer):
         if wrapper.weight_is_fixed:
             held = self._held(wrapper, "weight")
         else:
-            held = covering(weight if factor is None else weight * factor, grid)
+            held = self._cover_weight(weight if factor is None else weight * factor, wrapper)
         if factor is None:
             return held
         # What the layer computes with is divided by the factor again: a scale for each channel.
@@ -231,6 +267,11 @@ class RangeQuantizer(Quantizer):
         if not wrapper.norm or self.grid(wrapper, "weight").axis == wrapper.layer_info.out_axis:
             return None
         factor = self._backend.norm_factor(self.bound_model, wrapper.norm)
+        # A channel that the norm multiplies by zero is rounded like the widest one.
+        xp = namespace(factor)
+        widest = xp.max(xp.abs(factor))
+        widest = xp.where(widest > 0, widest, xp.ones_like(widest))
+        factor = xp.where(factor == 0, widest, factor)
         grid = Grid(8, True, True, axis=wrapper.layer_info.out_axis)
         return spread(factor, wrapper.layer_info.shape, grid)
 
@@ -262,18 +303,18 @@ class RangeQuantizer(Quantizer):
             raise StageError("calibrate() came before compress(); call that first.")
         calibrate(self, batches, forward, checkpoint, progress)
 
-    def compress(self, model: Any = None) -> Any:
-        """As in :meth:`Compressor.compress`."""
-        is_first = not self.is_wrapped
-        model = super().compress(model)
-        if is_first:
-            self._apply_places()
-        return model
+    def _bind(self) -> None:
+        super()._bind()
+        self._is_prepared = self._is_placed = False
+        self._grids = None
 
-    def strip(self) -> Any:
-        """As in :meth:`Compressor.strip`."""
+    def _wrap_model(self) -> None:
+        super()._wrap_model()
+        self._apply_places()
+
+    def _detach_all(self) -> None:
         self._leave_sites()
-        return super().strip()
+        super()._detach_all()
 
     def load_state(self, state: CompressionState | Any) -> None:
         """As in :meth:`Compressor.load_state`."""
@@ -320,7 +361,7 @@ class RangeQuantizer(Quantizer):
         for target in ACTIVATIONS:
             if target in wrapper.roles:
                 low, high = (getattr(wrapper, f"{target}_{end}") for end in ("low", "high"))
-                setattr(wrapper, f"{target}_is_known", bool(low < high))
+                setattr(wrapper, f"{target}_is_known", bool(low != 0 or high != 0))
 
     def take_flow(self, flow: Any) -> None:
         """Decide where activations are quantized, now that the flow of tensors is known."""

@@ -265,6 +265,17 @@ class TorchBackend(Backend):
         norms = [unwrapped(model).get_submodule(path) for path in paths]
         return [norm.register_forward_pre_hook(instrument.use_running_statistics) for norm in norms]
 
+    def refinement(
+        self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
+    ) -> Any:
+        """Run the first batch to see how the model is built; see :mod:`ptq`."""
+        from lilliput.backends.torch.ptq import Refinement  # here: imports are to be quick
+
+        model = quantizer.bound_model
+        return Refinement(
+            quantizer, batches, forward, lambda: self.flow_of_batch(model, batches[0], forward)
+        )
+
     @torch.no_grad()
     def average(self, tensors: Sequence[Tensor]) -> bool:
         """Average tensors in place over the default process group; False if there is none."""

@@ -87,7 +87,10 @@ def _is_traced() -> bool:
 
 
 def _round(tensor: Tensor, scale: Tensor, bottom: Any, top: Any) -> Tensor:
-    return (tensor * scale.reciprocal()).round_().clamp_(bottom, top).mul_(scale)
+    rounded = (tensor * scale.reciprocal()).round_()
+    # vmap knows clamp, but not in place.
+    clipped = rounded.clamp(bottom, top) if _is_traced() else rounded.clamp_(bottom, top)
+    return clipped.mul_(scale)
 
 
 def _inside(tensor: Tensor, scale: Tensor, bottom: Any, top: Any) -> Tensor:

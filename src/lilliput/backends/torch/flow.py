@@ -116,6 +116,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # An operation in place returns a tensor that is known already, but it is a new value.
         outputs = tuple(self.new(x) for x in tensors if x.is_floating_point())
         name = func._overloadpacket._qualified_op_name.split("::")[1].rstrip("_")
-        kind = "norm" if "batch_norm" in name else _KINDS.get(name, "")
+        # One that takes its statistics from the batch even now cannot become part of a layer.
+        is_norm = "batch_norm" in name and not any(x is True for x in args)
+        kind = "norm" if is_norm else _KINDS.get(name, "")
         self.operations.append(Operation(kind, inputs, outputs, tuple(self.stack)))
         return output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch.autograd import forward_ad
 from lilliput.config.layer import QuantType
 from lilliput.core.grad import QuantGrad
 from lilliput.errors import StageError
+
+# Functions here return ``detach()`` of an input: the same memory, but no view of it, which nobody
+# could change in place (``relu_``, ``+=``).
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -23,7 +27,7 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(tensor: Tensor, quantized: Tensor) -> Tensor:
-        return quantized.view_as(quantized)
+        return quantized.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -44,7 +48,7 @@ class _CustomGrad(torch.autograd.Function):
     def forward(
         tensor: Tensor, quantized: Tensor, rule: type[QuantGrad], quant_type: QuantType
     ) -> Tensor:
-        return quantized.view_as(quantized)
+        return quantized.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -57,6 +61,33 @@ class _CustomGrad(torch.autograd.Function):
         # A clone: user rules may edit the gradient in place, and autograd may share it.
         grad = ctx.rule.quant_backward(tensor, grads[0].clone(), ctx.quant_type)
         return grad, grads[0] if ctx.needs_input_grad[1] else None, None, None
+
+
+class _MapGradient(torch.autograd.Function):
+    """Forward the tensor, backward what a function makes of the gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.function = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return ctx.function(grads[0]), None
+
+
+def map_gradient(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the tensor itself, whose gradient goes through ``function`` on its way back."""
+    is_forward = forward_ad._current_level >= 0  # which has no way back
+    if is_forward or not (torch.is_grad_enabled() and tensor.requires_grad):
+        return tensor
+    result: Tensor = _MapGradient.apply(tensor, function)  # type: ignore[no-untyped-call]
+    return result
 
 
 def straight_through(tensor: Tensor, quantized: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from lilliput.backends.torch.fakequant import fake_quantize as fake_quantize
 from lilliput.backends.torch.fakequant import learned_fake_quantize as learned_fake_quantize
 from lilliput.backends.torch.fakequant import offset_to_zero_point as offset_to_zero_point
 from lilliput.backends.torch.fakequant import round_to_grid as round_to_grid
+from lilliput.backends.torch.grad import map_gradient as map_gradient
 from lilliput.backends.torch.grad import straight_through as straight_through
 
 abs = torch.abs
@@ -40,6 +41,7 @@ round = torch.round
 sign = torch.sign
 sqrt = torch.sqrt
 tanh = torch.tanh
+uniform_like = torch.rand_like
 where = torch.where
 zeros_like = torch.zeros_like
 

@@ -18,7 +18,6 @@ from lilliput.backends.torch.weights import is_binary, raw, whole
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError, StageError
 
-
 Marker = Callable[["QuantizerModuleWrapper", QuantType, tuple[Tensor, ...]], tuple[Tensor, ...]]
 _markers: list[Marker] = []
 

@@ -1,0 +1,445 @@
+"""What quantization costs on real data, as executed by ONNX Runtime.
+
+    ./run python benchmarks/quantization_accuracy.py                    # everything, half an hour
+    ./run python benchmarks/quantization_accuracy.py --only low_bits    # or int8, minilm
+    pip install transformers                                            # needed for minilm only
+
+``int8``: a ResNet with batch norms on Fashion-MNIST, 8 bits, calibrated or trained on for an epoch.
+``low_bits``: the same network with 4 bits, first and last layer with 8; whatever trains has the same
+few epochs, and so has a float control. ``minilm``: the linear layers of all-MiniLM-L6-v2 in 8 bits;
+the task is to find the news that belongs to a title.
+
+Every row is exported, and all test data go through the file in ONNX Runtime. Test data are only read:
+nothing is selected by them. The trained float network is kept in the data cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import torch
+import torch.nn.functional as F
+from data import cache_folder, minilm, reuters
+from quant_peers import quietly
+from safetensors.torch import load_file, save_file
+from structured_accuracy import Data, build_model, new_optimizer, train
+from timing import call, latency_ratio, parameters, write_json
+from torch import Tensor, nn
+
+import lilliput
+from lilliput.errors import ExportError
+from lilliput.export.saturation import cpu_has_wide_dot
+from lilliput.torch import (
+    LSQPlusQuantizer,
+    LSQQuantizer,
+    PTQQuantizer,
+    QATQuantizer,
+    export_onnx,
+)
+
+RESULTS = Path(__file__).parent / "results"
+WIDTHS = (16, 32, 80)
+FIRST, LAST = "0", "11"  # the names of the first convolution and of the classifier
+TRAINED = {"QAT": QATQuantizer, "LSQ": LSQQuantizer, "LSQ+": LSQPlusQuantizer}
+LEAST_SQNR = 10.0  # in a transformer, one rounding otherwise moves all that follow
+Row = dict[str, Any]
+
+
+# Runtimes
+
+
+class File:
+    """An ONNX file, open in ONNX Runtime."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = threads
+        settings.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(path, settings, ["CPUExecutionProvider"])
+        self.names = [one.name for one in self.session.get_inputs()]
+        self.bytes, self.threads = path.stat().st_size, threads
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        feed = {name: x.numpy() for name, x in zip(self.names, inputs, strict=True)}
+        return torch.from_numpy(self.session.run(None, feed)[0])
+
+
+def float_file(model: nn.Module, example: tuple[Tensor, ...], path: Path, threads: int) -> File:
+    """Return the float model as torch itself exports it."""
+    shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in example)
+    settings: Row = {"external_data": False, "dynamic_shapes": shapes}
+    with quietly():
+        torch.onnx.export(model, example, path, dynamo=True, verbose=False, **settings)
+    return File(path, threads)
+
+
+def all_outputs(model: Callable[..., Tensor], inputs: tuple[Tensor, ...], batch: int) -> Tensor:
+    """Return what a model or file makes of all inputs, batch by batch."""
+    with torch.no_grad():
+        parts = zip(*(x.split(batch) for x in inputs), strict=True)
+        return torch.cat([model(*part) for part in parts])
+
+
+# The convolutional network
+
+
+class Network:
+    """The trained float network, its data, and how everything made of it is measured."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.data = Data()
+        torch.manual_seed(options.seed)
+        self.model = build_model(WIDTHS)
+        key = f"seed{options.seed}_epochs{options.epochs}"
+        self.train_seconds = self.kept(key, self.model, 0.2, options.epochs, warm_up=0.2)
+        self.model.eval()
+        order = torch.randperm(60000, generator=torch.Generator().manual_seed(options.seed))
+        inside = self.data.train_x[order[:1024], :, 2:-2, 2:-2]
+        self.calibration = list(inside.contiguous().split(128))
+        self.example = self.calibration[0][:16]
+        self.float_file = float_file(
+            self.model, (self.example,), folder / "float.onnx", options.threads
+        )
+
+    def kept(self, key: str, model: nn.Module, rate: float, epochs: int, warm_up: float) -> float:
+        """Train a model or load what an earlier run has trained; return the CPU seconds it took."""
+        path = cache_folder() / "checkpoints" / f"fashion_quantization_{key}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        if not path.is_file():
+            seconds = self.train(model, new_optimizer(model, rate), epochs, warm_up)
+            state = {name: x.contiguous() for name, x in model.state_dict().items()}
+            save_file(state | {"train_seconds": torch.tensor(seconds)}, path)
+        state = load_file(path)
+        seconds = state.pop("train_seconds").item()
+        model.load_state_dict(state)
+        return seconds
+
+    def train(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int, warm_up: float
+    ) -> float:
+        start = time.process_time()
+        train(model, optimizer, self.data, epochs, self.options.seed, warm_up)
+        return time.process_time() - start
+
+    def accuracy(self, predicted: Tensor) -> float:
+        return (predicted == self.data.test_y).double().mean().item()
+
+    def predictions(self, model: Callable[..., Tensor]) -> Tensor:
+        return all_outputs(model, (self.data.test_x,), 500).argmax(1)
+
+    def float_row(self, title: str, model: nn.Module, file: File) -> Row:
+        return {
+            "title": title,
+            "executed": self.accuracy(self.predictions(file)),
+            "simulated": self.accuracy(self.predictions(model.eval())),
+            "bytes": file.bytes,
+        }
+
+    def row(self, title: str, quantizer: Any) -> Row:
+        """Return what there is to know of a quantized model, simulated and executed."""
+        model = quantizer.bound_model.eval()
+        simulated = self.predictions(model)
+        row: Row = {"title": title, "simulated": self.accuracy(simulated)}
+        path = self.folder / "quantized.onnx"
+        try:
+            with quietly():
+                result = export_onnx(
+                    quantizer, path, self.example, calibration=self.calibration[:2]
+                )
+        except ExportError as error:  # a finding too
+            return row | {"error": str(error)}
+        file = File(path, self.options.threads)
+        executed = self.predictions(file)
+        row["executed"] = self.accuracy(executed)
+        row["agreement"] = (simulated == executed).double().mean().item()
+        row |= export_facts(result)
+        row["time_ratio"] = latency_ratio(
+            lambda: self.float_file(self.example), lambda: file(self.example), runs=101
+        )
+        return row
+
+    def calibrated(self, title: str, rules: list[Row], **settings: Any) -> Row:
+        """Quantize without training."""
+        start = time.process_time()
+        quantizer = PTQQuantizer(copy.deepcopy(self.model), rules, **settings)
+        quantizer.compress()
+        quantizer.calibrate(self.calibration, progress=False)
+        seconds = time.process_time() - start
+        return report(self.row(title, quantizer) | {"cpu_seconds": seconds})
+
+    def trained(
+        self, title: str, algorithm: Any, rules: list[Row], epochs: int, rate: float
+    ) -> Row:
+        """Quantize and train on."""
+        model = copy.deepcopy(self.model)
+        optimizer = new_optimizer(model, rate)
+        quantizer = algorithm(model, rules, optimizer, example_inputs=self.example)
+        quantizer.compress()
+        seconds = self.train(model, optimizer, epochs, warm_up=0.1)
+        return report(self.row(title, quantizer) | {"cpu_seconds": seconds})
+
+    def control(self, epochs: int, rate: float) -> Row:
+        """The float network trained on as long, so that training does not pass for quantization."""
+        model = copy.deepcopy(self.model)
+        options = self.options
+        key = f"seed{options.seed}_epochs{options.epochs}+{epochs}_rate{rate}"
+        seconds = self.kept(key, model, rate, epochs, warm_up=0.1)
+        path = self.folder / "control.onnx"
+        file = float_file(model.eval(), (self.example,), path, self.options.threads)
+        title = f"float, {count(epochs)} more"
+        return report(self.float_row(title, model, file) | {"cpu_seconds": seconds})
+
+    def start(self) -> Row:
+        row = self.float_row("float", self.model, self.float_file)
+        return report(
+            row | {"parameters": parameters(self.model), "cpu_seconds": self.train_seconds}
+        )
+
+
+def int8(options: argparse.Namespace, folder: Path) -> list[Row]:
+    network, epochs, rate = Network(options, folder), 1, 0.005
+    rules = [{"op_types": ["Conv2d", "Linear"]}]
+    return [
+        network.start(),
+        network.calibrated("PTQ", rules),
+        network.trained(f"QAT, {count(epochs)}", QATQuantizer, rules, epochs, rate),
+        network.control(epochs, rate),
+    ]
+
+
+def low_bits(options: argparse.Namespace, folder: Path) -> list[Row]:
+    network, epochs, rate = Network(options, folder), options.tune_epochs, 0.02
+    adaround = {"weights": "mse", "adaround": True, "bias_correction": True}
+    rows = [network.start()]
+    for weight, other in ((8, 8), (4, 8), (4, 4)):
+        name = f"W{weight}A{other}"
+        some = bits(weight, other, "minmax"), bits(weight, other, "mse")
+        rows.append(network.calibrated(f"{name}, PTQ, min-max", some[0]))
+        rows.append(network.calibrated(f"{name}, PTQ, MSE", some[1], weights="mse"))
+        if weight == 4:
+            title = f"{name}, PTQ, AdaRound and bias correction"
+            rows.append(network.calibrated(title, some[1], **adaround))
+    for name, algorithm in TRAINED.items():
+        title = f"W4A4, {name}, {count(epochs)}"
+        rows.append(network.trained(title, algorithm, bits(4, 4), epochs, rate))
+    rows.append(network.control(epochs, rate))
+    return with_recovery(rows)
+
+
+def bits(weight: int, other: int, observer: str | None = None) -> list[Row]:
+    """Return rules for weights and activations; first and last layer have 8 bits."""
+    rules = [
+        {"op_types": ["Conv2d"], "quant_bits": {"weight": weight, "input": other, "output": other}},
+        {"op_names": [FIRST, LAST], "quant_bits": {"weight": 8, "input": 8}},
+    ]
+    return [rule | ({"observer": observer} if observer else {}) for rule in rules]
+
+
+def with_recovery(rows: list[Row]) -> list[Row]:
+    """Add which share of what min-max loses, with the same bits, others do not lose."""
+    start = rows[0]["executed"]
+    lowest = {row["title"][:4]: row.get("executed") for row in rows if "min-max" in row["title"]}
+    for row in rows:
+        least = lowest.get(row["title"][:4])
+        if least is not None and least < start and "executed" in row:
+            row["recovered"] = (row["executed"] - least) / (start - least)
+    return rows
+
+
+# The transformer
+
+
+class Embedder(nn.Module):
+    """A transformer and the mean over its tokens, of length one."""
+
+    def __init__(self, transformer: nn.Module) -> None:
+        super().__init__()
+        self.transformer = transformer
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        states = self.transformer(input_ids=tokens, attention_mask=mask).last_hidden_state
+        share = mask.unsqueeze(-1).to(states.dtype)
+        return F.normalize((states * share).sum(1) / share.sum(1), dim=-1)
+
+
+def load_embedder() -> tuple[nn.Module, Any]:
+    """Return MiniLM and its tokenizer."""
+    with quietly():
+        from transformers import AutoTokenizer, BertModel
+
+        transformer = BertModel.from_pretrained(minilm(), add_pooling_layer=False)
+        return Embedder(transformer).eval(), AutoTokenizer.from_pretrained(minilm())
+
+
+class Retrieval:
+    """Titles and bodies of news, as tokens; a title is to find its own body."""
+
+    def __init__(self, tokenizer: Any, options: argparse.Namespace) -> None:
+        news = list({title: body for title, body in reuters()[:9000] if len(body) > 300}.items())
+        order = torch.randperm(len(news), generator=torch.Generator().manual_seed(options.seed))
+        chosen = [news[i] for i in order.tolist()]
+        pairs, others = chosen[: options.pairs], chosen[options.pairs :][:32]
+        self.count = len(pairs)
+        self.inputs = self.tokens(tokenizer, pairs)
+        parts = zip(*(x.split(16) for x in self.tokens(tokenizer, others)), strict=True)
+        self.calibration = list(parts)
+
+    @staticmethod
+    def tokens(tokenizer: Any, pairs: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
+        texts = [title for title, _ in pairs] + [body for _, body in pairs]
+        form = {"padding": "max_length", "truncation": True, "max_length": 128}
+        encoded = tokenizer(texts, return_tensors="pt", **form)
+        return encoded["input_ids"], encoded["attention_mask"]
+
+    def embeddings(self, model: Callable[..., Tensor]) -> Tensor:
+        return all_outputs(model, self.inputs, 50)
+
+    def found(self, embeddings: Tensor) -> Tensor:
+        """Return for each title whether the nearest body is its own."""
+        titles, bodies = embeddings.split(self.count)
+        return (titles @ bodies.T).argmax(1) == torch.arange(self.count)
+
+
+def minilm_rows(options: argparse.Namespace, folder: Path) -> list[Row]:
+    model, tokenizer = load_embedder()
+    task = Retrieval(tokenizer, options)
+    example = tuple(x[:4] for x in task.calibration[-1])
+    file = float_file(model, example, folder / "float.onnx", options.threads)
+    reference = task.embeddings(file)
+    start = {"title": "float", "executed": hits(task.found(reference)), "bytes": file.bytes}
+    rows = [report(start)]
+    for title, settings in (("PTQ", {}), ("PTQ, SmoothQuant", {"smooth": 0.5})):
+        began = time.process_time()
+        quantizer = PTQQuantizer(copy.deepcopy(model), [{"op_types": ["Linear"]}], **settings)
+        quantizer.compress()
+        forward = call  # with all parts of the batch, which is a tuple
+        quantizer.calibrate(task.calibration, forward=forward, progress=False)
+        row: Row = {"title": title, "cpu_seconds": time.process_time() - began}
+        rows.append(report(row | retrieval_row(quantizer, task, reference, file, example, folder)))
+    return rows
+
+
+def retrieval_row(
+    quantizer: Any,
+    task: Retrieval,
+    reference: Tensor,
+    float_model: File,
+    example: tuple[Tensor, ...],
+    folder: Path,
+) -> Row:
+    simulated = task.embeddings(quantizer.bound_model)
+    row: Row = {"simulated": hits(task.found(simulated))}
+    try:
+        with quietly():
+            result = export_onnx(quantizer, folder / "quantized.onnx", example, min_sqnr=LEAST_SQNR)
+    except ExportError as error:
+        return row | {"error": str(error)}
+    file = File(result.path, float_model.threads)
+    executed = task.embeddings(file)
+    row["executed"] = hits(task.found(executed))
+    row["agreement"] = hits(task.found(simulated) == task.found(executed))
+    row["cosine"] = (executed * reference).sum(1).mean().item()
+    row["simulated_cosine"] = (simulated * reference).sum(1).mean().item()
+    row |= export_facts(result)
+    row["time_ratio"] = latency_ratio(lambda: float_model(*example), lambda: file(*example), 31)
+    return row
+
+
+# Results
+
+
+def hits(found: Tensor) -> float:
+    return found.double().mean().item()
+
+
+def count(epochs: int) -> str:
+    return f"{epochs} epoch{'s' if epochs > 1 else ''}"
+
+
+def export_facts(result: Any) -> Row:
+    return {
+        "bytes": result.bytes,
+        "integer_layers": sum(layer.integer for layer in result.layers),
+        "layers": len(result.layers),
+        "integer_share": result.integer_share,
+        "sqnr_executed_simulated": result.runtimes["onnxruntime"].to_dict()["sqnr"],
+        "notes": result.notes,
+    }
+
+
+def report(row: Row) -> Row:
+    """Print a row as soon as it is there."""
+    plain = {key: value for key, value in row.items() if key not in ("title", "notes")}
+    texts = [f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in plain.items()]
+    print(f"{row['title']}: {', '.join(texts)}", flush=True)
+    return row
+
+
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "executed": lambda row: f"{row['executed']:.2%}",
+    "simulated": lambda row: f"{row['simulated']:.2%}",
+    "recovered": lambda row: f"{row['recovered']:.0%}",
+    "same answers": lambda row: f"{row['agreement']:.2%}",
+    "cosine to float": lambda row: f"{row['cosine']:.4f}",
+    "integer layers": lambda row: f"{row['integer_layers']} of {row['layers']}",
+    "file": lambda row: f"{row['bytes'] / 1e6:.2f} MB",
+    "time": lambda row: f"{row['time_ratio']:.2f}",
+}
+
+
+def show_table(rows: list[Row]) -> None:
+    """Print rows as a Markdown table, without columns that nobody fills."""
+    body = [[cell(column, row) for column in COLUMNS.values()] for row in rows]
+    used = [i for i in range(len(COLUMNS)) if any(cells[i] for cells in body)]
+    print("\n| | " + " | ".join(list(COLUMNS)[i] for i in used) + " |")
+    print("|---" * (len(used) + 1) + "|")
+    for row, cells in zip(rows, body, strict=True):
+        print(f"| {row['title']} | " + " | ".join(cells[i] for i in used) + " |")
+    print(flush=True)
+
+
+def cell(column: Callable[[Row], str], row: Row) -> str:
+    try:
+        return column(row)
+    except KeyError:
+        return ""
+
+
+PARTS = {"int8": int8, "low_bits": low_bits, "minilm": minilm_rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--epochs", type=int, default=6, help="training of the float network")
+    parser.add_argument("--tune-epochs", type=int, default=2, help="training with few bits")
+    parser.add_argument("--pairs", type=int, default=1000, help="titles and news for MiniLM")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    versions = {"lilliput": lilliput.__version__, "torch": torch.__version__}
+    versions |= {"onnxruntime": onnxruntime.__version__, "python": platform.python_version()}
+    for name in options.only:
+        start = time.process_time()
+        with tempfile.TemporaryDirectory() as folder:
+            rows = PARTS[name](options, Path(folder))
+        show_table(rows)
+        seconds = time.process_time() - start
+        print(f"{name}: {seconds / 60:.1f} minutes of CPU")
+        record: Row = {"options": vars(options), "versions": versions, "vnni": cpu_has_wide_dot()}
+        record |= {"cpu_seconds": seconds, "rows": rows}
+        write_json(RESULTS / f"quantization_accuracy_{name}.json", record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Third pass: biases as 32-bit integers, in units of input scale times weight scale."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from lilliput.export.graph import Draft, array_of, integer_attribute, producer
+from lilliput.export.integers import Array, Stored, name_of, read
+
+_LARGEST = 2**31 - 1
+_ROOMY = 2**30
+
+
+def quantize_biases(draft: Draft) -> None:
+    """Store the bias of every layer whose input and weight are integers as int32."""
+    for node in list(draft.graph):
+        if node.op_type in ("Conv", "Gemm") and len(node.inputs) > 2:
+            scale = _input_scale(node.inputs[0])
+            weight, bias = read(node.inputs[1]), array_of(node.inputs[2])
+            if scale is not None and weight is not None and bias is not None and bias.ndim == 1:
+                _write(draft, node, scale, weight, bias)
+    draft.sweep()
+
+
+def _input_scale(value: ir.Value | None) -> Array | None:
+    """Return the scale of an activation that comes from integers, None if it does not."""
+    node = producer(value, "DequantizeLinear")
+    if node is None or array_of(node.inputs[0]) is not None:
+        return None
+    scale = array_of(node.inputs[1])
+    return scale if scale is not None and scale.ndim == 0 else None
+
+
+def _write(draft: Draft, node: ir.Node, scale: Array, weight: Stored, bias: Array) -> None:
+    axis = 0 if node.op_type == "Conv" else 1 - integer_attribute(node, "transB", 0)
+    held = node.inputs[1]
+    wide = weight.per_channel(axis)
+    if wide is None or wide.block_size is not None or held is None:
+        return
+    wide = _give_room(wide, scale, bias, axis)
+    steps = np.asarray(scale * wide.scale, dtype=wide.scale.dtype)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        integers = np.rint(bias.astype(np.float64) / steps.astype(np.float64))
+    if not (np.abs(integers) <= _LARGEST).all():  # also where a step is zero
+        _add_behind(draft, node, bias)
+        return
+    if not np.array_equal(wide.scale, np.broadcast_to(weight.scale, wide.scale.shape)):
+        node.replace_input_with(1, wide.write(draft, node, name_of(held), held))
+    found = node.inputs[2]
+    name = found.name if found is not None and found.name else "bias"
+    inputs = [
+        draft.constant(integers.astype(np.int32), f"{name}_quantized"),
+        draft.constant(steps, f"{name}_scale"),
+        draft.constant(np.zeros(len(steps), np.int32), f"{name}_zero_point"),
+    ]
+    if found is not None:
+        output = draft.insert(node, "DequantizeLinear", inputs, {"axis": 0}, like=found)
+        node.replace_input_with(2, output)
+
+
+def _add_behind(draft: Draft, node: ir.Node, bias: Array) -> None:
+    """Add a bias behind its layer: left in there, ONNX Runtime makes it an int32 that overflows."""
+    output, found = node.outputs[0], node.inputs[2]
+    shape = [-1, *([1] * (0 if output.shape is None else len(output.shape) - 2))]
+    name = found.name if found is not None and found.name else "bias"
+    node.replace_input_with(2, None)
+    node.resize_inputs(2)
+    added = ir.node("Add", [output, draft.constant(bias.reshape(shape), f"{name}_behind")])
+    added.metadata_props.update(node.metadata_props)
+    draft.graph.insert_after(node, added)
+    added.outputs[0].shape, added.outputs[0].type = output.shape, output.type
+    draft.replace(output, added.outputs[0])
+    added.replace_input_with(0, output)
+    draft.notes.append(
+        f"{node.name}: its bias is too large for 32 bits in steps of input scale times weight scale, "
+        "so the layer stays in floating point."
+    )
+
+
+def _give_room(weight: Stored, scale: Array, bias: Array, axis: int) -> Stored:
+    """Widen the scale of channels without any weight, where it is free, so that the bias fits."""
+    others = tuple(i for i in range(weight.integers.ndim) if i != axis)
+    is_empty = (weight.integers == weight.spread(weight.zero_point)).all(axis=others)
+    needed = np.abs(bias.astype(np.float64)) / (float(scale) * _ROOMY)
+    widened = np.where(is_empty, np.maximum(weight.scale, needed), weight.scale)
+    return replace(weight, scale=widened.astype(weight.scale.dtype))

@@ -1,0 +1,244 @@
+"""Execute a file before it is written, and refuse it where it differs from the simulation."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lilliput.errors import ExportError, StageError
+from lilliput.export.graph import Draft, array_of, layers_of, producer
+from lilliput.export.kernels import read_kernels
+from lilliput.export.layers import Layer, count_macs
+from lilliput.export.propagate import MOVERS
+from lilliput.export.result import ExportResult
+from lilliput.export.run import (
+    FAST,
+    OPENVINO,
+    PLAIN,
+    Agreement,
+    Feeds,
+    compare,
+    has_openvino,
+    require_onnxruntime,
+    run,
+    sqnr,
+)
+from lilliput.export.stepwise import Step, Stepwise
+from lilliput.export.trace import Simulation, first_line, simulate, tensors_in
+from lilliput.speedup.capture import Inputs, as_inputs
+
+# Runtimes whose agreement decides, besides the one without optimizations.
+_ONE_STEP = 1.01
+_DECISIVE = {"onnxruntime": FAST, "openvino": OPENVINO, "generic": PLAIN}
+
+
+def check_file(
+    result: ExportResult,
+    data: bytes,
+    draft: Draft,
+    simulation: Simulation,
+    min_sqnr: float,
+    calibration: Iterable[Any] | None,
+) -> None:
+    """Run the file in every runtime at hand, and enter what was found into the result."""
+    require_onnxruntime()
+    check = _Check(data, draft, simulation, calibration)
+    result._compare = check.compare_layers
+    with tempfile.TemporaryDirectory() as folder:
+        optimized = Path(folder, "optimized.onnx")
+        for runtime in [PLAIN, FAST, *([OPENVINO] if has_openvino() else [])]:
+            is_decisive = runtime in (PLAIN, _DECISIVE[result.target])
+            try:
+                found = check.agreement(runtime, str(optimized) if runtime == FAST else "")
+            except Exception as error:
+                text = f"{runtime} cannot run the file: {type(error).__name__}: {first_line(error)}"
+                if is_decisive and result.target != "generic":
+                    raise ExportError(text) from error
+                result.notes.append(text)
+                continue
+            if runtime != OPENVINO:
+                found, fault = check.step_by_step(runtime, found, min_sqnr)
+            else:
+                fault = "" if found.sqnr >= min_sqnr else _far(found, runtime, min_sqnr)
+            result.runtimes[runtime] = found
+            if fault and is_decisive:
+                raise ExportError(fault)
+            result.notes += [fault] if fault else []
+        if optimized.exists():
+            read_kernels(optimized, result.layers)
+    if PLAIN in result.runtimes:
+        check.fill_costs(result.layers, draft)
+
+
+class _Check:
+    """The file, the simulation, and the batches to compare them on."""
+
+    def __init__(
+        self, data: bytes, draft: Draft, simulation: Simulation, calibration: Iterable[Any] | None
+    ) -> None:
+        self.data, self.simulation = data, simulation
+        self.inputs = [str(value.name) for value in draft.graph.inputs]
+        self.outputs = [str(value.name) for value in draft.graph.outputs]
+        self.steps = [_step(value) for value in draft.graph.outputs]
+        self.tensors = {key: (str(v.name), _step(v)) for key, v in draft.tensors.items()}
+        self.batches = [self.feeds(simulation.inputs)]
+        self.stepwise = Stepwise(data, draft, simulation, self.batches[0])
+        self.expected = [[_array(x) for x in simulation.outputs]]
+        if len(self.outputs) != len(self.expected[0]):
+            raise ExportError(
+                f"the file has {len(self.outputs)} outputs, the model {len(self.expected[0])}; "
+                "return tensors that depend on the inputs."
+            )
+        for batch in calibration or ():
+            inputs = self._like_example(batch)
+            self.batches.append(self.feeds(inputs))
+            self.expected.append([_array(x) for x in simulate(simulation.model, inputs).outputs])
+
+    def _like_example(self, batch: Any) -> Inputs:
+        """Return a batch as inputs; of inputs with labels, the inputs."""
+        args, kwargs = as_inputs(batch)
+        count = len(self.simulation.inputs[0])
+        return (args[:count], kwargs) if count and not kwargs else (args, kwargs)
+
+    def feeds(self, inputs: Inputs) -> Feeds:
+        """Return inputs by the names they have in the file."""
+        named = {k: v for k, v in inputs[1].items() if isinstance(v, Tensor)}
+        if not inputs[0] and set(self.inputs) <= named.keys():
+            return {name: _array(named[name]) for name in self.inputs}
+        tensors = tensors_in(inputs)
+        if len(tensors) != len(self.inputs):
+            raise ExportError(
+                f"the file has inputs {self.inputs}, but the model is called with {len(tensors)} tensors."
+            )
+        return {name: _array(x) for name, x in zip(self.inputs, tensors, strict=True)}
+
+    def agreement(self, runtime: str, optimized: str = "") -> Agreement:
+        """Return how close a runtime is on all batches together."""
+        received = run(runtime, self.data, self.batches, optimized)
+        names, steps, expected, outputs = [], [], [], []
+        for wanted, got in zip(self.expected, received, strict=True):
+            names += self.outputs
+            steps += self.steps
+            expected += wanted
+            outputs += got
+        return compare(names, expected, outputs, steps)
+
+    def compare_layers(self, runtime: str = FAST) -> list[dict[str, Any]]:
+        """Return how close each quantized activation is, in order of execution."""
+        again = simulate(self.simulation.model, self.simulation.inputs, keep=True)
+        if not all(
+            np.array_equal(_array(x), y)
+            for x, y in zip(again.outputs, self.expected[0], strict=False)
+        ):
+            raise StageError("the model has changed since it was exported; export it again.")
+        found = self._inside(runtime, [name for name, _ in self.tensors.values()])
+        places = {place.key: place for place in again.places}
+        rows = []
+        for (number, position, call), (name, step) in self.tensors.items():
+            place = self.simulation.places[number]
+            results = places[place.key].results
+            if call < len(results):
+                expected = _array(results[call][position])
+                received = np.reshape(found[name], expected.shape)
+                worst = compare([name], [expected], [received], [step])
+                rows.append(
+                    {
+                        "layer": place.wrapper.name,
+                        "tensor": place.quant_type.value,
+                        "call": call,
+                        "sqnr": sqnr(expected, received),
+                        "max_error": worst.max_error,
+                        "lsb": worst.lsb,
+                    }
+                )
+        return rows
+
+    def _inside(self, runtime: str, names: Iterable[str]) -> Feeds:
+        """Return tensors inside the graph, and its outputs, on the example inputs."""
+        import onnx
+
+        proto = onnx.load_from_string(self.data)
+        wanted = list(dict.fromkeys(name for name in names if name not in self.outputs))
+        proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(x) for x in wanted)
+        (values,) = run(runtime, proto.SerializeToString(), self.batches[:1])
+        return dict(zip([*self.outputs, *wanted], values, strict=True))
+
+    def fill_costs(self, layers: list[Layer], draft: Draft) -> None:
+        """Count multiplications where the trace does not know the shapes."""
+        unknown = {layer.name: layer for layer in layers if layer.macs is None}
+        nodes = [node for node in layers_of(draft.graph) if node.name in unknown]
+        operands = {node.name: [*node.inputs[:2], node.outputs[0]] for node in nodes}
+        computed = [x for values in operands.values() for x in values if not _is_given(x)]
+        if not computed:
+            return
+        found = self._inside(PLAIN, [str(value.name) for value in computed if value is not None])
+        batch = next(iter(self.batches[0].values())).shape[:1]
+        is_open = any(not isinstance(d, int) for x in draft.graph.inputs for d in x.shape or ())
+        for node in nodes:
+            values = operands[node.name]
+            shapes = [found[x.name].shape for x in values if x is not None and x.name in found]
+            if len(shapes) == len(values):
+                macs = count_macs(node.op_type, *shapes)
+                unknown[str(node.name)].macs = macs // (batch[0] if is_open and batch else 1)
+
+    def step_by_step(
+        self, runtime: str, found: Agreement, min_sqnr: float
+    ) -> tuple[Agreement, str]:
+        """Compare every quantized tensor on its own; return the worst, and what is wrong with it."""
+        steps, outputs = self.stepwise.run(runtime)
+        worst = max(steps, key=lambda step: step.lsb, default=None)
+        if worst is not None:
+            found = replace(found, local_lsb=worst.lsb, local_layer=worst.layer)
+        noisiest = min(steps, key=lambda step: step.sqnr, default=None)
+        is_off = runtime == PLAIN and worst is not None and worst.lsb > _ONE_STEP
+        if worst is not None and noisiest is not None and (is_off or noisiest.sqnr < min_sqnr):
+            return found, _explain(worst if is_off else noisiest, runtime)
+        (received,) = run(runtime, self.data, self.batches[:1])
+        last = compare(self.outputs, outputs, received, self.steps)
+        return found, "" if last.sqnr >= min_sqnr else _far(last, runtime, min_sqnr)
+
+
+def _far(found: Agreement, runtime: str, min_sqnr: float) -> str:
+    return (
+        f"output {found.output!r} as executed by {runtime} is {found.sqnr:.1f} dB from the simulation "
+        f"(largest difference {found.max_error:.3g}), expected {min_sqnr:g} dB or more."
+    )
+
+
+def _explain(step: Step, runtime: str) -> str:
+    text = (
+        f"the {step.tensor} of layer {step.layer!r} as executed by {runtime} is {step.lsb:g} steps of its "
+        f"grid from the simulation ({step.sqnr:.1f} dB), given the same inputs."
+    )
+    if runtime == FAST:
+        text += (
+            " Without integer kernels the file is right: they saturate on this CPU. Give the guard data "
+            "to see it coming (calibration=batches), or that layer 7-bit weights."
+        )
+    return text
+
+
+def _is_given(value: Any) -> bool:
+    """Whether a tensor is a constant or an input of the file."""
+    return value.is_initializer() or value.is_graph_input()
+
+
+def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    plain = tensor.detach().cpu()
+    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+
+
+def _step(value: Any) -> float | None:
+    """Return the step of the grid that a tensor lies on, None if it lies on none."""
+    while value.producer() is not None and value.producer().op_type in MOVERS:
+        value = value.producer().inputs[0]
+    node = producer(value, "DequantizeLinear")
+    scale = None if node is None else array_of(node.inputs[1])
+    return float(scale) if scale is not None and scale.ndim == 0 else None

@@ -1,0 +1,194 @@
+"""Small steps on an ONNX graph: read constants, add them, put nodes in, take dead ones out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from lilliput.export.trace import Place
+
+SCOPES = "pkg.torch.onnx.name_scopes"
+
+# Nodes that multiply by weights, or two activations: what integer kernels are for.
+LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+@dataclass(eq=False)
+class Draft:
+    """An ONNX model on its way to the file.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        The graph that the passes edit.
+    places : list of Place
+        What the ``Site`` nodes of the graph stand for.
+    tensors : dict
+        From (place, position, call) to the tensor of the file that holds the quantized activation.
+    notes : list of str
+        What the user should know.
+    """
+
+    model: ir.Model
+    places: list[Place]
+    tensors: dict[tuple[int, int, int], ir.Value] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The main graph."""
+        return self.model.graph
+
+    def constant(self, array: Any, name: str, dtype: ir.DataType | None = None) -> ir.Value:
+        """Add an initializer; an equal one of the same name is used again."""
+        tensor = ir.tensor(np.asarray(array), dtype=dtype)
+        chosen, number = name, 1
+        while (held := self.graph.initializers.get(chosen)) is not None or chosen in self._names():
+            if held is not None and _is_equal(held.const_value, tensor):
+                return held
+            chosen, number = f"{name}_{number}", number + 1
+        value = ir.val(chosen, const_value=tensor)
+        self.graph.register_initializer(value)
+        return value
+
+    def insert(
+        self,
+        before: ir.Node,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: dict[str, Any] | None = None,
+        *,
+        like: ir.Value,
+        dtype: ir.DataType | None = None,
+    ) -> ir.Value:
+        """Put a node with one output in front of another, and return the output."""
+        node = ir.node(op_type, inputs, attributes or {})
+        if SCOPES in before.metadata_props:
+            node.metadata_props[SCOPES] = before.metadata_props[SCOPES]
+        self.graph.insert_before(before, node)
+        output = node.outputs[0]
+        output.shape = like.shape
+        output.type = ir.TensorType(dtype or like.dtype or ir.DataType.FLOAT)
+        return output
+
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
+        """Let everybody who reads one tensor read another, model outputs included."""
+        if old.is_graph_output():
+            name, old.name = old.name, f"{old.name}_inner"
+            if new.is_graph_output() or new.is_graph_input() or new.is_initializer():
+                copied = ir.node("Identity", [new])
+                self.graph.append(copied)
+                copied.outputs[0].shape, copied.outputs[0].type = new.shape, new.type
+                copied.outputs[0].name = name
+                _replace_output(self.graph, old, copied.outputs[0])
+            else:
+                new.name = name
+                _replace_output(self.graph, old, new)
+        old.replace_all_uses_with(new)
+        for key, value in self.tensors.items():
+            if value is old:
+                self.tensors[key] = new
+
+    def sweep(self) -> None:
+        """Take out nodes and initializers that nobody reads."""
+        outputs = set(self.graph.outputs)
+        for node in reversed(list(self.graph)):
+            if not any(x.uses() or x in outputs for x in node.outputs):
+                self.graph.remove(node, safe=True)
+        for name, value in list(self.graph.initializers.items()):
+            if not value.uses() and value not in outputs:
+                del self.graph.initializers[name]
+        alive = {id(value) for node in self.graph for value in node.outputs}
+        self.tensors = {k: v for k, v in self.tensors.items() if id(v) in alive}
+
+    def tidy(self, outputs: Sequence[str]) -> None:
+        """Name the outputs, and leave out what tells of the tracing, such as paths of source files."""
+        taken = {value.name for value in (*self.graph.inputs, *self.graph.initializers.values())}
+        if len(outputs) == len(self.graph.outputs):
+            for value in [value for node in self.graph for value in node.outputs]:
+                if value.name in outputs:
+                    value.name = f"{value.name}_inner"
+            for value, name in zip(self.graph.outputs, outputs, strict=True):
+                if not value.is_graph_input() and name not in taken:
+                    taken.add(name)
+                    value.name = name
+        for node in self.graph:
+            node.metadata_props.clear()
+            for value in node.outputs:
+                value.metadata_props.clear()
+        self.model.metadata_props.clear()
+        self.graph.metadata_props.clear()
+        self.model.producer_name = "lilliput"
+
+    def _names(self) -> set[str | None]:
+        return {value.name for value in self.graph.inputs}
+
+
+def _replace_output(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
+    for i, value in enumerate(graph.outputs):
+        if value is old:
+            graph.outputs[i] = new
+
+
+def _is_equal(held: Any, tensor: Any) -> bool:
+    if held is None or held.dtype != tensor.dtype or tuple(held.shape) != tuple(tensor.shape):
+        return False
+    return bool(held.tobytes() == tensor.tobytes())
+
+
+def array_of(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
+    """Return the content of a constant, None if the value is computed."""
+    if value is None or value.is_graph_input():
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """Return the node that makes a value, if it is of a type."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op_type and node.domain == "" else None
+
+
+def integer_attribute(node: ir.Node, name: str, default: int) -> int:
+    """Return an attribute of a node."""
+    found = node.attributes.get(name)
+    return default if found is None else int(found.as_int())
+
+
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """Return the one node that reads a value, None if others do or the model returns it."""
+    uses = value.uses()
+    return next(iter(uses)).node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def layers_of(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the nodes that are layers."""
+    for node in graph:
+        if node.op_type in LAYERS and node.domain == "":
+            yield node
+
+
+def path_of(node: ir.Node) -> str:
+    """Return the path of the module that a node was traced from, empty at the top."""
+    text = node.metadata_props.get(SCOPES, "")
+    scopes = [part.strip().strip("'\"") for part in text.strip("[]").split(",")]
+    return scopes[-2] if len(scopes) > 1 else ""
+
+
+def name_nodes(graph: ir.Graph) -> None:
+    """Name every node after its module, layers by the module's path alone."""
+    taken: set[str] = set()
+    nodes = sorted(graph, key=lambda node: node.op_type not in LAYERS)  # layers choose first
+    for node in nodes:
+        path = path_of(node)
+        plain = path if path and node.op_type in LAYERS else f"{path}/{node.op_type}".lstrip("/")
+        name, number = plain, 1
+        while name in taken:
+            name, number = f"{plain}_{number}", number + 1
+        taken.add(name)
+        node.name = name

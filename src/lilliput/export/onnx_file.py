@@ -1,0 +1,172 @@
+"""export_onnx: from a quantized model to a checked ONNX file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lilliput.errors import ExportError, MissingExtraError
+from lilliput.export.guarding import guard_model
+from lilliput.export.result import ExportResult
+from lilliput.export.saturation import cpu_has_wide_dot
+from lilliput.export.trace import Simulation, model_of, simulate, trace
+from lilliput.files import write_atomically
+from lilliput.speedup.capture import as_inputs
+
+if TYPE_CHECKING:
+    from lilliput.export.graph import Draft
+
+_OPSETS = range(21, 24)
+
+
+def export_onnx(
+    quantizer_or_model: Any,
+    path: str | os.PathLike[str],
+    example_inputs: Any,
+    target: str = "onnxruntime",
+    *,
+    dynamic_batch: bool = True,
+    opset: int = 21,
+    check: bool = True,
+    min_sqnr: float = 30.0,
+    calibration: Iterable[Any] | None = None,
+    guard: bool | str = "auto",
+) -> ExportResult:
+    """Write a model as an ONNX file that runs on integers, execute it, and compare.
+
+    Weights are stored as integers, activations are quantized where the simulation does so, batch
+    norms are folded. Masks of pruners are applied. The model is not changed.
+
+    Parameters
+    ----------
+    quantizer_or_model : Compressor or torch.nn.Module
+        A compressor after ``compress()``, or a model with or without compressors on it.
+    path : str or path-like
+        The file to write, ending in ``.onnx``.
+    example_inputs : tensor, tuple or dict
+        What the model is called with.
+    target : str
+        ``"onnxruntime"``, ``"openvino"``, or ``"generic"``: exactly as simulated, in the smallest
+        data types.
+    dynamic_batch : bool
+        Whether the file takes batches of any size: the first axis of the inputs.
+    opset : int
+        The version of ONNX's operators, 21 or later.
+    check : bool
+        Whether to execute the file and compare it with the simulation before it is written.
+    min_sqnr : float
+        The lowest signal to noise ratio in dB at which the file is written: of each quantized tensor and
+        of the outputs, against the simulation given the same inputs.
+    calibration : iterable, optional
+        More inputs to compare on, and for the guard; by default the first batches of ``calibrate()``.
+    guard : bool or 'auto'
+        Whether to make weights coarser where sums would saturate on a CPU without VNNI; 'auto': if
+        this is such a CPU. It changes the scales of the quantizer for good, and says which.
+
+    Returns
+    -------
+    ExportResult
+        Agreement with the simulation, the kernels of all layers, and notes.
+
+    Raises
+    ------
+    ExportError
+        If the model cannot be written exactly, or the executed file differs. No file is left then.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> model = torch.nn.Linear(4, 2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = export_onnx(model, f"{folder}/linear.onnx", torch.randn(3, 4))
+    >>> [layer.op for layer in result.layers]
+    ['Gemm']
+    """
+    _require_onnx()
+    from lilliput.export.check import check_file
+    from lilliput.export.layers import list_layers
+    from lilliput.export.targets import check_target, find_notes
+
+    check_target(target)
+    place = _checked_path(path)
+    if opset not in _OPSETS:
+        raise ExportError(f"opset: received {opset!r}, expected {_OPSETS[0]} to {_OPSETS[-1]}.")
+    model, inputs = model_of(quantizer_or_model), as_inputs(example_inputs)
+    batches = None if calibration is None else list(calibration)
+    guarded = guard_model(model, inputs, batches) if _wants_guard(guard, target) else []
+    simulation = simulate(model, inputs)
+    draft = build(simulation, target, dynamic_batch, opset)
+    data = serialize(draft)
+    layers = list_layers(draft.graph)
+    notes = [*draft.notes, *find_notes(layers, draft, target)]
+    result = ExportResult(place, len(data), target, layers=layers, notes=notes, guarded=guarded)
+    if check:
+        check_file(result, data, draft, simulation, min_sqnr, batches)
+    write_atomically(place, data)
+    return result
+
+
+def _wants_guard(guard: bool | str, target: str) -> bool:
+    if guard not in (True, False, "auto"):
+        raise ExportError(f"guard: received {guard!r}, expected True, False or 'auto'.")
+    return guard is True or (guard == "auto" and target != "generic" and not cpu_has_wide_dot())
+
+
+def build(simulation: Simulation, target: str, dynamic_batch: bool, opset: int) -> Draft:
+    """Return the model as an ONNX graph with integers in it."""
+    from lilliput.export.bias import quantize_biases
+    from lilliput.export.fold import fold_norms
+    from lilliput.export.graph import Draft, name_nodes
+    from lilliput.export.propagate import propagate
+    from lilliput.export.sites import replace_sites
+    from lilliput.export.targets import fit_target, prepare_target
+
+    draft = Draft(trace(simulation, dynamic_batch, opset), simulation.places)
+    name_nodes(draft.graph)
+    replace_sites(draft)
+    fold_norms(draft)
+    prepare_target(draft, target)
+    quantize_biases(draft)
+    propagate(draft)
+    fit_target(draft, target)
+    name_nodes(draft.graph)
+    draft.tidy(simulation.names)
+    return draft
+
+
+def serialize(draft: Draft) -> bytes:
+    """Return the bytes of the file."""
+    import onnx
+    import onnx_ir
+
+    try:
+        proto = onnx_ir.serde.serialize_model(draft.model)
+        onnx.checker.check_model(proto)
+        data: bytes = proto.SerializeToString()
+    except (ValueError, onnx.checker.ValidationError) as error:
+        raise ExportError(f"the graph cannot be written as one ONNX file: {error}") from error
+    return data
+
+
+def _checked_path(path: Any) -> Path:
+    try:
+        place = Path(path)
+    except TypeError:
+        raise ExportError(f"path: received {path!r}, expected a string.") from None
+    if place.suffix != ".onnx":
+        raise ExportError(f"{place}: expected a name ending in .onnx.")
+    if not place.parent.is_dir() or place.is_dir():
+        what = "is a folder" if place.is_dir() else "lies in a folder that does not exist"
+        raise ExportError(f"{place}: it {what}; give the path of a file.")
+    return place
+
+
+def _require_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnx_ir  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("writing ONNX needs pip install 'lilliput[onnx]'") from error

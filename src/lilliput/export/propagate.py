@@ -1,0 +1,131 @@
+"""Fourth pass: integers reach as far as they can, and nothing is quantized twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from lilliput.export.graph import Draft, array_of, integer_attribute, producer
+
+# They move numbers or pick some, so that integers on a grid stay on it.
+MOVERS = frozenset(
+    {
+        "MaxPool",
+        "Reshape",
+        "Flatten",
+        "Transpose",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Gather",
+        "Expand",
+    }
+)
+_EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
+
+
+def propagate(draft: Draft) -> None:
+    """Quantize behind ops that only move numbers, then drop what is quantized twice."""
+    for node in list(draft.graph):
+        if node.op_type in MOVERS and node.domain == "":
+            quantize_behind(draft, node)
+    _drop_repeats(draft)
+    draft.sweep()
+
+
+def quantize_behind(draft: Draft, node: ir.Node) -> ir.Value | None:
+    """Quantize what an op makes of integers, as its input is, so that integer kernels can follow."""
+    source = producer(node.inputs[0], "DequantizeLinear")
+    output = node.outputs[0]
+    if source is None or output.is_graph_output() or any(x.uses() for x in node.outputs[1:]):
+        return None
+    integers, scale, zero = source.inputs[:3]
+    if integers is None or integers.producer() is None or integers.dtype not in _EIGHT_BITS:
+        return None  # a weight, or a type that few kernels know
+    found = array_of(scale)
+    if found is None or found.ndim:
+        return None
+    readers = [(use.node, use.idx) for use in output.uses()]
+    if not readers:
+        return None
+    before = next(iter(_after(draft.graph, node)))
+    quantized = draft.insert(
+        before, "QuantizeLinear", [output, scale, zero], like=output, dtype=integers.dtype
+    )
+    back = draft.insert(before, "DequantizeLinear", [quantized, scale, zero], like=output)
+    for reader, position in readers:
+        reader.replace_input_with(position, back)
+    return back
+
+
+def _after(graph: ir.Graph, node: ir.Node) -> Iterator[ir.Node]:
+    nodes = iter(graph)
+    for other in nodes:
+        if other is node:
+            yield from nodes
+
+
+def _drop_repeats(draft: Draft) -> None:
+    """Use a tensor that holds the same integers already, instead of making them again."""
+    known: dict[Any, ir.Value] = {}
+    for node in list(draft.graph):
+        unit = _unit(node) if node.op_type == "DequantizeLinear" else None
+        if unit is None:
+            continue
+        earlier = producer(unit.source, "DequantizeLinear")
+        before = None if earlier is None else _unit(earlier)
+        key = unit.source, unit.grid, unit.ends
+        if earlier is not None and before is not None and _is_inside(before, unit):
+            draft.replace(node.outputs[0], earlier.outputs[0])
+        elif key in known:
+            draft.replace(node.outputs[0], known[key])
+        else:
+            known[key] = node.outputs[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Unit:
+    """A Clip (or none), a QuantizeLinear and a DequantizeLinear: what they work on, and how."""
+
+    source: ir.Value
+    grid: Any
+    ends: Any
+
+
+def _is_inside(before: _Unit, unit: _Unit) -> bool:
+    """Whether quantizing again would change nothing."""
+    if before.grid != unit.grid:
+        return False
+    mover = before.source.producer()
+    while before.ends is None and mover is not None and mover.op_type in MOVERS:
+        earlier = producer(mover.inputs[0], "DequantizeLinear")
+        found = None if earlier is None else _unit(earlier)
+        if found is None or found.grid != unit.grid:
+            break
+        before, mover = found, found.source.producer()
+    return unit.ends is None or unit.ends == before.ends
+
+
+def _unit(node: ir.Node) -> _Unit | None:
+    quantize = producer(node.inputs[0], "QuantizeLinear")
+    if quantize is None or node.inputs[0] is None:
+        return None
+    parameters = _bytes(*node.inputs[1:3])
+    if parameters != _bytes(*quantize.inputs[1:3]):
+        return None
+    source, ends = quantize.inputs[0], None
+    clip = producer(source, "Clip")
+    if clip is not None and all(array_of(x) is not None for x in clip.inputs[1:3]):
+        ends, source = _bytes(*clip.inputs[1:3]), clip.inputs[0]
+    if source is None:
+        return None
+    grid = parameters, node.inputs[0].dtype, integer_attribute(node, "axis", 1)
+    return _Unit(source, grid, ends)
+
+
+def _bytes(*values: ir.Value | None) -> tuple[bytes | None, ...]:
+    arrays = [array_of(value) for value in values]
+    return tuple(None if x is None else x.tobytes() for x in arrays)

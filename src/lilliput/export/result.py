@@ -1,0 +1,123 @@
+"""What an export comes back with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lilliput.export.layers import Layer
+from lilliput.export.run import FAST, Agreement
+from lilliput.export.saturation import Guarded
+
+
+@dataclass(eq=False)
+class ExportResult:
+    """A written file, how it compares with the simulation, and what of it runs on integers.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The file.
+    bytes : int
+        Its size.
+    target : str
+        The runtime it was written for.
+    runtimes : dict
+        From the name of a runtime to its agreement with the simulation: the largest difference, the
+        signal to noise ratio in dB, and the difference in steps of the output's grid.
+    layers : list of Layer
+        Each layer with its kernel, and the reason where that is not an integer one.
+    notes : list of str
+        What the user should know.
+    guarded : list of Guarded
+        Layers whose weights were made coarser, because they could saturate on this CPU.
+    """
+
+    path: Path
+    bytes: int
+    target: str
+    runtimes: dict[str, Agreement] = field(default_factory=dict)
+    layers: list[Layer] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    guarded: list[Guarded] = field(default_factory=list)
+    _compare: Callable[[str], list[dict[str, Any]]] | None = field(default=None, repr=False)
+
+    @property
+    def integer_share(self) -> float:
+        """The share of multiplications that run on integers, 0 to 1."""
+        total = sum(layer.macs or 0 for layer in self.layers)
+        done = sum(layer.macs or 0 for layer in self.layers if layer.integer)
+        return done / total if total else 0.0
+
+    def compare_layers(self, runtime: str = FAST) -> list[dict[str, Any]]:
+        """Return how close each quantized tensor of the file is to the simulation.
+
+        Runs the model and the file again. Errors of earlier layers are part of those of later ones.
+
+        Parameters
+        ----------
+        runtime : str
+            ``"onnxruntime"``, or ``"onnxruntime_unoptimized"`` for the file without integer kernels.
+
+        Returns
+        -------
+        list of dict
+            ``layer``, ``tensor`` (input or output), ``call`` (0 for the first use of the layer),
+            ``sqnr`` in dB, ``max_error`` and ``lsb`` (in steps of the grid).
+        """
+        return [] if self._compare is None else self._compare(runtime)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            "path": str(self.path),
+            "bytes": self.bytes,
+            "target": self.target,
+            "runtimes": {name: found.to_dict() for name, found in self.runtimes.items()},
+            "integer_share": self.integer_share,
+            "layers": [layer.to_dict() for layer in self.layers],
+            "notes": list(self.notes),
+            "guarded": [asdict(row) for row in self.guarded],
+        }
+
+    def summary(self) -> str:
+        """Return a table for humans."""
+        lines = [f"{self.path}: {self.bytes / 1e6:.2f} MB for {self.target}"]
+        for name, found in self.runtimes.items():
+            text = f"  {name}: "
+            if found.local_lsb is not None:
+                text += f"each tensor within {found.local_lsb:g} steps of the simulation; "
+            lines.append(
+                f"{text}output {found.sqnr:.1f} dB, largest difference {found.max_error:.3g}"
+            )
+        if self.layers:
+            count = sum(layer.integer for layer in self.layers)
+            lines.append(
+                f"  {count} of {len(self.layers)} layers run on integers, "
+                f"{self.integer_share:.1%} of the multiplications"
+            )
+            lines += _table(self.layers)
+        if self.guarded:
+            names = ", ".join(row.layer for row in self.guarded)
+            lines.append(
+                f"  coarser weights, so that 16-bit sums do not saturate on this CPU: {names}"
+            )
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    __str__ = summary
+
+
+def _table(layers: list[Layer]) -> list[str]:
+    rows = [("layer", "op", "weight", "kernel", "MACs", "in float because")]
+    for x in layers:
+        macs = "?" if x.macs is None else f"{x.macs:,}"
+        rows.append((x.name, x.op, x.weight_dtype, x.kernel, macs, x.reason))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "    "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

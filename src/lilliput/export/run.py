@@ -1,0 +1,145 @@
+"""Execute a file and compare it with the simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from lilliput.errors import ExportError, MissingExtraError
+
+Array = np.ndarray[Any, Any]
+Feeds = dict[str, Array]
+
+PLAIN = "onnxruntime_unoptimized"
+FAST = "onnxruntime"
+OPENVINO = "openvino"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How close a runtime is to the simulation.
+
+    Parameters
+    ----------
+    max_error : float
+        The largest difference.
+    sqnr : float
+        Signal to noise ratio in dB, infinite if all is equal.
+    lsb : float, optional
+        The largest difference in steps of the output's grid, None if it has none.
+    output : str
+        The output that is furthest off.
+    local_lsb : float, optional
+        The largest difference of any quantized tensor, in steps of its grid, if all before it is as
+        the runtime computed it.
+    local_layer : str
+        The layer that makes it.
+    """
+
+    max_error: float
+    sqnr: float
+    lsb: float | None = None
+    output: str = ""
+    local_lsb: float | None = None
+    local_layer: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; an infinite ratio is None."""
+        return {**asdict(self), "sqnr": self.sqnr if math.isfinite(self.sqnr) else None}
+
+
+def sqnr(expected: Array, received: Array) -> float:
+    """Return the signal to noise ratio in dB.
+
+    Examples
+    --------
+    >>> sqnr(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
+    20.0
+    >>> sqnr(np.array([1.0]), np.array([1.0]))
+    inf
+    """
+    expected, received = (np.asarray(x, np.float64) for x in (expected, received))
+    noise = float(((expected - received) ** 2).sum())
+    signal = float((expected**2).sum())
+    if noise == 0.0:
+        return math.inf
+    if not math.isfinite(noise) or signal == 0.0:
+        return -math.inf
+    return round(10 * math.log10(signal / noise), 2)
+
+
+def compare(
+    names: Sequence[str],
+    expected: Sequence[Array],
+    received: Sequence[Array],
+    steps: Sequence[float | None],
+) -> Agreement:
+    """Return how close all outputs are, that is the worst of them."""
+    worst = Agreement(0.0, math.inf)
+    for name, a, b, step in zip(names, expected, received, steps, strict=True):
+        if a.shape != b.shape:
+            raise ExportError(f"output {name!r} has shape {b.shape}, in the simulation {a.shape}.")
+        found = Agreement(_largest(a, b), sqnr(a, b), None, name)
+        lsb = None if step is None else found.max_error / step
+        worst = Agreement(
+            max(worst.max_error, found.max_error),
+            min(worst.sqnr, found.sqnr),
+            lsb if worst.lsb is None else max(worst.lsb, lsb or 0.0),
+            found.output if found.sqnr < worst.sqnr or not worst.output else worst.output,
+        )
+    return worst
+
+
+def _largest(a: Array, b: Array) -> float:
+    if not a.size:
+        return 0.0
+    difference = np.abs(a.astype(np.float64) - b.astype(np.float64)).max()
+    return float(difference) if np.isfinite(difference) else math.inf
+
+
+def run(runtime: str, data: bytes, batches: Sequence[Feeds], optimized: str = "") -> list[Any]:
+    """Return the outputs of each batch in a runtime; ``optimized``: where to save its graph."""
+    if runtime == OPENVINO:
+        return _run_openvino(data, batches)
+    session = _session(data, runtime == FAST, optimized)
+    return [session.run(None, feeds) for feeds in batches]
+
+
+def require_onnxruntime() -> Any:
+    """Return the module, or say how to install it."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtraError(
+            "checking the file needs pip install 'lilliput[onnx]', or pass check=False"
+        ) from error
+    return onnxruntime
+
+
+def has_openvino() -> bool:
+    """Whether OpenVINO is installed."""
+    return find_spec("openvino") is not None
+
+
+def _session(data: bytes, is_optimized: bool, optimized: str) -> Any:
+    runtime = require_onnxruntime()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    if not is_optimized:
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if optimized:
+        options.optimized_model_filepath = optimized
+    return runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def _run_openvino(data: bytes, batches: Sequence[Feeds]) -> list[Any]:
+    openvino: Any = import_module("openvino")
+    core = openvino.Core()
+    compiled = core.compile_model(core.read_model(data, b""), "CPU")
+    return [[np.array(x) for x in compiled(feeds).values()] for feeds in batches]

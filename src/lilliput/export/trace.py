@@ -1,0 +1,248 @@
+"""Run the simulation, and trace the model with a ``Site`` node wherever it is quantized."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lilliput.backends.torch.discover import unwrapped
+from lilliput.backends.torch.export import _check_norms
+from lilliput.backends.torch.wrapper import marking
+from lilliput.config.layer import QuantType
+from lilliput.errors import ExportError, LilliputError
+from lilliput.ops.qparams import QParams
+from lilliput.speedup.capture import Inputs, quiet
+
+DOMAIN = "lilliput"
+
+
+@dataclass(eq=False)
+class Place:
+    """One tensor of one layer that is quantized: its weight, or its inputs, or its outputs.
+
+    Parameters
+    ----------
+    wrapper : QuantizerModuleWrapper
+        The layer.
+    quant_type : QuantType
+        Which of its tensors.
+    qparams : QParams, optional
+        The integer grid, None if the algorithm has none.
+    results : list of tuples of tensors
+        What the simulation made of it, call by call; empty unless asked for.
+    """
+
+    wrapper: Any
+    quant_type: QuantType
+    qparams: QParams | None = None
+    results: list[tuple[Tensor, ...]] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[int, int, QuantType]:
+        """What this place has in common with itself in another run."""
+        return key_of(self.wrapper, self.quant_type)
+
+    @property
+    def name(self) -> str:
+        """The layer and the tensor, as in ``conv1.weight``."""
+        return f"{self.wrapper.name}.{self.quant_type.value}"
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether this is a weight."""
+        return self.quant_type is QuantType.WEIGHT
+
+    def weight(self) -> Tensor:
+        """Return what the layer computes with: masked and quantized."""
+        with torch.no_grad():
+            found: Tensor = getattr(self.wrapper.module, self.wrapper.layer_info.weight_name)
+            return found.detach()
+
+
+def key_of(wrapper: Any, quant_type: QuantType) -> tuple[int, int, QuantType]:
+    """Return what identifies a tensor of a layer; tracing shows proxies in place of wrappers."""
+    return id(wrapper.layer_info), id(wrapper.compressor), quant_type
+
+
+@dataclass(eq=False)
+class Simulation:
+    """What the model does in torch: its places, and its outputs on the example inputs."""
+
+    model: nn.Module
+    inputs: Inputs
+    places: list[Place]
+    outputs: list[Tensor]
+    names: list[str]
+
+
+def model_of(quantizer_or_model: Any) -> nn.Module:
+    """Return the model to export, or say why it is none."""
+    model = getattr(quantizer_or_model, "bound_model", quantizer_or_model)
+    if model is not quantizer_or_model and not getattr(quantizer_or_model, "is_wrapped", False):
+        raise ExportError(
+            f"{type(quantizer_or_model).__name__} is not at work on a model; call compress() before "
+            "export_onnx(), or give the model itself to export it without compression."
+        )
+    if not isinstance(model, nn.Module):
+        raise ExportError(
+            f"received {type(model).__name__}, expected a compressor or a torch.nn.Module."
+        )
+    plain = unwrapped(model)
+    _check_norms(plain)
+    return plain
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every module into eval mode, and back to where each was."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        with torch.no_grad(), quiet():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def simulate(model: nn.Module, inputs: Inputs, keep: bool = False) -> Simulation:
+    """Run the model in eval mode; ``keep`` what every quantizer returns."""
+    places: dict[tuple[int, int, QuantType], Place] = {}
+
+    def record(
+        wrapper: Any, quant_type: QuantType, tensors: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = wrapper._quantizer().run(wrapper, quant_type, tensors)
+        place = places.setdefault(key_of(wrapper, quant_type), Place(wrapper, quant_type))
+        if keep and not place.is_weight:
+            place.results.append(tuple(x.detach().clone() for x in results))
+        return results
+
+    args, kwargs = inputs
+    with evaluating(model), marking(record):
+        try:
+            output = model(*args, **kwargs)
+        except LilliputError:
+            raise
+        except Exception as error:
+            shapes = [tuple(x.shape) for x in tensors_in(inputs)]
+            raise ExportError(
+                f"{type(model).__name__} does not run on the example inputs (shapes {shapes}): "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
+    with torch.no_grad():
+        for place in places.values():
+            place.qparams = place.wrapper.quantizer.qparams(place.wrapper, place.quant_type)
+    return Simulation(model, inputs, list(places.values()), tensors_in(output), _names(output))
+
+
+def _names(output: Any) -> list[str]:
+    """Return what to call the outputs in the file: the keys of a dict, or numbers."""
+    if isinstance(output, Mapping) and all(isinstance(x, Tensor) for x in output.values()):
+        return [str(key) for key in output]
+    count = len(tensors_in(output))
+    return ["output"] if count == 1 else [f"output_{i}" for i in range(count)]
+
+
+def trace(simulation: Simulation, dynamic_batch: bool, opset: int) -> Any:
+    """Return the model as an ``onnx_ir.Model`` in which ``Site`` nodes stand for quantization."""
+    numbers = {place.key: i for i, place in enumerate(simulation.places)}
+
+    def mark(
+        wrapper: Any, quant_type: QuantType, tensors: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        number = numbers[key_of(wrapper, quant_type)]
+        place = simulation.places[number]
+        is_own = place.qparams is None or place.qparams.is_result
+        if not place.is_weight and is_own:
+            tensors = wrapper._quantizer().run(wrapper, quant_type, tensors)
+        if not place.is_weight and place.qparams is None:
+            return tensors
+        return tuple(_site(x, number, i) for i, x in enumerate(tensors))
+
+    (args, kwargs), shapes = _traced_inputs(simulation.inputs, dynamic_batch)
+    with evaluating(simulation.model), marking(mark):
+        try:
+            program: Any = torch.onnx.export(
+                simulation.model,
+                args,
+                kwargs=kwargs,
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                dynamic_shapes=shapes,
+            )
+        except LilliputError:
+            raise
+        except Exception as error:
+            raise ExportError(_explain(simulation.model, error, dynamic_batch)) from error
+    return program.model
+
+
+def _site(tensor: Tensor, number: int, position: int) -> Tensor:
+    site: Tensor = torch.onnx.ops.symbolic(
+        f"{DOMAIN}::Site",
+        [tensor],
+        {"id": number, "position": position},
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        version=1,
+    )
+    return site
+
+
+def _traced_inputs(inputs: Inputs, dynamic_batch: bool) -> tuple[Inputs, Any]:
+    """Return the inputs to trace with, and which of their sizes are left open."""
+    tensors = [x for x in tensors_in(inputs) if x.dim()]
+    if not dynamic_batch or not tensors:
+        return inputs, None
+    batch = tensors[0].shape[0]
+
+    def has_batch(x: Any) -> bool:
+        return isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == batch
+
+    def twice(x: Any) -> Any:  # torch takes a size of one for a constant
+        return torch.cat([x, x]) if batch == 1 and has_batch(x) else x
+
+    def spec(x: Any) -> Any:
+        return {0: torch.export.Dim.DYNAMIC} if has_batch(x) else None
+
+    args, kwargs = inputs
+    shapes = (*(tree_map(spec, x) for x in args),) if args else tree_map(spec, kwargs)
+    return tree_map(twice, inputs), shapes
+
+
+def _explain(model: nn.Module, error: BaseException, dynamic_batch: bool) -> str:
+    """Return why torch could not trace a model, from the innermost reason it gives."""
+    reasons: list[BaseException] = []
+    reason: BaseException | None = error
+    while reason is not None and reason not in reasons:
+        reasons.append(reason)
+        reason = reason.__cause__
+    text = f"torch cannot write {type(model).__name__} as ONNX: "
+    for reason in reversed(reasons):
+        found = re.search(r"No ONNX function found for .*?op='?([\w.]+)", str(reason))
+        if found is not None:
+            return f"{text}{found[1]} has no ONNX form; replace it in the model."
+    text += f"{type(reasons[-1]).__name__}: {first_line(reasons[-1])}"
+    if dynamic_batch and "ynamic" in str(reasons[-1]):
+        text += " If the model needs this batch size, pass dynamic_batch=False."
+    return text
+
+
+def tensors_in(nested: Any) -> list[Tensor]:
+    """Return the tensors in nested tuples, lists and dicts, in order."""
+    return [x for x in tree_leaves(nested) if isinstance(x, Tensor)]
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else ""

@@ -1,0 +1,98 @@
+"""Batch norms folded into integer weights, and biases as integers."""
+
+import numpy as np
+import pytest
+import torch
+from fixed_quantizer import constants, export, operators, quantized, rule
+from torch import nn
+
+from lilliput.export.integers import Stored
+
+onnx_ir = pytest.importorskip("onnx_ir")
+
+
+def normed(layer, norm, x, **settings):
+    """Return a quantized layer with a norm of all kinds of factors behind it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(layer, norm, nn.ReLU())
+    with torch.no_grad():
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+        nn.init.normal_(norm.running_mean)
+        norm.running_var.uniform_(0.2, 3)
+        norm.weight[0], norm.weight[1] = -1.5, 0.0
+    name = type(layer).__name__
+    rules = [rule(["weight", "input"], op_types=[name]), rule(["output"], op_types=["ReLU"])]
+    return quantized(model, x, rules, **settings)
+
+
+LAYERS = {
+    "conv": lambda: (nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), torch.randn(2, 3, 8, 8)),
+    "no_bias": lambda: (nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), torch.randn(2, 3, 8, 8)),
+    "conv1d": lambda: (nn.Conv1d(3, 6, 3), nn.BatchNorm1d(6), torch.randn(2, 3, 8)),
+    "linear": lambda: (nn.Linear(10, 6), nn.BatchNorm1d(6), torch.randn(4, 10)),
+    "transposed": lambda: (nn.ConvTranspose2d(3, 6, 3), nn.BatchNorm2d(6), torch.randn(2, 3, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_norm_is_folded_with_negative_and_zero_factors(tmp_path, kind):
+    layer, norm, x = LAYERS[kind]()
+    result, graph = export(normed(layer, norm, x), tmp_path, x)
+    assert "BatchNormalization" not in operators(graph)
+    assert all(found.lsb <= 1.001 for found in result.runtimes.values())
+    integers = constants(graph)["0.weight_folded_quantized"][1]
+    axis = 1 if kind == "transposed" else 0
+    assert not np.take(integers, 1, axis).any()  # the factor of the second channel is zero
+    assert (constants(graph)["0.weight_folded_scale"][1] > 0).all()
+
+
+def test_one_scale_becomes_one_per_channel(tmp_path):
+    layer, norm, x = LAYERS["conv"]()
+    result, graph = export(normed(layer, norm, x, granularity="per_tensor"), tmp_path, x)
+    assert constants(graph)["0.weight_folded_scale"][1].shape == (6,)
+    assert all(found.lsb <= 1.001 for found in result.runtimes.values())
+
+
+def test_norm_behind_a_quantizer_is_not_folded(tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)), torch.randn(2, 3, 8, 8)
+    result, graph = export(quantized(model, x, [rule(op_types=["Conv2d"])]), tmp_path, x)
+    assert "BatchNormalization" in operators(graph)
+    assert result.layers[0].integer
+
+
+def test_sign_that_cannot_be_turned_is_not_folded():
+    from lilliput.export.fold import scale_channels
+
+    weight = np.array([[-128, 5], [7, -128]])
+    ones = np.ones(2, np.float32), np.zeros(2, np.int32)
+    stored = Stored(weight, *ones, onnx_ir.DataType.INT8, axis=0)
+    assert scale_channels(stored, np.array([-1.0, 1.0]), 0) is None
+    assert scale_channels(stored, np.array([1.0, 2.0]), 0) is not None
+
+
+def test_channel_without_weights_keeps_its_bias(tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 6, 6)
+    with torch.no_grad():
+        model[0].weight[2] = 0
+        model[0].bias[2] = 3.0
+    result, graph = export(quantized(model, x), tmp_path, x)
+    found = constants(graph)
+    assert found["0.bias_quantized"][0] == "INT32"
+    real = found["0.bias_quantized"][1] * found["0.bias_scale"][1].astype(np.float64)
+    assert np.allclose(real, model[0].bias.detach(), atol=1e-4)
+    assert result.layers[0].integer and result.runtimes["onnxruntime"].lsb <= 1.001
+
+
+def test_bias_that_does_not_fit_stays_float(tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3)), 1e-4 * torch.randn(2, 3, 6, 6)
+    with torch.no_grad():
+        model[0].weight *= 1e-4
+        model[0].bias[2] = 50.0
+    result, graph = export(quantized(model, x), tmp_path, x)
+    assert constants(graph)["0.bias_behind"][0] == "FLOAT"
+    assert not result.layers[0].integer
+    assert "its bias is too large" in result.notes[0]
