@@ -227,7 +227,7 @@ def _explain(step: Step, runtime: str) -> str:
 
 def _is_given(value: Any) -> bool:
     """Whether a tensor is a constant or an input of the file."""
-    return value.is_initializer() or value.is_graph_input()
+    return bool(value.is_initializer() or value.is_graph_input())
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:

@@ -95,8 +95,10 @@ def export_onnx(
         raise ExportError(f"opset: received {opset!r}, expected {_OPSETS[0]} to {_OPSETS[-1]}.")
     model, inputs = model_of(quantizer_or_model), as_inputs(example_inputs)
     batches = None if calibration is None else list(calibration)
-    guarded = guard_model(model, inputs, batches) if _wants_guard(guard, target) else []
     simulation = simulate(model, inputs)
+    guarded = guard_model(model, inputs, batches) if _wants_guard(guard, target) else []
+    if guarded:
+        simulation = simulate(model, inputs)
     draft = build(simulation, target, dynamic_batch, opset)
     data = serialize(draft)
     layers = list_layers(draft.graph)

@@ -88,7 +88,7 @@ class ExportResult:
         for name, found in self.runtimes.items():
             text = f"  {name}: "
             if found.local_lsb is not None:
-                text += f"each tensor within {found.local_lsb:g} steps of the simulation; "
+                text += f"each tensor within {_steps(found.local_lsb)} of the simulation; "
             lines.append(
                 f"{text}output {found.sqnr:.1f} dB, largest difference {found.max_error:.3g}"
             )
@@ -100,9 +100,10 @@ class ExportResult:
             )
             lines += _table(self.layers)
         if self.guarded:
-            names = ", ".join(row.layer for row in self.guarded)
+            names = ", ".join(row.layer for row in self.guarded[:4])
+            more = f" and {len(self.guarded) - 4} more" if len(self.guarded) > 4 else ""
             lines.append(
-                f"  coarser weights, so that 16-bit sums do not saturate on this CPU: {names}"
+                f"  coarser weights, or 16-bit sums would saturate on this CPU: {names}{more}"
             )
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
@@ -121,3 +122,7 @@ def _table(layers: list[Layer]) -> list[str]:
         + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def _steps(count: float) -> str:
+    return "1 step" if count == 1 else f"{count:g} steps"

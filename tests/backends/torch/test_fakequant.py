@@ -228,9 +228,7 @@ KERNELS = {
     "per channel": lambda x: fake_quantize(x, torch.tensor([[0.5], [0.25]]), -3, 3),
     "round_to_grid": lambda x: round_to_grid(x, torch.tensor(0.5), -9, 9),
     "straight_through": lambda x: straight_through(x, x.detach().round()),
-    "with_gradient": lambda x: with_gradient(
-        x, x.detach().round(), Doubled, QuantType.OUTPUT
-    ),
+    "with_gradient": lambda x: with_gradient(x, x.detach().round(), Doubled, QuantType.OUTPUT),
     "map_gradient": lambda x: map_gradient(x, lambda gradient: 3 * gradient),
     "learned": lambda x: learned_fake_quantize(x, torch.tensor(0.5), -3, 3, 1.0),
 }
