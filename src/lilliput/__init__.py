@@ -58,6 +58,7 @@ _HOMES = {
         "TaylorFOWeightPruner",
     ),
     "lilliput.quantization": (
+        "BNNQuantizer",
         "DoReFaQuantizer",
         "LSQPlusQuantizer",
         "LSQQuantizer",
@@ -66,6 +67,7 @@ _HOMES = {
         "NaiveQuantizer",
         "ObserverQuantizer",
         "PTQQuantizer",
+        "PtqQuantizer",
         "QATQuantizer",
         "QAT_Quantizer",
         "QATquantizer",

@@ -51,6 +51,7 @@ from lilliput.pruning import (
     TaylorFOWeightPruner,
 )
 from lilliput.quantization import (
+    BNNQuantizer,
     DoReFaQuantizer,
     LSQPlusQuantizer,
     LsqPlusQuantizer,
@@ -59,6 +60,7 @@ from lilliput.quantization import (
     NaiveQuantizer,
     ObserverQuantizer,
     PTQQuantizer,
+    PtqQuantizer,
     QAT_Quantizer,
     QATQuantizer,
     QATquantizer,
@@ -67,6 +69,7 @@ from lilliput.quantization import (
 
 if TYPE_CHECKING:
     from lilliput.export import ExportResult, export_onnx
+    from lilliput.report.quantization import QuantizationReport, quantization_report
     from lilliput.speedup.collect import channel_groups
     from lilliput.speedup.groups import ChannelGroups
     from lilliput.speedup.model_speedup import ModelSpeedup
@@ -78,6 +81,7 @@ if TYPE_CHECKING:
 # Loaded when they are first used: importing is to be quick.
 _LAZY = {
     "lilliput.export": ("ExportResult", "export_onnx"),
+    "lilliput.report.quantization": ("QuantizationReport", "quantization_report"),
     "lilliput.speedup.collect": ("channel_groups",),
     "lilliput.speedup.groups": ("ChannelGroups",),
     "lilliput.speedup.model_speedup": ("ModelSpeedup",),
@@ -95,6 +99,7 @@ __all__ = [
     "ActivationAPoZRankPruner",
     "ActivationMeanRankFilterPruner",
     "ActivationMeanRankPruner",
+    "BNNQuantizer",
     "ChannelGroups",
     "ChannelMasker",
     "ChannelPruner",
@@ -122,11 +127,13 @@ __all__ = [
     "PTQQuantizer",
     "Pruner",
     "PrunerModuleWrapper",
+    "PtqQuantizer",
     "QATQuantizer",
     "QAT_Quantizer",
     "QATquantizer",
     "QuantGrad",
     "QuantType",
+    "QuantizationReport",
     "Quantizer",
     "QuantizerModuleWrapper",
     "RangeQuantizer",
@@ -142,6 +149,7 @@ __all__ = [
     "export_onnx",
     "load",
     "preflight",
+    "quantization_report",
     "speedup",
     "strip",
 ]

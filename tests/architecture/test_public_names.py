@@ -5,24 +5,28 @@ import lilliput.torch
 
 TORCH = """
     AGPPruner AGP_Pruner AGPruner ActivationAPoZRankFilterPruner ActivationAPoZRankPruner
-    ActivationMeanRankFilterPruner ActivationMeanRankPruner ChannelGroups ChannelMasker
-    ChannelPruner CompressionState Compressor DoReFaQuantizer FPGMPruner L1FilterPruner L1NormPruner
-    L2FilterPruner L2NormPruner LayerInfo LevelPruner LinearPruner ModelSpeedup ModuleWrapper NaiveQuantizer
-    OneShotPruner Pruner PrunerModuleWrapper QuantGrad QuantType Quantizer QuantizerModuleWrapper
-    ScoreMasker SensitivityAnalysis SensitivityPruner SlimPruner SpeedupResult
-    TaylorFOWeightFilterPruner TaylorFOWeightPruner WeightMasker channel_groups load preflight
-    speedup strip
+    ActivationMeanRankFilterPruner ActivationMeanRankPruner BNNQuantizer ChannelGroups ChannelMasker
+    ChannelPruner CompressionState Compressor DoReFaQuantizer ExportResult FPGMPruner L1FilterPruner
+    L1NormPruner L2FilterPruner L2NormPruner LSQPlusQuantizer LSQQuantizer LayerInfo LevelPruner
+    LinearPruner LsqPlusQuantizer LsqQuantizer ModelSpeedup ModuleWrapper NaiveQuantizer
+    ObserverQuantizer OneShotPruner PTQQuantizer Pruner PrunerModuleWrapper PtqQuantizer QATQuantizer
+    QAT_Quantizer QATquantizer QuantGrad QuantType QuantizationReport Quantizer QuantizerModuleWrapper
+    RangeQuantizer ScoreMasker SensitivityAnalysis SensitivityPruner SlimPruner SpeedupResult
+    TaylorFOWeightFilterPruner TaylorFOWeightPruner WeightMasker channel_groups export_onnx load
+    preflight quantization_report speedup strip
 """
 TOP = """
     AGPPruner AGP_Pruner AGPruner ActivationAPoZRankFilterPruner ActivationAPoZRankPruner
-    ActivationMeanRankFilterPruner ActivationMeanRankPruner AlgorithmError BitsRule ChannelMasker
-    ChannelPruner CompressionState Compressor ConfigError DoReFaQuantizer ExportError FPGMPruner
-    L1FilterPruner L1NormPruner L2FilterPruner L2NormPruner LayerInfo LevelPruner LilliputError
-    LinearPruner MissingExtraError NaiveQuantizer OneShotPruner PruneRule Pruner QuantGrad QuantRule
-    QuantType Quantizer Rule ScheduledPruneRule ScoreMasker SensitivityAnalysis SensitivityPruner
-    SlimPruner StageError StateError TaylorFOWeightFilterPruner TaylorFOWeightPruner
-    UnsupportedModelError WeightMasker __version__ config_schema list_pruners list_quantizers pruner
-    quantizer read_rules register_pruner register_quantizer write_rules
+    ActivationMeanRankFilterPruner ActivationMeanRankPruner AlgorithmError BNNQuantizer BitsRule
+    ChannelMasker ChannelPruner CompressionState Compressor ConfigError DoReFaQuantizer ExportError
+    FPGMPruner L1FilterPruner L1NormPruner L2FilterPruner L2NormPruner LSQPlusQuantizer LSQQuantizer
+    LayerInfo LevelPruner LilliputError LinearPruner LsqPlusQuantizer LsqQuantizer MissingExtraError
+    NaiveQuantizer ObserverQuantizer OneShotPruner PTQQuantizer PruneRule Pruner PtqQuantizer
+    QATQuantizer QAT_Quantizer QATquantizer QuantGrad QuantRule QuantType Quantizer RangeQuantizer Rule
+    ScheduledPruneRule ScoreMasker SensitivityAnalysis SensitivityPruner SlimPruner StageError
+    StateError TaylorFOWeightFilterPruner TaylorFOWeightPruner UnsupportedModelError WeightMasker
+    __version__ config_schema list_pruners list_quantizers pruner quantizer read_rules register_pruner
+    register_quantizer write_rules
 """
 
 

@@ -115,6 +115,9 @@ def mse_range(histogram: Histogram, grid: Grid) -> tuple[float, float]:
         errors = [grid_error(histogram, -s * largest, s * largest, grid) for s in shares]
         best = float(shares[int(np.argmin(errors))] * largest)
         return -best, best
+    # Both ends together first: with outliers on both sides, to move one alone is no gain.
+    errors = [grid_error(histogram, s * low, s * high, grid) for s in shares]
+    low, high = (float(shares[int(np.argmin(errors))]) * end for end in (low, high))
     for _ in range(2):  # one end after the other, then both once more
         errors = [grid_error(histogram, low, s * histogram.high, grid) for s in shares]
         high = float(shares[int(np.argmin(errors))] * histogram.high)

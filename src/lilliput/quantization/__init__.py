@@ -9,7 +9,7 @@ from lilliput.quantization.lsq import (
     LsqQuantizer,
 )
 from lilliput.quantization.naive import NaiveQuantizer
-from lilliput.quantization.ptq import ObserverQuantizer, PTQQuantizer
+from lilliput.quantization.ptq import ObserverQuantizer, PTQQuantizer, PtqQuantizer
 from lilliput.quantization.qat import QAT_Quantizer, QATQuantizer, QATquantizer
 from lilliput.quantization.ranges import RangeQuantizer
 
@@ -23,6 +23,7 @@ __all__ = [
     "NaiveQuantizer",
     "ObserverQuantizer",
     "PTQQuantizer",
+    "PtqQuantizer",
     "QATQuantizer",
     "QAT_Quantizer",
     "QATquantizer",

@@ -369,4 +369,4 @@ def _check_adaround(given: Any) -> Mapping[str, Any] | None:
     return dict(given)
 
 
-ObserverQuantizer = PTQQuantizer
+ObserverQuantizer = PtqQuantizer = PTQQuantizer
