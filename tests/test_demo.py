@@ -8,10 +8,14 @@ def test_the_demo_shrinks_a_network_that_still_reads_digits(monkeypatch, tmp_pat
     monkeypatch.setattr(demo, "TRAIN_EPOCHS", 4)
     monkeypatch.setattr(demo, "PRUNE_EPOCHS", 4)
     monkeypatch.setattr(demo, "FINETUNE_EPOCHS", 2)
-    figures, result = demo.run(Console(quiet=True), tmp_path)
-    before, after = figures["accuracy"]
+    monkeypatch.setattr(demo, "INTEGER_EPOCHS", 1)
+    files, result = demo.run(Console(quiet=True), tmp_path)
+    figures = demo.compare(files, result)
+    before, smaller, integers = figures["accuracy"]
     assert before > 0.95
-    assert after > before - 0.03
+    assert smaller > before - 0.03
+    assert integers > smaller - 0.01
+    assert files[-1].result.integer_share == 1
     # 70 % of 32, 64, 64 and 128 channels go, less what it takes to keep multiples of eight.
     assert {gone for gone, _ in result.removed.values()} == {16, 40, 88}
     assert result.kind == "module"
@@ -19,6 +23,7 @@ def test_the_demo_shrinks_a_network_that_still_reads_digits(monkeypatch, tmp_pat
     channels = [1, 16, 24, 24]
     convs = sum((9 * a + 1 + 2) * b for a, b in zip(channels, channels[1:], strict=False))
     assert result.parameters[1] == convs + (24 * 16 + 1) * 40 + 40 * 10 + 10
-    large, small = figures["bytes of the ONNX file"]
+    large, small, least = figures["bytes of the ONNX file"]
     assert small == pytest.approx(4 * result.parameters[1], rel=0.3)
     assert large > 4 * small
+    assert small > 2.5 * least

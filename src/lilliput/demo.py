@@ -1,4 +1,4 @@
-"""The demo: train a small CNN on real handwritten digits, prune its channels, cut them out, run both.
+"""The demo: train a small CNN on real digits, cut channels out, go over to integers, run all three.
 
 Run with ``./run demo`` or ``python -m lilliput.demo``. The data comes with scikit-learn.
 """
@@ -23,11 +23,17 @@ try:
 except ImportError as error:
     raise MissingExtraError("the demo needs pip install 'lilliput[torch,onnx,demo]'") from error
 
-from lilliput.speedup.capture import quiet
-from lilliput.torch import AGPPruner, SpeedupResult, speedup
+from lilliput.torch import (
+    AGPPruner,
+    ExportResult,
+    QATQuantizer,
+    SpeedupResult,
+    export_onnx,
+    speedup,
+)
 
 SPARSITY = 0.7
-TRAIN_EPOCHS, PRUNE_EPOCHS, FINETUNE_EPOCHS = 15, 15, 10
+TRAIN_EPOCHS, PRUNE_EPOCHS, FINETUNE_EPOCHS, INTEGER_EPOCHS = 15, 15, 10, 3
 BATCH = 64
 
 
@@ -67,38 +73,31 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, data: Digits
 class Exported:
     """A model as an ONNX file, executed by ONNX Runtime."""
 
-    def __init__(self, model: nn.Module, path: Path, data: Digits) -> None:
-        self.path, self.images = path, data.test[0][:BATCH].numpy()
-        with quiet():
-            program = torch.onnx.export(
-                model.eval(), (data.test[0][:BATCH],), dynamo=True, verbose=False
-            )
-        if program is not None:
-            program.save(path)
+    def __init__(self, model_or_quantizer: Any, path: Path, data: Digits) -> None:
+        self.data = data
+        self.result: ExportResult = export_onnx(model_or_quantizer, path, data.test[0][:BATCH])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
 
-    def run(self) -> Any:
-        """Return the outputs for one batch."""
-        return self.session.run(None, {self.session.get_inputs()[0].name: self.images})[0]
+    def run(self, images: Tensor) -> Any:
+        """Return the outputs for some images."""
+        return self.session.run(None, {self.session.get_inputs()[0].name: images.numpy()})[0]
 
-    def milliseconds(self) -> float:
-        """Return how long one run takes."""
+    def accuracy(self) -> float:
+        """Return the share of test digits that are read correctly."""
+        images, labels = self.data.test
+        return float((self.run(images).argmax(1) == labels.numpy()).mean())
+
+    def microseconds(self) -> float:
+        """Return how long one batch takes."""
         start = time.perf_counter()
-        self.run()
-        return (time.perf_counter() - start) * 1e3
+        self.run(self.data.test[0][:BATCH])
+        return (time.perf_counter() - start) * 1e6
 
 
-@torch.no_grad()
-def accuracy(model: nn.Module, data: Digits) -> float:
-    """Return the share of test digits that a model reads correctly."""
-    images, labels = data.test
-    return float((model.eval()(images).argmax(1) == labels).float().mean())
-
-
-def run(console: Console, folder: Path) -> tuple[dict[str, tuple[float, float]], SpeedupResult]:
-    """Train, prune, shrink, export, execute; return what was measured before and after."""
+def run(console: Console, folder: Path) -> tuple[list[Exported], SpeedupResult]:
+    """Train, prune, shrink, quantize; return the files on the way, and what was cut out."""
     torch.manual_seed(0)
     data = Digits()
     model = build_model()
@@ -107,7 +106,6 @@ def run(console: Console, folder: Path) -> tuple[dict[str, tuple[float, float]],
     for _ in range(TRAIN_EPOCHS):
         train_epoch(model, optimizer, data)
     large = Exported(model, folder / "before.onnx", data)
-    right_before = accuracy(model, data)
 
     console.print(f"pruning {SPARSITY:.0%} of the channels over {PRUNE_EPOCHS} epochs (AGP) …")
     example = data.test[0][:2]
@@ -123,24 +121,28 @@ def run(console: Console, folder: Path) -> tuple[dict[str, tuple[float, float]],
     result = speedup(model, example, optimizer=optimizer)
     for _ in range(FINETUNE_EPOCHS):
         train_epoch(model, optimizer, data)
-    small = Exported(model, folder / "after.onnx", data)
-    return compare(large, small, (right_before, accuracy(model, data)), result), result
+    small = Exported(model, folder / "small.onnx", data)
+
+    console.print("going over to 8-bit integers (QAT) …")
+    for group in optimizer.param_groups:
+        group["lr"] = 0.002
+    quantizer = QATQuantizer(model, [{"op_types": ["Conv2d", "Linear"]}], optimizer, example)
+    quantizer.compress()
+    for _ in range(INTEGER_EPOCHS):
+        train_epoch(model, optimizer, data)
+    integers = Exported(quantizer, folder / "integers.onnx", data)
+    return [large, small, integers], result
 
 
-def compare(
-    large: Exported, small: Exported, right: tuple[float, float], result: SpeedupResult
-) -> dict[str, tuple[float, float]]:
-    """Return the figures of both files; their runs take turns, so that both meet the same machine."""
-    times = [(large.milliseconds(), small.milliseconds()) for _ in range(210)][10:]
+def compare(files: list[Exported], result: SpeedupResult) -> dict[str, list[float]]:
+    """Return the figures of all files; their runs take turns, so that all meet the same machine."""
+    times = [[file.microseconds() for file in files] for _ in range(210)][10:]
+    before, after = result.parameters
     return {
-        "accuracy": right,
-        "parameters": result.parameters,
-        "multiplications per image": (result.macs[0] / 2, result.macs[1] / 2),
-        "bytes of the ONNX file": (large.path.stat().st_size, small.path.stat().st_size),
-        f"µs per batch of {BATCH}": (
-            statistics.median(x for x, _ in times) * 1e3,
-            statistics.median(x for _, x in times) * 1e3,
-        ),
+        "accuracy": [file.accuracy() for file in files],
+        "parameters": [before, after, after],
+        "bytes of the ONNX file": [file.result.bytes for file in files],
+        f"µs per batch of {BATCH}": [statistics.median(x) for x in zip(*times, strict=True)],
     }
 
 
@@ -150,17 +152,21 @@ def main() -> None:
     start = time.perf_counter()
     torch.set_num_threads(1)  # as many threads as cores only get in each other's way here
     with tempfile.TemporaryDirectory() as folder:
-        figures, result = run(console, Path(folder))
+        files, result = run(console, Path(folder))
+        figures = compare(files, result)
     console.print(str(result), highlight=False)
-    table = Table(title="before → after, both executed by ONNX Runtime")
-    for title in ("", "before", "after", "ratio"):
+    console.print(str(files[-1].result).partition("\n")[2], highlight=False)
+    table = Table(title="before → smaller → integers, all executed by ONNX Runtime")
+    for title in ("", "before", "smaller", "integers", "in all"):
         table.add_column(title, justify="left" if not title else "right")
-    for key, (old, new) in figures.items():
+    for key, values in figures.items():
         if key == "accuracy":
-            table.add_row(key, f"{old:.2%}", f"{new:.2%}", f"{(new - old) * 100:+.2f} points")
+            change = f"{(values[-1] - values[0]) * 100:+.2f} points"
+            table.add_row(key, *(f"{value:.2%}" for value in values), change)
         else:
             word = "faster" if key.startswith("µs") else "smaller"
-            table.add_row(key, f"{old:,.0f}", f"{new:,.0f}", f"{old / new:.1f}× {word}")
+            change = f"{values[0] / values[-1]:.1f}× {word}"
+            table.add_row(key, *(f"{value:,.0f}" for value in values), change)
     console.print(table)
     console.print(f"Done in {time.perf_counter() - start:.0f} s.")
 

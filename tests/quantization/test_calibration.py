@@ -1,8 +1,8 @@
 import json
-import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -265,7 +265,7 @@ def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
     path = tmp_path / "seen.json"
     script = f"""
         import os, signal, sys
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
         from test_calibration import calibration, data, quantized
         calibration._SAVE_EVERY = -1.0
         def killed():
@@ -277,7 +277,7 @@ def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, check=False
     )
     assert done.returncode == -9, done.stderr.decode()
-    assert os.listdir(tmp_path) == ["seen.json"] and json.loads(path.read_text())["batches"] == 3
+    assert list(tmp_path.iterdir()) == [path] and json.loads(path.read_text())["batches"] == 3
     _, resumed = quantized("mse")
     resumed.calibrate(data(), checkpoint=path)
     _, whole = quantized("mse")

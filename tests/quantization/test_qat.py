@@ -463,7 +463,7 @@ def test_reset_starts_over():
 
 
 def test_a_range_may_be_set_by_hand():
-    model, quantizer = linear()
+    _, quantizer = linear()
     with pytest.raises(StageError, match="not known yet"):
         quantizer.qparams(only(quantizer), QuantType.INPUT)
     quantizer.set_range(only(quantizer), "input", -1.0, 1.55)

@@ -116,6 +116,8 @@ def _table(layers: list[Layer]) -> list[str]:
     for x in layers:
         macs = "?" if x.macs is None else f"{x.macs:,}"
         rows.append((x.name, x.op, x.weight_dtype, x.kernel, macs, x.reason))
+    if not any(x.reason for x in layers):
+        rows = [row[:-1] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "    "

@@ -1,0 +1,208 @@
+"""The check of each tensor on its own, the guard inside export_onnx, and layers that stay in float."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lilliput.errors import ExportError
+from lilliput.export import onnx_file, stepwise
+from lilliput.export.saturation import cpu_has_wide_dot
+from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer, export_onnx
+
+RUNTIMES = ("onnxruntime_unoptimized", "onnxruntime")
+RULES = [{"op_types": ["Conv2d", "Linear"]}]
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        y += x
+        return self.relu(y)
+
+
+def make(depth: int = 4) -> nn.Sequential:
+    torch.manual_seed(0)
+    stem = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)]
+    model = nn.Sequential(*stem, *(Residual() for _ in range(depth)), *head)
+    for _ in range(10):
+        model(torch.randn(32, 3, 16, 16))
+    return model.eval()
+
+
+def batches(count: int = 4) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(8, 3, 16, 16, generator=generator) for _ in range(count)]
+
+
+def calibrated(model: nn.Module, **rule: object) -> PTQQuantizer:
+    quantizer = PTQQuantizer(model, [{**RULES[0], **rule}])
+    quantizer.compress()
+    quantizer.calibrate(batches())
+    return quantizer
+
+
+def test_every_tensor_of_a_residual_net_is_within_one_step(tmp_path: Path) -> None:
+    quantizer = calibrated(make())
+    result = export_onnx(quantizer, tmp_path / "net.onnx", batches(1)[0])
+    assert {
+        name: found.local_lsb for name, found in result.runtimes.items() if found.local_lsb
+    } == {
+        name: pytest.approx(1, abs=0.01)
+        for name, found in result.runtimes.items()
+        if found.local_lsb
+    }
+    assert all(found.local_lsb is not None for found in result.runtimes.values())
+    assert result.integer_share == 1
+    assert all(layer.integer for layer in result.layers)
+
+
+@pytest.mark.parametrize("cls", [QATQuantizer, LSQQuantizer])
+def test_trained_quantizers_export_what_they_simulate(cls: type, tmp_path: Path) -> None:
+    model = make(2).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    quantizer = cls(model, RULES, optimizer, example_inputs=batches(1)[0])
+    quantizer.compress()
+    for batch in batches():
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    result = export_onnx(quantizer, tmp_path / "net.onnx", batches(1)[0])
+    assert result.runtimes["onnxruntime_unoptimized"].local_lsb <= 1.01
+    assert result.integer_share == 1
+    assert model.training
+
+
+def test_a_wrong_integer_in_the_file_is_found_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantizer = calibrated(make(2))
+    run = stepwise.run
+
+    def spoiled(runtime: str, data: bytes, feeds: list) -> list:  # type: ignore[type-arg]
+        import onnx
+
+        proto = onnx.load_from_string(data)
+        for constant in proto.graph.initializer:
+            if constant.name.startswith("4.conv1.weight") and constant.data_type == 3:
+                integers = onnx.numpy_helper.to_array(constant).copy()
+                integers[5] = 127  # one filter
+                constant.CopyFrom(onnx.numpy_helper.from_array(integers, constant.name))
+                break
+        else:
+            raise KeyError([c.name for c in proto.graph.initializer])
+        return run(runtime, proto.SerializeToString(), feeds)
+
+    monkeypatch.setattr(stepwise, "run", spoiled)
+    with pytest.raises(ExportError, match=r"layer '4\.conv[12]' as executed"):
+        export_onnx(quantizer, tmp_path / "net.onnx", batches(1)[0])
+    assert not list(tmp_path.iterdir())
+
+
+def saturating() -> tuple[nn.Sequential, torch.Tensor]:
+    """A layer whose weights and activations are all large: pairs of products exceed 16 bits."""
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+    with torch.no_grad():
+        model[0].weight.fill_(0.5).add_(torch.rand(8, 16) * 0.01)
+        model[2].weight.uniform_(-0.1, 0.1)
+    return model.eval(), torch.full((4, 16), 0.9) + torch.rand(4, 16) * 0.1
+
+
+@pytest.mark.skipif(cpu_has_wide_dot(), reason="this CPU adds products in 32 bits")
+def test_the_guard_keeps_a_layer_from_saturating(tmp_path: Path) -> None:
+    model, x = saturating()
+    quantizer = PTQQuantizer(model, RULES)
+    quantizer.compress()
+    quantizer.calibrate([x])
+    with pytest.raises(ExportError, match="layer '2' as executed by onnxruntime is .* saturate"):
+        export_onnx(quantizer, tmp_path / "net.onnx", x, guard=False)
+    result = export_onnx(quantizer, tmp_path / "net.onnx", x)
+    assert result.guarded[0].layer == "0"
+    assert result.guarded[0].worst > 32767 >= result.guarded[0].worst_after
+    assert result.runtimes["onnxruntime"].local_lsb <= 1.01
+    assert "16-bit sums would saturate" in str(result)
+
+
+def test_the_guard_only_makes_scales_coarser() -> None:
+    model, x = saturating()
+    quantizer = PTQQuantizer(model, RULES)
+    quantizer.compress()
+    quantizer.calibrate([x])
+    before = model[0].weight.detach().clone()
+    quantizer.coarsen_weight(quantizer.get_modules_wrapper()[0], torch.tensor([2.0] + [1.0] * 7))
+    after = model[0].weight.detach()
+    assert torch.equal(after[1:], before[1:])
+    step = quantizer.get_modules_wrapper()[0].weight.detach()[0].abs().max() / 127 * 2
+    ratio = after[0] / step
+    torch.testing.assert_close(ratio, ratio.round(), rtol=0, atol=1e-3)
+    again = copy.deepcopy(quantizer.state())
+    assert "weight_coarse" in again.tensors["0"]
+
+
+def test_bad_guard(tmp_path: Path) -> None:
+    quantizer = calibrated(make(1))
+    with pytest.raises(ExportError, match="guard: received 'maybe'"):
+        export_onnx(quantizer, tmp_path / "net.onnx", batches(1)[0], guard="maybe")
+
+
+def test_weights_only_in_blocks_run_as_matmulnbits(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32)).eval()
+    x = torch.randn(2, 5, 64)
+    for bits, least in ((4, 5.0), (8, 2.8)):
+        plain = export_onnx(model, tmp_path / "float.onnx", x)
+        rule = {"quant_types": ["weight"], "quant_bits": bits, "granularity": "per_group"}
+        quantizer = PTQQuantizer(model, [{**rule, "group_size": 32}])
+        quantizer.compress()
+        result = export_onnx(quantizer, tmp_path / "small.onnx", x)
+        assert [layer.kernel for layer in result.layers] == ["MatMulNBits"] * 2
+        weights = 4 * (64 * 96 + 96 * 32)
+        assert (plain.bytes - result.bytes) > weights * (1 - 1 / least)
+        exact = result.runtimes["onnxruntime_unoptimized"]
+        assert exact.max_error < 1e-5  # what the file says is what was simulated
+        quantizer.strip()
+
+
+def test_export_before_calibration_is_refused(tmp_path: Path) -> None:
+    quantizer = PTQQuantizer(make(1), RULES)
+    quantizer.compress()
+    with pytest.raises(RuntimeError, match=r"layer '0' is not known yet; call calibrate"):
+        export_onnx(quantizer, tmp_path / "net.onnx", batches(1)[0])
+    assert not list(tmp_path.iterdir())
+
+
+def test_pruned_weights_are_zeros_in_the_file(tmp_path: Path) -> None:
+    import onnx
+
+    from lilliput.torch import LevelPruner
+
+    model = make(1)
+    LevelPruner(model, [{"op_types": ["Conv2d"], "sparsity": 0.6}]).compress()
+    quantizer = calibrated(model)
+    export_onnx(quantizer, tmp_path / "net.onnx", batches(1)[0])
+    proto = onnx.load(tmp_path / "net.onnx")
+    found = {c.name: onnx.numpy_helper.to_array(c) for c in proto.graph.initializer}
+    weights = [array for name, array in found.items() if name.startswith("3.conv1.weight")]
+    integers = next(array for array in weights if array.dtype == np.int8 and array.ndim == 4)
+    masks = {m.name: m.weight_mask for m in model.modules() if hasattr(m, "weight_mask")}
+    assert (integers[masks["3.conv1"].numpy() == 0] == 0).all()
+    assert (integers == 0).mean() >= 0.6
+
+
+def test_the_draft_can_be_built_without_a_file() -> None:
+    quantizer = calibrated(make(1))
+    simulation = onnx_file.simulate(onnx_file.model_of(quantizer), ((batches(1)[0],), {}))
+    assert len(onnx_file.serialize(onnx_file.build(simulation, "generic", True, 21))) > 1000
