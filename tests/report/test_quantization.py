@@ -46,7 +46,9 @@ def test_error_range_and_clipping_of_weights_and_inputs() -> None:
     assert (row.low, row.high) == pytest.approx((inputs.min(), inputs.max()))
     assert (row.dtype, row.granularity) == ("uint4", "per_tensor")
     assert sum(row.histogram["before"]) == inputs.size
-    assert np.count_nonzero(row.histogram["after"]) <= 20  # 16 levels, a few next to the edge of a bin
+    assert (
+        np.count_nonzero(row.histogram["after"]) <= 20
+    )  # 16 levels, a few next to the edge of a bin
 
 
 def test_the_output_is_compared_with_the_float_model() -> None:

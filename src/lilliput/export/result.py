@@ -112,7 +112,7 @@ class ExportResult:
 
 
 def _table(layers: list[Layer]) -> list[str]:
-    rows = [("layer", "op", "weight", "kernel", "MACs", "in float because")]
+    rows: list[tuple[str, ...]] = [("layer", "op", "weight", "kernel", "MACs", "in float because")]
     for x in layers:
         macs = "?" if x.macs is None else f"{x.macs:,}"
         rows.append((x.name, x.op, x.weight_dtype, x.kernel, macs, x.reason))
