@@ -48,7 +48,10 @@ FOLLOWED = {
 }
 
 # Settings for algorithms whose defaults do not prune at once, by registered name.
-SETTINGS: dict[str, dict[str, object]] = {}
+SETTINGS: dict[str, dict[str, object]] = {
+    # All activations at one bit stop every gradient in networks this small.
+    "bnn": {"quant_types": ["weight"]},
+}
 
 
 def cases(names, checks):

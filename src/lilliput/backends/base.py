@@ -165,6 +165,10 @@ class Backend(ABC):
         """Make batch norms use their running statistics in training; return removable handles."""
 
     @abstractmethod
+    def thaw_norms(self, model: Any, paths: Iterable[str]) -> None:
+        """Put batch norms that were frozen back into the mode of the model."""
+
+    @abstractmethod
     def refinement(
         self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
     ) -> Any:

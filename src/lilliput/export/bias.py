@@ -12,6 +12,7 @@ from lilliput.export.integers import Array, Stored, name_of, read
 
 _LARGEST = 2**31 - 1
 _ROOMY = 2**30
+_SHOWS = 0.05  # of a step
 
 
 def quantize_biases(draft: Draft) -> None:
@@ -45,7 +46,10 @@ def _write(draft: Draft, node: ir.Node, scale: Array, weight: Stored, bias: Arra
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         integers = np.rint(bias.astype(np.float64) / steps.astype(np.float64))
     if not (np.abs(integers) <= _LARGEST).all():  # also where a step is zero
-        _add_behind(draft, node, bias)
+        _add_behind(draft, node, bias, "too large for 32 bits in")
+        return
+    if _is_coarse(node, np.abs(integers * steps - bias).max(initial=0.0), scale, wide):
+        _add_behind(draft, node, bias, "too fine for")
         return
     if not np.array_equal(wide.scale, np.broadcast_to(weight.scale, wide.scale.shape)):
         node.replace_input_with(1, wide.write(draft, node, name_of(held), held))
@@ -61,8 +65,21 @@ def _write(draft: Draft, node: ir.Node, scale: Array, weight: Stored, bias: Arra
         node.replace_input_with(2, output)
 
 
-def _add_behind(draft: Draft, node: ir.Node, bias: Array) -> None:
-    """Add a bias behind its layer: left in there, ONNX Runtime makes it an int32 that overflows."""
+def _is_coarse(node: ir.Node, error: float, scale: Array, weight: Stored) -> bool:
+    """Whether rounding a bias shows in the layer's output: with one or two bits, steps are large."""
+    value: ir.Value | None = node.outputs[0]
+    while value is not None and len(uses := list(value.uses())) == 1:
+        reader = uses[0].node
+        if reader.op_type == "QuantizeLinear":
+            step = array_of(reader.inputs[1])
+            return step is not None and error > _SHOWS * float(np.max(step))
+        value = reader.outputs[0] if reader.op_type in ("Relu", "Clip") else None
+    largest = np.abs(weight.integers.astype(np.float64)).max(initial=0.0)
+    return bool(error > _SHOWS * float(scale) * float(np.max(weight.scale)) * largest)
+
+
+def _add_behind(draft: Draft, node: ir.Node, bias: Array, why: str) -> None:
+    """Add a bias behind its layer: left in there, ONNX Runtime makes it an int32."""
     output, found = node.outputs[0], node.inputs[2]
     shape = [-1, *([1] * (0 if output.shape is None else len(output.shape) - 2))]
     name = found.name if found is not None and found.name else "bias"
@@ -75,8 +92,8 @@ def _add_behind(draft: Draft, node: ir.Node, bias: Array) -> None:
     draft.replace(output, added.outputs[0])
     added.replace_input_with(0, output)
     draft.notes.append(
-        f"{node.name}: its bias is too large for 32 bits in steps of input scale times weight scale, "
-        "so the layer stays in floating point."
+        f"{node.name}: its bias is {why} steps of input scale times weight scale, so it is added in "
+        "floating point."
     )
 
 

@@ -30,12 +30,11 @@ from lilliput.export.run import (
     run,
     sqnr,
 )
-from lilliput.export.stepwise import Step, Stepwise
+from lilliput.export.stepwise import ONE_STEP, Step, Stepwise
 from lilliput.export.trace import Simulation, first_line, simulate, tensors_in
 from lilliput.speedup.capture import Inputs, as_inputs
 
 # Runtimes whose agreement decides, besides the one without optimizations.
-_ONE_STEP = 1.01
 _DECISIVE = {"onnxruntime": FAST, "openvino": OPENVINO, "generic": PLAIN}
 
 
@@ -197,9 +196,10 @@ class _Check:
         if worst is not None:
             found = replace(found, local_lsb=worst.lsb, local_layer=worst.layer)
         noisiest = min(steps, key=lambda step: step.sqnr, default=None)
-        is_off = runtime == PLAIN and worst is not None and worst.lsb > _ONE_STEP
-        if worst is not None and noisiest is not None and (is_off or noisiest.sqnr < min_sqnr):
-            return found, _explain(worst if is_off else noisiest, runtime)
+        if worst is not None and runtime == PLAIN and worst.lsb > ONE_STEP:
+            return found, _explain(worst, runtime)
+        if noisiest is not None and noisiest.is_off(min_sqnr):
+            return found, _explain(noisiest, runtime)
         (received,) = run(runtime, self.data, self.batches[:1])
         last = compare(self.outputs, outputs, received, self.steps)
         return found, "" if last.sqnr >= min_sqnr else _far(last, runtime, min_sqnr)

@@ -99,11 +99,15 @@ class ExportResult:
                 f"{self.integer_share:.1%} of the multiplications"
             )
             lines += _table(self.layers)
-        if self.guarded:
-            names = ", ".join(row.layer for row in self.guarded[:4])
-            more = f" and {len(self.guarded) - 4} more" if len(self.guarded) > 4 else ""
+        mended = [row.layer for row in self.guarded if row.worst_after < row.worst]
+        open_ = [row.layer for row in self.guarded if row.worst_after >= row.worst]
+        if mended:
             lines.append(
-                f"  coarser weights, or 16-bit sums would saturate on this CPU: {names}{more}"
+                f"  coarser weights, or 16-bit sums would saturate on this CPU: {_some(mended)}"
+            )
+        if open_:
+            lines.append(
+                f"  16-bit sums may saturate on this CPU, and the algorithm cannot help: {_some(open_)}"
             )
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
@@ -124,6 +128,11 @@ def _table(layers: list[Layer]) -> list[str]:
         + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def _some(names: list[str], count: int = 4) -> str:
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more
 
 
 def _steps(count: float) -> str:

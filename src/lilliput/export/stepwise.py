@@ -23,17 +23,27 @@ from lilliput.export.graph import Draft, array_of, producer
 from lilliput.export.run import Array, Feeds, run, sqnr
 from lilliput.export.trace import Place, Simulation, evaluating, tensors_in
 
+ONE_STEP = 1.01
+_FEW = 0.05
 Key = tuple[int, int, int]  # place, position, call: as in Draft.tensors
 
 
 @dataclass(frozen=True)
 class Step:
-    """One quantized tensor: how far the runtime is from the simulation, in steps and in dB."""
+    """One quantized tensor: how far the runtime is from the simulation.
+
+    ``lsb`` is the largest difference in steps of the grid, ``share`` how many entries differ at all.
+    """
 
     layer: str
     tensor: str
     lsb: float
     sqnr: float
+    share: float
+
+    def is_off(self, min_sqnr: float) -> bool:
+        """Whether this is more than a few roundings that fell the other way."""
+        return self.sqnr < min_sqnr and (self.lsb > ONE_STEP or self.share > _FEW)
 
 
 @dataclass(frozen=True)
@@ -100,9 +110,10 @@ class Stepwise:
             return expected
         received = found.reals(values[found.name]).reshape(tuple(expected.shape))
         wanted = expected.detach().cpu().float().numpy()
-        lsb = float(np.abs(wanted - received).max(initial=0.0) / found.scale)
+        steps_off = np.abs(wanted - received) / found.scale
+        lsb, share = float(steps_off.max(initial=0.0)), float((steps_off > 0.5).mean())
         name, kind = place.wrapper.name, place.quant_type.value
-        steps.append(Step(name, kind, round(lsb, 3), sqnr(wanted, received)))
+        steps.append(Step(name, kind, round(lsb, 3), sqnr(wanted, received), share))
         return torch.from_numpy(received).to(expected)
 
 

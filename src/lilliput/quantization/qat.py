@@ -100,16 +100,21 @@ class QATQuantizer(RangeQuantizer):
 
     def strip(self) -> Any:
         """As in :meth:`Compressor.strip`."""
-        for hook in self._frozen:
-            hook.remove()
-        self._frozen = ()
-        return super().strip()
+        model = super().strip()
+        if self._frozen:
+            for hook in self._frozen:
+                hook.remove()
+            self._frozen = ()
+            self._backend.thaw_norms(model, self._norms())
+        return model
 
     def _freeze_when_due(self) -> None:
         due = self.freeze_norm_step is not None and self.current_step >= self.freeze_norm_step
         if due and not self._frozen and self.is_wrapped:
-            norms = [w.norm for w in self.get_modules_wrapper() if w.norm]
-            self._frozen = tuple(self._backend.freeze_norms(self.bound_model, norms))
+            self._frozen = tuple(self._backend.freeze_norms(self.bound_model, self._norms()))
+
+    def _norms(self) -> list[str]:
+        return [wrapper.norm for wrapper in self.get_modules_wrapper() if wrapper.norm]
 
     def _after_step(self) -> None:
         super()._after_step()

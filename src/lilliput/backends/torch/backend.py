@@ -265,6 +265,11 @@ class TorchBackend(Backend):
         norms = [unwrapped(model).get_submodule(path) for path in paths]
         return [norm.register_forward_pre_hook(instrument.use_running_statistics) for norm in norms]
 
+    def thaw_norms(self, model: nn.Module, paths: Iterable[str]) -> None:
+        """Set the mode to that of the model."""
+        for path in paths:
+            unwrapped(model).get_submodule(path).train(model.training)
+
     def refinement(
         self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
     ) -> Any:
@@ -417,6 +422,7 @@ def strip(model: nn.Module) -> nn.Module:
     """
     backend = TorchBackend()
     backend.widen_norms(model)
+    instrument.remove_sites(model)
     wrappers = [module for module in model.modules() if isinstance(module, ModuleWrapper)]
     for wrapper in wrappers:
         if isinstance(wrapper, QuantizerModuleWrapper):  # before the masks that it may rely on

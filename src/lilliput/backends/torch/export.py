@@ -97,11 +97,13 @@ def plain_copy(model: nn.Module) -> nn.Module:
 
 
 def _check_activations(sidecar: Any) -> None:
-    for key in (*sidecar.input_keys, *sidecar.output_keys):
-        raise ExportError(
-            f"layer {sidecar._modules[key].name!r} has quantized activations, which a plain state "
-            "dict cannot hold; quantize weights only, or keep the quantizer's state()."
-        )
+    for wrapper in sidecar._modules.values():
+        if {"input", "output"} & set(wrapper.roles):
+            raise ExportError(
+                f"layer {wrapper.name!r} has quantized activations, which a plain state dict cannot "
+                "hold; write them with export_onnx(quantizer, path, example_inputs), quantize weights "
+                "only, or keep the quantizer's state()."
+            )
 
 
 def _checked(path: Any) -> Path:

@@ -208,6 +208,15 @@ class Site:
         return Site(copy.deepcopy(self.wrapper, memo), self.role)
 
 
+def remove_sites(model: nn.Module) -> None:
+    """Take out the hooks that act on behalf of layers elsewhere."""
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key, hook in list(hooks.items()):
+                if isinstance(hook, Site) or hook is use_running_statistics:
+                    del hooks[key]
+
+
 def use_running_statistics(module: nn.Module, args: Any) -> None:
     """Let a batch norm compute as in eval mode; a forward pre hook."""
     module.training = False

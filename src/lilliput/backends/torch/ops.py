@@ -115,8 +115,10 @@ def max_over(tensor: Tensor, axis: int) -> Tensor:
 
 def histogram(tensor: Tensor, bins: int, low: float, high: float) -> NDArray[np.float64]:
     """Return how many entries fall into each of equal bins from ``low`` to ``high``."""
-    counts = torch.histc(tensor.float(), bins, low, high)
-    array: NDArray[np.float64] = counts.double().cpu().numpy()
+    # In pieces: it counts in float32, which cannot go on beyond 2**24.
+    pieces = torch.split(tensor.float().flatten(), 1 << 23)
+    counts = builtins.sum(torch.histc(x, bins, low, high).double() for x in pieces)
+    array: NDArray[np.float64] = torch.as_tensor(counts).cpu().numpy()
     return array
 
 
