@@ -99,7 +99,7 @@ class PTQQuantizer(RangeQuantizer):
     adaround : bool or dict
         Learn whether to round each weight up or down. A dict may hold ``steps`` (1000 per layer),
         ``batch_size`` (256 positions per step), ``positions`` (8192, where each layer is looked at),
-        ``learning_rate`` (0.01), ``regularization`` (0.1) and ``warm_up`` (0.2, the share of steps
+        ``learning_rate`` (0.05), ``regularization`` (10) and ``warm_up`` (0.2, the share of steps
         without it).
     bias_correction : bool
         Give each output channel the mean that it has in float, by its bias or that of the batch norm

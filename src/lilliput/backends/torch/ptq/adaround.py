@@ -33,8 +33,8 @@ class Settings:
     steps: int = 1000
     batch_size: int = 256
     positions: int = 8192
-    learning_rate: float = 0.01
-    regularization: float = 0.1
+    learning_rate: float = 0.05
+    regularization: float = 10.0
     warm_up: float = 0.2
 
 
@@ -88,8 +88,9 @@ class Rounding:
         self.grid = qparams.grid
         self.factor = torch.ones(()) if factor is None else factor.float()
         wide = weight.float() * self.factor
-        self.scale: Tensor = qparams.spread(qparams.scale, wide).float()
-        self.zero: Tensor = qparams.spread(qparams.zero_point, wide).float()
+        scale, zero = (qparams.spread(x, wide) for x in (qparams.scale, qparams.zero_point))
+        self.scale: Tensor = scale.float()
+        self.zero: Tensor = zero.float()
         place = wide / self.scale
         self.floor = place.floor()
         self.rest = place - self.floor
