@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from lilliput.backends.base import Backend
@@ -62,6 +63,7 @@ def _parse(compressor: Any, backend: Backend) -> ParsedRules:
 
 def _users_of_keys() -> dict[str, Sequence[str]]:
     """Return, for every config key, the registered algorithms that understand it."""
+    import_module("lilliput.algorithms")  # they register when they are imported
     users: dict[str, list[str]] = {}
     for cls in [*pruners, *quantizers]:
         for key in cls.rule.model_fields:

@@ -92,15 +92,16 @@ class Rounding:
         self.scale: Tensor = scale.float()
         self.zero: Tensor = zero.float()
         place = wide / self.scale
-        self.floor = place.floor()
-        self.rest = place - self.floor
+        self.floor: Tensor = place.floor()
+        self.rest: Tensor = place - self.floor
         self.is_zero = wide == 0  # pruned, and to stay so
 
     def weight(self, up: Tensor) -> Tensor:
         """Return the weight that is this much above the floor: 0, 1 or in between."""
         up = torch.where(self.is_zero, 0.0, up)
         integers = (self.floor + up + self.zero).clamp(self.grid.low, self.grid.high)
-        return (integers - self.zero) * self.scale / self.factor
+        value: Tensor = (integers - self.zero) * self.scale / self.factor
+        return value
 
     def nearest(self) -> Tensor:
         """Return which entries are rounded up by rounding to nearest."""
