@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lilliput.ops.qparams import Grid, QParams, describe, fit, share_axes, spread
+from lilliput.ops.qparams import Grid, QParams, fit, spread
 
 ENDS = st.floats(-1e4, 1e4, width=32)
 
@@ -97,19 +97,8 @@ def test_integers_and_back():
 
 
 def test_words_for_reports():
-    held = QParams(torch.ones(()), torch.zeros(()), Grid(4, True, True, True, 1, 32))
-    assert describe(held) == {
-        "dtype": "int4",
-        "bits": 4,
-        "low": -7,
-        "high": 7,
-        "scheme": "symmetric",
-        "granularity": "per_group",
-        "axis": 1,
-        "group_size": 32,
-    }
+    assert Grid(4, True, True, True, 1, 32).granularity == "per_group"
     assert [Grid(8, True, True, axis=a).granularity for a in (None, 0)] == [
         "per_tensor",
         "per_channel",
     ]
-    assert share_axes((2, 3, 4), Grid(8, True, True, axis=1)) == (0, 2)

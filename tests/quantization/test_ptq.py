@@ -308,18 +308,6 @@ def test_mse_weights_are_fixed_and_known_to_exporters():
         assert (best.square().sum(1) <= plain.square().sum(1) * (1 + 1e-6)).all()
 
 
-@pytest.mark.parametrize("options", [{"weights": "mse"}, {"adaround": {"steps": 5}}])
-def test_fewer_bits_find_their_own_scale(options):
-    quantizer = refine(make(ConvNet), rules=[{"quant_bits": 8}], **options)
-    wrapper = quantizer.get_modules_wrapper()[0]
-    before = wrapper.weight_scale.clone()
-    quantizer.reduce_bits(wrapper, 4)
-    ratio = wrapper.weight_scale / before
-    assert (ratio > 4).all()
-    integers = wrapper.module.weight / wrapper.weight_scale.reshape(-1, 1, 1, 1)
-    assert integers.abs().max() < 7.001
-
-
 # -- what is refused -----------------------------------------------------------------------------------
 
 

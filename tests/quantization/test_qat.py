@@ -90,14 +90,6 @@ def test_the_gradient_of_a_covered_weight_is_that_of_the_rounded_one():
     torch.testing.assert_close(only(quantizer).weight.grad, upstream.T @ x)
 
 
-def test_fewer_bits_for_one_layer():
-    model, quantizer = linear(quant_types=["weight"])
-    quantizer.reduce_bits(only(quantizer), 3)
-    weight = only(quantizer).weight.detach().double().numpy()
-    np.testing.assert_allclose(model.weight.detach(), round_symmetric(weight, 3, (1,)), rtol=1e-5)
-    assert quantizer.grid(only(quantizer), "weight").bits == 3
-
-
 def test_pruned_weights_are_exact_zeros_and_cost_no_range():
     torch.manual_seed(0)
     model = nn.Linear(10, 6)

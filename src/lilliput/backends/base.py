@@ -175,6 +175,10 @@ class Backend(ABC):
         """Return what changes the parameters under a quantizer so that less is lost by it."""
 
     @abstractmethod
+    def process_index(self) -> int:
+        """Return the number of this process among those that work together, 0 if it is alone."""
+
+    @abstractmethod
     def average(self, tensors: Sequence[Any]) -> bool:
         """Average tensors in place over all processes that train together; False if this is alone."""
 

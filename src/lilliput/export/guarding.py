@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -11,20 +13,44 @@ from lilliput.export.saturation import Guarded, guard
 from lilliput.speedup.capture import Inputs, as_inputs
 
 
-def guard_model(model: nn.Module, inputs: Inputs, batches: list[Any] | None) -> list[Guarded]:
-    """Keep the layers of a model from saturating on data like these; return which could."""
+def quantizers_on(model: nn.Module) -> list[Any]:
+    """Return the quantizers at work on a model."""
     wrappers = [m for m in model.modules() if isinstance(m, QuantizerModuleWrapper)]
-    quantizers = {id(w.compressor): w.compressor for w in wrappers if w.compressor is not None}
-    found: list[Guarded] = []
-    for quantizer in quantizers.values():
-        kept = getattr(quantizer, "sample_batches", ()) if batches is None else batches
-        data = [inputs, *(_like(batch, inputs) for batch in kept)]
-        found += guard(quantizer, data, lambda model, call: model(*call[0], **call[1]))
-    return found
+    return list({id(w.compressor): w.compressor for w in wrappers if w.compressor}.values())
 
 
-def _like(batch: Any, inputs: Inputs) -> Inputs:
+def sample_batches(model: nn.Module, inputs: Inputs) -> list[Inputs]:
+    """Return the batches that calibration kept, as inputs."""
+    kept = [b for q in quantizers_on(model) for b in getattr(q, "sample_batches", ())]
+    return [like_example(batch, inputs) for batch in kept]
+
+
+def like_example(batch: Any, inputs: Inputs) -> Inputs:
     """Return a batch as inputs; of inputs with labels, the inputs."""
     args, kwargs = as_inputs(batch)
     count = len(inputs[0])
     return (args[:count], kwargs) if count and not kwargs else (args, kwargs)
+
+
+def guard_model(model: nn.Module, batches: list[Inputs]) -> list[Guarded]:
+    """Keep the layers of a model from saturating on data like these; return which could."""
+    found: list[Guarded] = []
+    for quantizer in quantizers_on(model):
+        found += guard(quantizer, batches, lambda model, call: model(*call[0], **call[1]))
+    return found
+
+
+@contextmanager
+def kept_if_done(model: nn.Module) -> Iterator[None]:
+    """Put the scales of all weights back if something goes wrong."""
+    wrappers = [w for quantizer in quantizers_on(model) for w in quantizer.get_modules_wrapper()]
+    names = ("weight_scale", "weight_coarse")
+    held = [
+        (w, n, w.tensors()[n].detach().clone()) for w in wrappers for n in names if n in w.tensors()
+    ]
+    try:
+        yield
+    except BaseException:
+        for wrapper, name, value in held:
+            wrapper.set_attribute(name, value)
+        raise

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lilliput.errors import ExportError, MissingExtraError
-from lilliput.export.guarding import guard_model
+from lilliput.export.guarding import guard_model, kept_if_done, like_example, sample_batches
 from lilliput.export.result import ExportResult
 from lilliput.export.saturation import cpu_has_wide_dot
 from lilliput.export.trace import Simulation, model_of, simulate, trace
@@ -37,7 +37,7 @@ def export_onnx(
     """Write a model as an ONNX file that runs on integers, execute it, and compare.
 
     Weights are stored as integers, activations are quantized where the simulation does so, batch
-    norms are folded. Masks of pruners are applied. The model is not changed.
+    norms are folded. Masks of pruners are applied. Nothing of the model changes, but what ``guard`` says.
 
     Parameters
     ----------
@@ -94,19 +94,24 @@ def export_onnx(
     if opset not in _OPSETS:
         raise ExportError(f"opset: received {opset!r}, expected {_OPSETS[0]} to {_OPSETS[-1]}.")
     model, inputs = model_of(quantizer_or_model), as_inputs(example_inputs)
-    batches = None if calibration is None else list(calibration)
+    wants_guard = _wants_guard(guard, target)
     simulation = simulate(model, inputs)
-    guarded = guard_model(model, inputs, batches) if _wants_guard(guard, target) else []
-    if guarded:
-        simulation = simulate(model, inputs)
-    draft = build(simulation, target, dynamic_batch, opset)
-    data = serialize(draft)
-    layers = list_layers(draft.graph)
-    notes = [*draft.notes, *find_notes(layers, draft, target)]
-    result = ExportResult(place, len(data), target, layers=layers, notes=notes, guarded=guarded)
-    if check:
-        check_file(result, data, draft, simulation, min_sqnr, batches)
-    write_atomically(place, data)
+    if calibration is None:
+        batches = sample_batches(model, inputs)
+    else:
+        batches = [like_example(batch, inputs) for batch in calibration]
+    with kept_if_done(model):
+        guarded = guard_model(model, [inputs, *batches]) if wants_guard else []
+        if guarded:
+            simulation = simulate(model, inputs)
+        draft = build(simulation, target, dynamic_batch, opset)
+        data = serialize(draft)
+        layers = list_layers(draft.graph)
+        notes = [*draft.notes, *find_notes(layers, draft, target)]
+        result = ExportResult(place, len(data), target, layers=layers, notes=notes, guarded=guarded)
+        if check:
+            check_file(result, data, draft, simulation, min_sqnr, batches)
+        write_atomically(place, data)
     return result
 
 

@@ -94,6 +94,8 @@ class ExportResult:
             )
         if self.layers:
             count = sum(layer.integer for layer in self.layers)
+            if not self.runtimes:
+                lines.append("  not executed; what would run on integers is an estimate:")
             lines.append(
                 f"  {count} of {len(self.layers)} layers run on integers, "
                 f"{self.integer_share:.1%} of the multiplications"

@@ -153,7 +153,9 @@ def entropy_range(histogram: Histogram, grid: Grid) -> tuple[float, float]:
     if largest <= 0:
         return histogram.low, histogram.high
     two_sided = histogram.low < 0 < histogram.high
-    levels = max((grid.high - grid.low + 1) // (2 if two_sided else 1), 2)
+    # How many levels the longer side gets: half of them if the grid is symmetric.
+    share = 0.5 if grid.is_symmetric else largest / (histogram.high - histogram.low)
+    levels = max(int((grid.high - grid.low + 1) * share), 2)
     magnitudes = np.abs(histogram.centers)
     bins = histogram.counts.size // (2 if two_sided else 1)
     places = np.minimum((magnitudes / largest * bins).astype(int), bins - 1)

@@ -27,6 +27,7 @@ NAMES = (
     "flatten",
     "gelu",
     "histogram",
+    "is_certain",
     "isfinite",
     "isnan",
     "kth_smallest",

@@ -7,7 +7,6 @@ always on the grid.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from lilliput.ops.namespace import Tensor, namespace
 
@@ -156,23 +155,3 @@ def fit(low: Tensor, high: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     scale = xp.positive((below + above) / (grid.high - grid.low))
     zero = xp.clip(grid.low + xp.round(below / scale), grid.low, grid.high)
     return scale, zero
-
-
-def share_axes(shape: tuple[int, ...], grid: Grid) -> tuple[int, ...]:
-    """Return the axes over which entries share a scale, of a tensor whose groups are an axis."""
-    return tuple(i for i in range(len(shape)) if i != grid.axis)
-
-
-def describe(qparams: Any) -> dict[str, Any]:
-    """Return a grid as plain data, for reports and files."""
-    grid = qparams.grid
-    return {
-        "dtype": grid.dtype,
-        "bits": grid.bits,
-        "low": grid.low,
-        "high": grid.high,
-        "scheme": "symmetric" if grid.is_symmetric else "affine",
-        "granularity": grid.granularity,
-        "axis": grid.axis,
-        "group_size": grid.group_size,
-    }

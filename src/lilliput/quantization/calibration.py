@@ -10,6 +10,7 @@ from typing import Any
 
 from lilliput.errors import AlgorithmError, ConfigError, StateError
 from lilliput.files import write_atomically
+from lilliput.ops.namespace import namespace
 from lilliput.progress import track
 from lilliput.quantization.observers import Observer, make_observer
 
@@ -32,9 +33,9 @@ def calibrate(
         for target in ("input", "output")
         if target in wrapper.roles
     }
-    note = _Checkpoint(checkpoint, observers)
+    note = _Checkpoint(checkpoint, observers, quantizer)
     done = note.load()
-    source = _Batches(quantizer, batches, forward, done)
+    source = _Batches(quantizer, forward, done)
     try:
         for count in source.run(track(batches, "calibrating", progress), observers):
             _check_finite(observers, count)
@@ -50,17 +51,15 @@ def calibrate(
             )
     finally:
         quantizer._observers = None
-    note.save(source.count, is_last=True)
     _fix_ranges(quantizer, observers)
     quantizer.sample_batches = tuple(source.kept)
+    note.remove()
 
 
 class _Batches:
     """Runs batches one by one; those that an earlier run has seen are passed over."""
 
-    def __init__(
-        self, quantizer: Any, batches: Any, forward: Callable[..., Any] | None, done: int
-    ) -> None:
+    def __init__(self, quantizer: Any, forward: Callable[..., Any] | None, done: int) -> None:
         self.quantizer, self.forward, self.done = quantizer, forward, done
         self.count = 0
         self.kept: list[Any] = []
@@ -68,8 +67,8 @@ class _Batches:
     def run(self, batches: Iterable[Any], observers: dict[Key, Observer]) -> Iterator[int]:
         backend, model = self.quantizer._backend, self.quantizer.bound_model
         for batch in batches:
-            if self.count == 0 and not self.quantizer._is_placed:
-                self.place(backend, model, batch)
+            if self.count == 0:
+                self.quantizer.place_by(batch, self.forward)
             self.count += 1
             if self.count <= _KEPT and self.forward is None:
                 self.kept.append(batch)
@@ -79,26 +78,22 @@ class _Batches:
                 self.quantizer._observers = None
                 yield self.count
 
-    def place(self, backend: Any, model: Any, batch: Any) -> None:
-        self.quantizer._leave_sites()
-        for wrapper in self.quantizer.get_modules_wrapper():
-            backend.keep_sites(wrapper, ())
-        self.quantizer.take_flow(backend.flow_of_batch(model, batch, self.forward))
-        self.quantizer._apply_places()
-
 
 class _Checkpoint:
     """What was seen so far, in a file that is replaced as a whole."""
 
-    def __init__(self, path: Any, observers: dict[Key, Observer]) -> None:
-        self.path = None if path is None else Path(path)
+    def __init__(self, path: Any, observers: dict[Key, Observer], quantizer: Any) -> None:
+        rank = quantizer._backend.process_index()
+        self.path = None if path is None else Path(f"{path}.{rank}" if rank else path)
         self.observers = observers
         self.saved_at = time.monotonic()
-
-    def _title(self) -> dict[str, str]:
-        return {
-            f"{name} {target}": type(o).__name__ for (name, target), o in self.observers.items()
+        self.title = {
+            f"{name} {target}": type(o).__name__ for (name, target), o in observers.items()
         }
+        for wrapper in quantizer.get_modules_wrapper() if path is not None else ():
+            if wrapper.weight is not None:  # a fingerprint: the same layers with the same weights
+                weight = namespace(wrapper.weight).detach(wrapper.weight)
+                self.title[wrapper.name] = repr(float(namespace(weight).mean(abs(weight))))
 
     def load(self) -> int:
         """Take over what an earlier run has seen; return its number of batches."""
@@ -106,10 +101,10 @@ class _Checkpoint:
             return 0
         try:
             content = json.loads(self.path.read_text())
-            if content["observers"] != self._title():
+            if content["observers"] != self.title:
                 raise StateError(
-                    f"{self.path}: this calibration was begun with other layers or observers; remove the "
-                    "file to start over."
+                    f"{self.path}: this calibration was begun with other layers, weights or observers; "
+                    "remove the file to start over."
                 )
             for key, observer in self.observers.items():
                 observer.load(content["seen"]["/".join(key)])
@@ -119,14 +114,19 @@ class _Checkpoint:
                 raise
             raise StateError(f"{self.path}: not a calibration file ({error!r}).") from error
 
-    def save(self, count: int, is_last: bool = False) -> None:
+    def save(self, count: int) -> None:
         """Write what was seen, if the last time is a while ago."""
-        if self.path is None or not (is_last or time.monotonic() - self.saved_at > _SAVE_EVERY):
+        if self.path is None or time.monotonic() - self.saved_at <= _SAVE_EVERY:
             return
         seen = {"/".join(key): observer.state() for key, observer in self.observers.items()}
-        content = {"observers": self._title(), "batches": count, "seen": seen}
+        content = {"observers": self.title, "batches": count, "seen": seen}
         write_atomically(self.path, json.dumps(content).encode())
         self.saved_at = time.monotonic()
+
+    def remove(self) -> None:
+        """Take the file away: all is done."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
 
 
 def _check_finite(observers: dict[Key, Observer], count: int) -> None:
@@ -143,7 +143,7 @@ def _fix_ranges(quantizer: Any, observers: dict[Key, Observer]) -> None:
     ranges = {}
     for (name, target), observer in observers.items():
         observer.merge(quantizer._backend.reduce)
-        if quantizer._who_quantizes(wrappers[name], target) == (wrappers[name], target):
+        if quantizer.who_quantizes(wrappers[name], target) == (wrappers[name], target):
             if observer.is_empty():
                 raise AlgorithmError(
                     f"nothing was seen of the {target} of layer {name!r}: no batch reached it; exclude it."

@@ -18,12 +18,14 @@ times ``1 / sqrt(n * Q)``, with ``n`` weights (or features) sharing it. Scales s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from lilliput.ops.fakequant import covering, mean_magnitude
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams, fit, spread
-from lilliput.quantization.ranges import ACTIVATIONS, RangeQuantizer
+from lilliput.quantization.placed import ACTIVATIONS
+from lilliput.quantization.ranges import RangeQuantizer
 from lilliput.registry import register_quantizer
 
 _SMALLEST = 1e-8
@@ -64,18 +66,40 @@ class LSQQuantizer(RangeQuantizer):
         wrapper.set_attribute(name, self._backend.parameter(value))
 
     def _fix_weight(self, wrapper: Any) -> None:
-        """Start the scale of a weight as the paper does, and train it from here on."""
-        grid = self.grid(wrapper, "weight")
-        weight = self._backend.masked_weight(wrapper)
-        scale = 2 * mean_magnitude(weight, grid) / math.sqrt(grid.high)
-        scale = namespace(scale).positive(scale)
+        """Let the scale of a weight be trained."""
+        scale, zero = self._first_scale(wrapper)
         wrapper.set_attribute("weight_scale", self._backend.parameter(scale))
-        wrapper.set_attribute("weight_zero_point", covering(weight, grid).zero_point)
+        wrapper.set_attribute("weight_zero_point", zero)
         wrapper.weight_is_fixed = True
 
+    def _first_scale(self, wrapper: Any) -> tuple[Tensor, Tensor]:
+        """Return where the scale of a weight starts: by the mean of what is not pruned."""
+        grid = self.grid(wrapper, "weight")
+        weight = self._backend.masked_weight(wrapper)
+        factor = self._fold_factor(wrapper)
+        weight = weight if factor is None else weight * factor
+        xp = namespace(weight)
+        kept = xp.to_float(weight != 0, like=weight)
+        size = mean_magnitude(weight, grid) / xp.positive(mean_magnitude(kept, grid))
+        return xp.positive(2 * size / math.sqrt(grid.high)), covering(weight, grid).zero_point
+
+    def _restart_weights(self, wrappers: Iterable[Any]) -> None:
+        for wrapper in wrappers:
+            if "weight" in wrapper.roles:
+                scale, zero = self._first_scale(wrapper)
+                namespace(scale).assign(wrapper.weight_scale, scale)
+                wrapper.set_attribute("weight_zero_point", zero)
+
+    def _update_delays(self) -> None:
+        """Start the scales anew from the weights with which quantization begins."""
+        waiting = [w for w in self.get_modules_wrapper() if not w.is_on and w.weight_is_fixed]
+        super()._update_delays()
+        self._restart_weights(wrapper for wrapper in waiting if wrapper.is_on)
+
     def take_flow(self, flow: Any) -> None:
-        """Do not train the scales of activations that are quantized by another layer."""
+        """Start weights that are folded, and do not train scales that another layer has charge of."""
         super().take_flow(flow)
+        self._restart_weights(w for w in self.get_modules_wrapper() if w.norm)
         for wrapper in self.get_modules_wrapper():
             for target, spot in wrapper.places.items():
                 for name in (f"{target}_scale", f"{target}_offset"):
@@ -115,20 +139,24 @@ class LSQQuantizer(RangeQuantizer):
         return xp.to_float(rounded, like=tensor)
 
     def follow(self, tensor: Tensor, wrapper: Any, target: str) -> None:
-        """Start the scale of an activation by the first batch."""
-        if getattr(wrapper, f"{target}_is_known"):
+        """Start the scale of an activation by the first batch that is quantized."""
+        if getattr(wrapper, f"{target}_is_known") or not wrapper.is_on:
             return
         xp = namespace(tensor)
         seen = xp.widen(xp.detach(tensor))
         low, high = xp.range_of(seen, None)
-        self.start(wrapper, target, low, high, xp.mean(xp.abs(seen)))
+        size = xp.mean(xp.abs(seen))
+        self._backend.average([low, high, size])  # all processes start alike
+        if not xp.is_certain(xp.isfinite(size)):
+            return  # a batch with NaN or infinity: wait for the next one
+        self.start(wrapper, target, low, high, size)
         setattr(wrapper, f"{target}_is_known", True)
 
     def start(self, wrapper: Any, target: str, low: Tensor, high: Tensor, size: Tensor) -> None:
         """Set scale and zero point by the range and the mean magnitude of an activation."""
         xp, grid = namespace(low), self.grid(wrapper, target)
         widest, zero = fit(low, high, grid)
-        scale = xp.positive(2 * size / math.sqrt(grid.high - grid.low))
+        scale = xp.positive(2 * size / math.sqrt(grid.high))
         scale = xp.where(scale < widest, scale, widest)
         names = ("low", "high", "scale", "zero_point")
         for name, value in zip(names, (low, high, scale, zero), strict=True):
@@ -153,21 +181,14 @@ class LSQQuantizer(RangeQuantizer):
         if self.learns_offset:
             wrapper.set_attribute(f"{target}_offset", self._backend.tensor(min(low, 0.0), wrapper))
 
-    def reduce_bits(self, wrapper: Any, bits: int) -> None:
-        """Give the weight of one layer fewer bits; its scale grows accordingly."""
-        before = self.grid(wrapper, "weight").high
-        super().reduce_bits(wrapper, bits)
-        factor = before / self.grid(wrapper, "weight").high
-        scale = wrapper.weight_scale
-        xp = namespace(scale)
-        xp.assign(scale, scale * factor)
-        found = covering(self._backend.masked_weight(wrapper), self.grid(wrapper, "weight"))
-        xp.assign(wrapper.weight_zero_point, found.zero_point)
-
     def _after_step(self) -> None:
-        """Keep the scales positive."""
+        """Keep the scales positive, and the same in all processes."""
         super()._after_step()
-        for wrapper in self.get_modules_wrapper():
+        wrappers = self.get_modules_wrapper()
+        learned = [p for wrapper in wrappers for p in wrapper.parameters()]
+        if learned:
+            self._backend.average(learned)
+        for wrapper in wrappers:
             for target in ("weight", *ACTIVATIONS):
                 scale = getattr(wrapper, f"{target}_scale", None)
                 if scale is not None:

@@ -14,10 +14,12 @@ from typing import Any, ClassVar
 
 from pydantic import model_validator
 
+from lilliput.config.layer import QuantType
 from lilliput.config.spec import BitsRule, Rule
 from lilliput.core.quantizer import Quantizer
-from lilliput.ops.fakequant import quantize_symmetric
+from lilliput.ops.fakequant import covering, quantize_symmetric
 from lilliput.ops.namespace import Tensor
+from lilliput.ops.qparams import Grid, QParams
 from lilliput.quantization.bits import bits_of
 from lilliput.registry import register_quantizer
 
@@ -48,3 +50,9 @@ class NaiveQuantizer(Quantizer):
     def quantize_weight(self, weight: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:
         """Return the weight on its integer grid."""
         return quantize_symmetric(weight, bits_of(wrapper.config, "weight"))
+
+    def qparams(self, wrapper: Any, quant_type: QuantType) -> QParams | None:
+        """Return the grid of the weight."""
+        bits = bits_of(wrapper.config, "weight")
+        grid = Grid(bits, is_signed=True, is_symmetric=True, is_narrow=True)
+        return covering(self._backend.masked_weight(wrapper), grid)

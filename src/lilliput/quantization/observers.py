@@ -215,15 +215,20 @@ OBSERVERS: dict[str, type[Observer]] = {
 
 
 def make_observer(chosen: str | type[Observer] | Observer) -> Observer:
-    """Return a new observer by name or class.
+    """Return a new observer by name or class; a number may follow: ``'percentile:99.9'``.
 
     Examples
     --------
     >>> type(make_observer("minmax")).__name__
     'MinMax'
     """
-    if isinstance(chosen, str) and chosen.lower() in OBSERVERS:
-        return OBSERVERS[chosen.lower()]()
+    if isinstance(chosen, str):
+        name, _, number = chosen.lower().partition(":")
+        if name in OBSERVERS and (not number or name in ("percentile", "ema")):
+            try:
+                return OBSERVERS[name](*([float(number)] if number else []))
+            except ValueError:
+                raise ConfigError(f"observer: {chosen!r} has no number after the colon.") from None
     if isinstance(chosen, type) and issubclass(chosen, Observer):
         return chosen()
     hint = nearest(chosen, OBSERVERS)

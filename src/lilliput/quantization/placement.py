@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lilliput.ops.flow import Flow
+from lilliput.ops.qparams import Grid
 
 
 @dataclass
@@ -32,16 +33,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Layer:
-    """What placement has to know of a layer: its name, its module's paths, what a rule asks for."""
+    """What placement has to know of a layer: its name, its module's paths, its grids by target."""
 
     name: str
     paths: frozenset[str]
-    targets: frozenset[str]
+    grids: Mapping[str, Grid]
 
 
 @dataclass
 class _Plan:
-    layers: Sequence[Layer]
+    layers: Mapping[str, Layer]
     flow: Flow
     places: dict[tuple[str, str], Place] = field(default_factory=dict)
     owners: dict[int, tuple[str, str]] = field(default_factory=dict)  # value -> who quantizes it
@@ -55,15 +56,19 @@ class _Plan:
             value = maker.inputs[0]
         return self.owners[value]
 
+    def grid(self, key: tuple[str, str]) -> Grid:
+        """Return the grid of a layer's input or output."""
+        return self.layers[key[0]].grids[key[1]]
+
 
 def place(layers: Sequence[Layer], flow: Flow) -> Mapping[tuple[str, str], Place]:
     """Return where the inputs and outputs of layers are quantized, by layer name and target."""
-    plan = _Plan(layers, flow)
+    plan = _Plan({layer.name: layer for layer in layers}, flow)
     for layer in layers:
-        if "output" in layer.targets:
+        if "output" in layer.grids:
             plan.places[layer.name, "output"] = _place_output(layer, plan)
     for layer in layers:
-        if "input" in layer.targets:
+        if "input" in layer.grids:
             plan.places[layer.name, "input"] = _place_input(layer, plan)
     return plan.places
 
@@ -75,7 +80,8 @@ def _place_output(layer: Layer, plan: _Plan) -> Place:
         return Place()
     end = flow.end_of_layer(call.outputs[0])
     readers = _input_readers(end, plan)
-    if not flow.modules_returning(end) and readers:
+    same = all(plan.grid((name, "input")) == plan.grid(key) for name in readers)
+    if not flow.modules_returning(end) and readers and same:
         # No module returns it (a functional ReLU), but all that read it quantize it themselves.
         return Place(by=(readers[0], "input"))
     norm = flow.end_of_layer(call.outputs[0], kinds=("norm",))
@@ -92,13 +98,15 @@ def _place_input(layer: Layer, plan: _Plan) -> Place:
     if call is None or len(call.inputs) != 1:
         return Place()
     (value,) = call.inputs
+    key = (layer.name, "input")
     owner = plan.owner_of(value)
     if owner is not None:
-        return Place(by=owner)
+        # Another rule may give this layer fewer bits: then it rounds once more.
+        return Place(by=owner) if plan.grid(owner) == plan.grid(key) else Place()
     modules = plan.flow.modules_returning(value)
     is_shared = len(set(_input_readers(value, plan))) > 1
     if modules and (is_shared or _meets_quantized_side(value, plan)):
-        plan.owners[value] = (layer.name, "input")
+        plan.owners[value] = key
         return Place(modules[0])
     return Place()
 
@@ -108,7 +116,7 @@ def _input_readers(value: int, plan: _Plan) -> list[str]:
     names = []
     for operation in plan.flow.readers.get(value, []):
         paths = set(operation.paths)
-        inside = [x.name for x in plan.layers if "input" in x.targets and x.paths & paths]
+        inside = [x.name for x in plan.layers.values() if "input" in x.grids and x.paths & paths]
         if not inside:
             return []
         names += inside

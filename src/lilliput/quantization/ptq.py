@@ -30,7 +30,8 @@ from lilliput.errors import ConfigError, Problem, StageError, nearest
 from lilliput.ops.fakequant import covering, fake_quantize, mean_magnitude, ranges
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams, fit
-from lilliput.quantization.ranges import ACTIVATIONS, RangeQuantizer
+from lilliput.quantization.placed import ACTIVATIONS
+from lilliput.quantization.ranges import RangeQuantizer
 from lilliput.registry import register_quantizer
 
 log = logging.getLogger("lilliput")
@@ -254,12 +255,6 @@ class PTQQuantizer(RangeQuantizer):
         scale = getattr(wrapper, "weight_scale", None)
         if scale is not None:
             wrapper.weight_is_fixed = not bool(namespace(scale).any(scale <= 0))
-
-    def reduce_bits(self, wrapper: Any, bits: int) -> None:
-        """Give the weight of one layer fewer bits from now on; a fixed scale is found anew."""
-        super().reduce_bits(wrapper, bits)
-        if wrapper.weight_is_fixed:
-            self._fix_weight(wrapper)
 
     # -- coming and going ----------------------------------------------------------------------------
 

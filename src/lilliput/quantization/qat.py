@@ -20,7 +20,8 @@ from typing import Any
 from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import fit
-from lilliput.quantization.ranges import ACTIVATIONS, RangeQuantizer
+from lilliput.quantization.placed import ACTIVATIONS
+from lilliput.quantization.ranges import RangeQuantizer
 from lilliput.registry import register_quantizer
 
 

@@ -10,22 +10,20 @@ from pydantic import AfterValidator, Field, model_validator
 
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.config.spec import QuantRule, QuantTarget, Rule
-from lilliput.core.quantizer import Quantizer
 from lilliput.core.state import CompressionState
 from lilliput.errors import ConfigError, StageError
-from lilliput.ops.fakequant import covering, fake_quantize
+from lilliput.ops.fakequant import covering, fake_quantize, ranges
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams, fit, spread
 from lilliput.quantization.calibration import calibrate
 from lilliput.quantization.grids import grid_for
 from lilliput.quantization.observers import OBSERVERS, make_observer
-from lilliput.quantization.placement import Layer, place
+from lilliput.quantization.placed import ACTIVATIONS, PlacedQuantizer
 
 log = logging.getLogger("lilliput")
 
 _WITHOUT_FLOAT_INPUT = frozenset({"Embedding", "EmbeddingBag", "RNNBase", "RNNCellBase"})
 _CONVOLUTIONS = frozenset({"_ConvNd"})
-ACTIVATIONS = ("input", "output")
 
 
 def _check_observer(name: Any) -> Any:
@@ -58,7 +56,7 @@ class RangeRule(QuantRule):
         return self
 
 
-class RangeQuantizer(Quantizer):
+class RangeQuantizer(PlacedQuantizer):
     """Round tensors to integer grids that cover known ranges.
 
     Weights are covered as they are; the ranges of activations come from training, from
@@ -91,9 +89,6 @@ class RangeQuantizer(Quantizer):
     current_step: int = 0
     sample_batches: tuple[Any, ...] = ()  # the first ones of the last calibration
     _observers: Mapping[tuple[str, str], Any] | None = None
-    _grids: dict[tuple[str, str], Grid] | None = None
-    _sites: tuple[Any, ...] = ()
-    _is_placed: bool = False
     _is_prepared: bool = False
 
     def __init__(
@@ -125,28 +120,11 @@ class RangeQuantizer(Quantizer):
             return ["weight"]
         return ["weight", "input", *(["output"] if layer.types & _CONVOLUTIONS else [])]
 
-    def grid(self, wrapper: Any, target: str) -> Grid:
-        """Return the integers that a layer's weight, input or output is rounded to."""
-        if self._grids is None:
-            self._grids = {}
-        key = (wrapper.name, target)
-        if key not in self._grids:
-            config = wrapper.config
-            if target == "weight" and hasattr(wrapper, "weight_bits"):
-                config = {**config, "quant_bits": wrapper.weight_bits}
-            self._grids[key] = grid_for(config, target, wrapper.layer_info)
-        return self._grids[key]
-
     def observer_of(self, wrapper: Any, target: str) -> Any:
         """Return by which observer calibration finds the range of an input or output."""
         chosen = wrapper.config.get("observer")
         chosen = chosen.get(target) if isinstance(chosen, Mapping) else chosen
         return self.default_observer if chosen is None else chosen
-
-    def reduce_bits(self, wrapper: Any, bits: int) -> None:
-        """Give the weight of one layer fewer bits from now on."""
-        wrapper.weight_bits = bits
-        self._grids = None
 
     def coarsen_weight(self, wrapper: Any, factors: Tensor) -> None:
         """Multiply the scales of one layer's weight from now on, by a factor for each output channel."""
@@ -154,12 +132,8 @@ class RangeQuantizer(Quantizer):
         xp = namespace(factors)
         if grid.axis != wrapper.layer_info.out_axis or grid.group_size is not None:
             factors = xp.max(factors)
-        if wrapper.weight_is_fixed:
-            scale = wrapper.weight_scale
-            xp.assign(scale, xp.detach(scale) * factors)
-        else:
-            before = getattr(wrapper, "weight_coarse", None)
-            wrapper.set_attribute("weight_coarse", factors if before is None else before * factors)
+        held = wrapper.weight_scale if wrapper.weight_is_fixed else wrapper.weight_coarse
+        xp.assign(held, xp.detach(held) * factors)
 
     # -- the simulation ------------------------------------------------------------------------------
 
@@ -208,10 +182,7 @@ class RangeQuantizer(Quantizer):
 
     def _cover_weight(self, weight: Tensor, wrapper: Any) -> QParams:
         found = covering(weight, self.grid(wrapper, "weight"))
-        coarse = getattr(wrapper, "weight_coarse", None)
-        if coarse is None:
-            return found
-        return QParams(found.scale * coarse, found.zero_point, found.grid)
+        return QParams(found.scale * wrapper.weight_coarse, found.zero_point, found.grid)
 
     def _held(self, wrapper: Any, target: str) -> QParams:
         scale, zero = (getattr(wrapper, f"{target}_{name}") for name in ("scale", "zero_point"))
@@ -225,8 +196,13 @@ class RangeQuantizer(Quantizer):
         An input or output that another layer quantizes has the grid of that one.
         """
         target = quant_type.value
+        if not wrapper.is_on:
+            raise StageError(
+                f"layer {wrapper.name!r} is not quantized before step "
+                f"{wrapper.config.get('quant_start_step', self.quant_start_step)}; train further first."
+            )
         if target != "weight":
-            other, target = self._who_quantizes(wrapper, target)
+            other, target = self.who_quantizes(wrapper, target)
             if not getattr(other, f"{target}_is_known"):
                 raise StageError(
                     f"the range of {target} of layer {other.name!r} is not known yet; call "
@@ -252,19 +228,15 @@ class RangeQuantizer(Quantizer):
         scale = held.scale / xp.abs(xp.flatten(factor))
         return QParams(scale, xp.zeros_like(scale), per_channel)
 
-    def _who_quantizes(self, wrapper: Any, target: str) -> tuple[Any, str]:
-        by = wrapper.places.get(target, {}).get("by")
-        if by is None:
-            return wrapper, target
-        others = {other.name: other for other in self.get_modules_wrapper()}
-        return others[by[0]], by[1]
-
     def _fold_factor(self, wrapper: Any) -> Any:
         """Return by what a batch norm multiplies the weight, where quantization depends on it.
 
-        With a scale for each channel it does not: the factor goes into the scale.
+        With a scale for each channel it does not, the factor goes into the scale; with groups or a zero
+        point, the file gets a scale for each channel.
         """
-        if not wrapper.norm or self.grid(wrapper, "weight").axis == wrapper.layer_info.out_axis:
+        grid = self.grid(wrapper, "weight")
+        is_centred = grid.is_symmetric and grid.is_signed and grid.axis is None
+        if not wrapper.norm or not is_centred:
             return None
         factor = self._backend.norm_factor(self.bound_model, wrapper.norm)
         # A channel that the norm multiplies by zero is rounded like the widest one.
@@ -272,8 +244,8 @@ class RangeQuantizer(Quantizer):
         widest = xp.max(xp.abs(factor))
         widest = xp.where(widest > 0, widest, xp.ones_like(widest))
         factor = xp.where(factor == 0, widest, factor)
-        grid = Grid(8, True, True, axis=wrapper.layer_info.out_axis)
-        return spread(factor, wrapper.layer_info.shape, grid)
+        per_channel = Grid(8, True, True, axis=wrapper.layer_info.out_axis)
+        return spread(factor, wrapper.layer_info.shape, per_channel)
 
     # -- the journey ---------------------------------------------------------------------------------
 
@@ -301,27 +273,18 @@ class RangeQuantizer(Quantizer):
         """
         if not self.is_wrapped:
             raise StageError("calibrate() came before compress(); call that first.")
+        for wrapper in self.get_modules_wrapper():
+            if "weight" in wrapper.roles:
+                wrapper.set_attribute("weight_coarse", self._fine(wrapper))
         calibrate(self, batches, forward, checkpoint, progress)
 
     def _bind(self) -> None:
         super()._bind()
-        self._is_prepared = self._is_placed = False
-        self._grids = None
-
-    def _wrap_model(self) -> None:
-        super()._wrap_model()
-        self._apply_places()
-
-    def _detach_all(self) -> None:
-        self._leave_sites()
-        super()._detach_all()
+        self._is_prepared = False
 
     def load_state(self, state: CompressionState | Any) -> None:
         """As in :meth:`Compressor.load_state`."""
         super().load_state(state)
-        self._grids = None
-        if self.is_wrapped:
-            self._apply_places()
         self._update_delays()
 
     def step(self) -> None:
@@ -346,6 +309,8 @@ class RangeQuantizer(Quantizer):
         for wrapper in self.get_modules_wrapper():
             wrapper.places, wrapper.norm = {}, ""
             wrapper.is_on = wrapper.weight_is_fixed = False
+            if "weight" in wrapper.roles:
+                wrapper.set_attribute("weight_coarse", self._fine(wrapper))
             for target in ACTIVATIONS:
                 if target in wrapper.roles:
                     setattr(wrapper, f"{target}_is_known", False)
@@ -356,47 +321,20 @@ class RangeQuantizer(Quantizer):
                         )
         self._update_delays()
 
+    def _fine(self, wrapper: Any) -> Tensor:
+        """Return factors of one for the scales of a weight."""
+        weight, grid = self._backend.masked_weight(wrapper), self.grid(wrapper, "weight")
+        one = self._backend.tensor(1.0, wrapper)
+        if grid.axis != wrapper.layer_info.out_axis or grid.group_size is not None:
+            return one
+        return namespace(weight).ones_like(ranges(weight, grid)[0]) * one
+
     def take_loaded(self, wrapper: Any) -> None:
         """Know the ranges that came with a checkpoint of the model."""
         for target in ACTIVATIONS:
             if target in wrapper.roles:
                 low, high = (getattr(wrapper, f"{target}_{end}") for end in ("low", "high"))
                 setattr(wrapper, f"{target}_is_known", bool(low != 0 or high != 0))
-
-    def take_flow(self, flow: Any) -> None:
-        """Decide where activations are quantized, now that the flow of tensors is known."""
-        wrappers = {wrapper.name: wrapper for wrapper in self.get_modules_wrapper()}
-        layers = []
-        for name, wrapper in wrappers.items():
-            paths = frozenset(p for owner in wrapper.layer_info.owners for p in owner.paths)
-            layers.append(Layer(name, paths, frozenset(wrapper.roles)))
-            wrapper.norm = flow.norm_after(paths)
-        for (name, target), spot in place(layers, flow).items():
-            wrappers[name].places[target] = {"module": spot.module, "by": spot.by}
-        self._is_placed = True
-
-    def _apply_places(self) -> None:
-        """Quantize activations where it was decided, and nowhere else."""
-        self._leave_sites()
-        sites = []
-        for wrapper in self.get_modules_wrapper():
-            own = [role for role in wrapper.roles if self._is_own(wrapper, role)]
-            self._backend.keep_sites(wrapper, own)
-            for target, spot in wrapper.places.items():
-                if spot["module"] and spot["by"] is None:
-                    site = self._backend.add_site(self.bound_model, spot["module"], wrapper, target)
-                    sites.append(site)
-        self._sites = tuple(sites)
-
-    @staticmethod
-    def _is_own(wrapper: Any, target: str) -> bool:
-        spot = wrapper.places.get(target, {"module": "", "by": None})
-        return not spot["module"] and spot["by"] is None
-
-    def _leave_sites(self) -> None:
-        for site in self._sites:
-            site.remove()
-        self._sites = ()
 
     def set_range(self, wrapper: Any, target: str, low: float, high: float) -> None:
         """Fix the range of a layer's input or output."""

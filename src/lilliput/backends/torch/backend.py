@@ -281,6 +281,12 @@ class TorchBackend(Backend):
             quantizer, batches, forward, lambda: self.flow_of_batch(model, batches[0], forward)
         )
 
+    def process_index(self) -> int:
+        """Return the rank in the default process group."""
+        distributed = torch.distributed
+        is_one = not (distributed.is_available() and distributed.is_initialized())
+        return 0 if is_one else distributed.get_rank()
+
     @torch.no_grad()
     def average(self, tensors: Sequence[Tensor]) -> bool:
         """Average tensors in place over the default process group; False if there is none."""

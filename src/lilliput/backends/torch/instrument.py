@@ -81,7 +81,9 @@ class Sidecar(nn.Module):
         """Quantize a wrapper's input and output here only if ``roles`` names them."""
         key = next(key for key, child in self._modules.items() if child is wrapper)
         for role, keys in (("input", self.input_keys), ("output", self.output_keys)):
-            if role in roles and key not in keys:
+            others = [self._modules[k] for k in keys if k != key]
+            is_done = any(other.compressor is wrapper.compressor for other in others)  # type: ignore[union-attr]
+            if role in roles and key not in keys and not is_done:
                 keys.append(key)
             elif role not in roles and key in keys:
                 keys.remove(key)

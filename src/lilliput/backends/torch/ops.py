@@ -76,6 +76,11 @@ def repeat(tensor: Tensor, count: int, axis: int) -> Tensor:
     return torch.repeat_interleave(tensor, count, dim=axis)
 
 
+def is_certain(flag: Tensor) -> bool:
+    """Whether a flag is true; while a graph is traced, where it has no value yet, it is believed."""
+    return torch.compiler.is_compiling() or bool(flag)
+
+
 def assign(target: Tensor, value: Tensor) -> None:
     """Overwrite a tensor in place."""
     with torch.no_grad():

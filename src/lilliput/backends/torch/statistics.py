@@ -25,11 +25,13 @@ def average(tensors: Sequence[Tensor]) -> bool:
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return False
-    joined = torch.stack(list(tensors))
+    joined = torch.cat([tensor.detach().flatten() for tensor in tensors])
     distributed.all_reduce(joined)
     joined /= distributed.get_world_size()
-    for tensor, mean in zip(tensors, joined, strict=True):
-        tensor.copy_(mean)
+    for tensor, mean in zip(
+        tensors, torch.split(joined, [x.numel() for x in tensors]), strict=True
+    ):
+        tensor.copy_(mean.view_as(tensor))
     return True
 
 

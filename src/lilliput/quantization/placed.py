@@ -1,0 +1,103 @@
+"""The base of quantizers that put the quantization of activations where runtimes look for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lilliput.core.quantizer import Quantizer
+from lilliput.core.state import CompressionState
+from lilliput.ops.qparams import Grid
+from lilliput.quantization.grids import grid_for
+from lilliput.quantization.placement import Layer, place
+
+ACTIVATIONS = ("input", "output")
+
+
+class PlacedQuantizer(Quantizer):
+    """Know the flow of tensors, and quantize each of them once; see :mod:`placement`."""
+
+    _grids: dict[tuple[str, str], Grid] | None = None
+    _sites: tuple[Any, ...] = ()
+    _is_placed: bool = False
+
+    def grid(self, wrapper: Any, target: str) -> Grid:
+        """Return the integers that a layer's weight, input or output is rounded to."""
+        if self._grids is None:
+            self._grids = {}
+        key = (wrapper.name, target)
+        if key not in self._grids:
+            self._grids[key] = grid_for(wrapper.config, target, wrapper.layer_info)
+        return self._grids[key]
+
+    def take_flow(self, flow: Any) -> None:
+        """Decide where activations are quantized, now that the flow of tensors is known."""
+        wrappers = {wrapper.name: wrapper for wrapper in self.get_modules_wrapper()}
+        layers = []
+        for name, wrapper in wrappers.items():
+            paths = frozenset(p for owner in wrapper.layer_info.owners for p in owner.paths)
+            grids = {t: self.grid(wrapper, t) for t in ACTIVATIONS if t in wrapper.roles}
+            layers.append(Layer(name, paths, grids))
+            wrapper.norm = flow.norm_after(paths)
+        for (name, target), spot in place(layers, flow).items():
+            wrappers[name].places[target] = {"module": spot.module, "by": spot.by}
+        self._is_placed = True
+
+    def place_by(self, batch: Any, forward: Any) -> None:
+        """Decide it by the flow of a batch, unless it was decided before."""
+        if self._is_placed:
+            return
+        self._leave_sites()
+        for wrapper in self.get_modules_wrapper():
+            self._backend.keep_sites(wrapper, ())
+        self.take_flow(self._backend.flow_of_batch(self.bound_model, batch, forward))
+        self._apply_places()
+
+    def who_quantizes(self, wrapper: Any, target: str) -> tuple[Any, str]:
+        """Return the layer, and its input or output, that quantizes a layer's input or output."""
+        by = wrapper.places.get(target, {}).get("by")
+        if by is None:
+            return wrapper, target
+        others = {other.name: other for other in self.get_modules_wrapper()}
+        return others[by[0]], by[1]
+
+    def load_state(self, state: CompressionState | Any) -> None:
+        """As in :meth:`Compressor.load_state`."""
+        super().load_state(state)
+        if self.is_wrapped:
+            self._apply_places()
+
+    def _bind(self) -> None:
+        super()._bind()
+        self._is_placed = False
+        self._grids = None
+
+    def _wrap_model(self) -> None:
+        super()._wrap_model()
+        self._apply_places()
+
+    def _detach_all(self) -> None:
+        self._leave_sites()
+        super()._detach_all()
+
+    def _apply_places(self) -> None:
+        """Quantize activations where it was decided, and nowhere else."""
+        self._leave_sites()
+        sites = []
+        for wrapper in self.get_modules_wrapper():
+            own = [role for role in wrapper.roles if self._is_own(wrapper, role)]
+            self._backend.keep_sites(wrapper, own)
+            for target, spot in wrapper.places.items():
+                if spot["module"] and spot["by"] is None:
+                    site = self._backend.add_site(self.bound_model, spot["module"], wrapper, target)
+                    sites.append(site)
+        self._sites = tuple(sites)
+
+    @staticmethod
+    def _is_own(wrapper: Any, target: str) -> bool:
+        spot = wrapper.places.get(target, {"module": "", "by": None})
+        return not spot["module"] and spot["by"] is None
+
+    def _leave_sites(self) -> None:
+        for site in self._sites:
+            site.remove()
+        self._sites = ()
