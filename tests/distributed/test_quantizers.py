@@ -11,7 +11,7 @@ from launch import run_on_two_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lilliput.torch import PTQQuantizer, QATQuantizer
+from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer
 
 RULES = [{"op_types": ["Linear"]}]
 
@@ -72,3 +72,27 @@ def test_processes_that_train_together_have_the_mean_of_their_ranges(tmp_path: P
     for name, value in first.items():
         assert torch.equal(value, second[name])
     assert float(first["0.input_low"]) == pytest.approx(mean, rel=1e-5)
+
+
+def train_scales(rank: int, order: str) -> dict[str, torch.Tensor]:
+    model: Any = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    parallel = DistributedDataParallel(model) if order == "wrap then compress" else model
+    quantizer = LSQQuantizer(parallel, RULES, optimizer)
+    quantizer.compress()
+    if order == "compress then wrap":
+        parallel = DistributedDataParallel(model)
+    for batch in batches(rank):
+        optimizer.zero_grad()
+        parallel(batch).square().mean().backward()
+        optimizer.step()
+    wrappers = quantizer.get_modules_wrapper()
+    return {f"{w.name}.{k}": p.detach().clone() for w in wrappers for k, p in w.named_parameters()}
+
+
+@pytest.mark.parametrize("order", ["compress then wrap", "wrap then compress"])
+def test_learned_scales_are_the_same_in_all_processes(order: str, tmp_path: Path) -> None:
+    first, second = run_on_two_ranks(train_scales, tmp_path, order)
+    assert len(first) == 4
+    for name, value in first.items():
+        torch.testing.assert_close(value, second[name], rtol=1e-6, atol=0)

@@ -358,3 +358,32 @@ def test_recording_the_flow_leaves_the_model_alone():
     quantizer._prepare()
     anatomy.expect_same(model, "after the flow was recorded")
     assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", ["modules", "functional"])
+def test_layers_of_different_bits_do_not_share_a_grid(kind):
+    torch.manual_seed(0)
+    model, x = Residual(kind).eval(), torch.randn(2, 3, 8, 8)
+    rules = [
+        {"op_types": ["Conv2d", "Linear"], "quant_bits": 4},
+        {"op_names": ["stem"], "quant_bits": 8},
+    ]
+    quantizer = QATQuantizer(model, rules, example_inputs=x)
+    quantizer.compress()
+    model.train()
+    model(x)
+    model.eval()
+    levels = {}
+
+    def look(wrapper, kind, tensors):
+        results = wrapper.compressor.run(wrapper, kind, tensors)
+        if kind is QuantType.INPUT:
+            levels[wrapper.name] = len(results[0].unique())
+        return results
+
+    with marking(look):
+        model(x)
+    assert levels["conv1"] <= 16 < levels["stem"]
+    wrappers = {wrapper.name: wrapper for wrapper in quantizer.get_modules_wrapper()}
+    assert quantizer.qparams(wrappers["conv1"], QuantType.INPUT).grid.bits == 4
+    assert quantizer.qparams(wrappers["stem"], QuantType.OUTPUT).grid.bits == 8

@@ -61,22 +61,27 @@ def best_scales(weight: Tensor, grid: Grid) -> QParams:
     >>> grid = Grid(bits=2, is_signed=True, is_symmetric=True, is_narrow=True)
     >>> weight = torch.tensor([0.9, -1.0, 1.1, -1.0, 1.0, 2.0])
     >>> covering(weight, grid).scale, best_scales(weight, grid).scale
-    (tensor(2.), tensor(1.1403))
+    (tensor(2.), tensor(1.1376))
     """
     xp = namespace(weight)
-    low, high = ranges(weight, grid)
     wide = xp.widen(weight)
-    best = covering(weight, grid)
-    smallest = None
+    low, high = ranges(wide, grid)
+    best = covering(wide, grid)
+    smallest = _squared_error(wide, best)
     for share in _SHARES:
         tried = QParams(*fit(low * share, high * share, grid), grid)
-        error = fake_quantize(wide, tried) - wide
-        error = mean_magnitude(error * error, grid)
-        is_better = error < (error + 1 if smallest is None else smallest)
+        error = _squared_error(wide, tried)
+        is_better = error < smallest
+        smallest = xp.where(is_better, error, smallest)
         scale = xp.where(is_better, tried.scale, best.scale)
         best = QParams(scale, xp.where(is_better, tried.zero_point, best.zero_point), grid)
-        smallest = error if smallest is None else xp.where(is_better, error, smallest)
     return best
+
+
+def _squared_error(weight: Tensor, qparams: QParams) -> Tensor:
+    """Return the mean squared error of all that share a scale."""
+    difference = fake_quantize(weight, qparams) - weight
+    return mean_magnitude(difference * difference, qparams.grid)
 
 
 @register_quantizer("ptq", "ObserverQuantizer", "PtqQuantizer")
