@@ -381,7 +381,7 @@ def export(quantizer: Any, path: Path, example: Any, calibration: Any = None) ->
 
 def report(row: Row) -> Row:
     """Print a row as soon as it is there."""
-    plain = {key: value for key, value in row.items() if key not in ("title", "notes")}
+    plain = {key: value for key, value in row.items() if key not in ("title", "guarded", "notes")}
     texts = [f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in plain.items()]
     print(f"{row['title']}: {', '.join(texts)}", flush=True)
     return row

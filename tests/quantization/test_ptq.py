@@ -265,6 +265,20 @@ def test_half_precision_models_can_be_refined():
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+def test_layers_behind_a_fused_kernel_are_found():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=True).eval()
+    before = copy.deepcopy(model)
+    data = [torch.randn(8, 6, 16) for _ in range(2)]
+    rules = [{"op_types": ["Linear"], "quant_types": ["weight"], "quant_bits": 3}]
+    quantizer = refine(model, data, rules, **EVERYTHING)
+    rounded = {wrapper.name: wrapper.weight for wrapper in quantizer.get_modules_wrapper()}
+    assert torch.equal(model.linear1.weight, rounded["linear1"])  # on its grid already
+    assert not torch.equal(model.norm2.weight, before.norm2.weight)
+    assert not torch.equal(model.linear2.bias, before.linear2.bias)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 # -- scales of weights -------------------------------------------------------------------------------
 
 

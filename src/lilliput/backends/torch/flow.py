@@ -53,11 +53,16 @@ def record_flow(model: nn.Module, run: Callable[[], Any]) -> Flow:
         register_module_forward_pre_hook(recorder.enter),
         register_module_forward_hook(recorder.leave, always_call=True),
     ]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(
+        False
+    )  # one operation in place of a whole encoder layer
     model.eval()
     try:
         with recorder:
             run()
     finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
         for handle in handles:
             handle.remove()
         for module, is_training in modes.items():
@@ -75,6 +80,10 @@ def shorten(batch: Any, rows: int = 2) -> Any:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # so that the compiler, seconds of imports, is not loaded for nothing
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.paths = {module: path for path, module in model.named_modules()}

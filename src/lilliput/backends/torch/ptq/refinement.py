@@ -93,22 +93,23 @@ class Refinement:
         norms = {layer.wrapper.name: self.trace.norm_after(layer) for layer in self.layers}
         skipped = []
         for wrapper in track(self._shifted(), "correcting", progress):
-            mean = bias_correction.ChannelMean(wrapper.layer_info.channel_axis)
-            self._watch({wrapper.module: mean.see})
-            norm = norms.get(wrapper.name)
-            target = bias_correction.find_bias(wrapper, norm, self.trace)
-            if target is None:
+            bias = bias_correction.find_bias(wrapper, norms.get(wrapper.name), self.trace)
+            if bias is None:
                 skipped.append(wrapper.name)
-            else:
-                difference = self.means[wrapper.name].value - mean.value
-                bias_correction.shift(target, difference, self.changes)
+                continue
+            mean = bias_correction.ChannelMean(wrapper.layer_info.channel_axis)
+            paths = wrapper.layer_info.owners[0].paths
+            is_called_once = self.trace.flow.only_call(paths) is not None
+            self._watch({wrapper.module: mean.see}, is_last=is_called_once)
+            difference = self.means[wrapper.name].value - mean.value
+            bias_correction.shift(bias, difference, self.changes)
         if skipped:
             log.info("bias_correction: without a bias, and no batch norm after it: %s", skipped)
 
     def finish(self) -> None:
         """Let go of the batches."""
         self.changes.seal()
-        self.batches, self.means, self._floats = (), {}, {}
+        self.batches, self.layers, self.means, self._floats = (), [], {}, {}
 
     def undo(self) -> bool:
         """Put every parameter back as it was; False if somebody else has changed one since."""

@@ -7,10 +7,12 @@ does not), and whether anything but the layer itself reads its parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -142,7 +144,7 @@ class Trace:
 def record(model: nn.Module, run: Callable[[], Flow]) -> Trace:
     """Return what is seen while ``run`` records the flow of a model, which computes in float."""
     witness = _Witness()
-    with in_float(), witness:
+    with in_float(), calling_modules(), witness:
         flow = run()
     return Trace(model, flow, witness)
 
@@ -150,6 +152,17 @@ def record(model: nn.Module, run: Callable[[], Flow]) -> Trace:
 def in_float() -> Any:
     """A context in which quantizers let everything pass."""
     return marking(lambda wrapper, quant_type, tensors: tensors)
+
+
+@contextmanager
+def calling_modules() -> Iterator[None]:
+    """A context in which transformer layers call their parts, and not one fused kernel for all."""
+    was_on = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_on)
 
 
 def _computes_plainly(module: nn.Module) -> bool:

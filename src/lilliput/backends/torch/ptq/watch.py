@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lilliput.backends.torch import statistics
+from lilliput.backends.torch.ptq.trace import calling_modules
 
 See = Callable[[int, Tensor, Tensor], None]
 
@@ -35,7 +36,7 @@ def watch(
             for module, see in watchers.items()
         ]
         try:
-            with suppress(_Reached):
+            with suppress(_Reached), calling_modules():
                 statistics.run(model, [batch], forward)
         finally:
             for handle in handles:
