@@ -356,3 +356,19 @@ def test_a_channel_that_is_always_zero_is_not_smoothed():
 def _raw(model, name):
     path, _, last = name.rpartition(".")
     return model.get_submodule(path)._parameters[last].detach()
+
+
+def test_a_channel_that_is_all_but_dead_is_rescaled_within_limits():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    )
+    with torch.no_grad():
+        model[0].weight[1] *= 1e-9
+        model[0].bias[1] = 0.3
+    before = model[0].bias.detach().clone()
+    quantizer = PTQQuantizer(model, [{"op_types": ["Conv2d"]}], equalize=True)
+    quantizer.compress()
+    quantizer.calibrate([torch.randn(4, 3, 12, 12)])
+    ratio = (model[0].bias / before).detach()
+    assert ratio.abs().max() <= 100.001

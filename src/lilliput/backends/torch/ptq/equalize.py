@@ -73,22 +73,25 @@ def equalize(pairs: Sequence[Pair], changes: Changes) -> None:
     for pair in pairs:
         for parameter in (*pair.scaled, pair.second.weight):
             values[parameter] = parameter.detach().double()
+    totals = [torch.ones(1, dtype=torch.float64) for _ in pairs]
     for _ in range(_SWEEPS):
-        if max(_equalize_pair(pair, values) for pair in pairs) < _SETTLED:
+        if max(_equalize_pair(*item, values, totals) for item in enumerate(pairs)) < _SETTLED:
             break
     for parameter, value in values.items():
         changes.write(parameter, value)
 
 
-def _equalize_pair(pair: Pair, values: Values) -> float:
+def _equalize_pair(index: int, pair: Pair, values: Values, totals: list[Tensor]) -> float:
     """Rescale the channels between two layers; return the largest change, as a logarithm."""
     groups, weight = pair.second.groups, values[pair.second.weight]
     rows = _folded(pair.first.weight, pair.norm, values).flatten(1).amax(1)
     columns = _folded(pair.second.weight, pair.next_norm, values)
     shape = (groups, weight.shape[0] // groups, weight.shape[1], -1)
     columns = columns.reshape(shape).amax((1, 3)).flatten()
-    scale = (rows / columns).sqrt().clamp(1 / _LIMIT, _LIMIT)
-    scale = torch.where((rows > 0) & (columns > 0), scale, 1.0)
+    scale = torch.where((rows > 0) & (columns > 0), (rows / columns).sqrt(), 1.0)
+    before = totals[index].to(scale.device)
+    totals[index] = (before * scale).clamp(1 / _LIMIT, _LIMIT)
+    scale = totals[index] / before
     for parameter in pair.scaled:
         values[parameter] /= scale.reshape(-1, *[1] * (parameter.dim() - 1))
     weight.view(shape).mul_(scale.reshape(groups, 1, -1, 1))
