@@ -25,6 +25,7 @@ from lilliput.core.masker import WeightMasker
 from lilliput.core.pruner import Pruner
 from lilliput.core.quantizer import Quantizer
 from lilliput.core.state import CompressionState
+from lilliput.ops.qparams import Grid, QParams
 
 if TYPE_CHECKING:
     from lilliput.export import ExportResult, export_onnx
@@ -149,6 +150,7 @@ __all__ = [
     "DoReFaQuantizer",
     "ExportResult",
     "FPGMPruner",
+    "Grid",
     "L1FilterPruner",
     "L1NormPruner",
     "L2FilterPruner",
@@ -172,6 +174,7 @@ __all__ = [
     "QATQuantizer",
     "QAT_Quantizer",
     "QATquantizer",
+    "QParams",
     "QuantGrad",
     "QuantType",
     "QuantizationReport",

@@ -145,6 +145,10 @@ class Backend(ABC):
         """Run a model once, and return how tensors flow through it."""
 
     @abstractmethod
+    def on_call(self, model: Any, task: Callable[[Any, Any], None]) -> Any:
+        """Call ``task(args, kwargs)`` before each forward of a model; return a removable handle."""
+
+    @abstractmethod
     def flow_of_batch(self, model: Any, batch: Any, forward: Callable[..., Any] | None) -> Flow:
         """Do the same with a batch of a data loader."""
 
@@ -157,8 +161,12 @@ class Backend(ABC):
         """Quantize what a module returns on behalf of a layer; return a removable handle."""
 
     @abstractmethod
-    def norm_factor(self, model: Any, path: str) -> Any:
-        """Return by what a batch norm multiplies each channel, by its running statistics."""
+    def hold_norm(self, model: Any, wrapper: Any) -> None:
+        """Let a wrapper, and each copy of it, know the batch norm that ``wrapper.norm`` names."""
+
+    @abstractmethod
+    def norm_factor(self, wrapper: Any) -> Any:
+        """Return by what that batch norm multiplies each channel, by its running statistics."""
 
     @abstractmethod
     def freeze_norms(self, model: Any, paths: Iterable[str]) -> list[Any]:

@@ -192,7 +192,9 @@ class BitsRule(Rule):
     """Which tensors of a layer to quantize, and to how many bits."""
 
     quant_types: Targets = Field(["weight"], description="Tensors to quantize.")
-    quant_bits: Bits | dict[QuantTarget, Bits] = Field(8, description="Bits, for all or by tensor.")
+    quant_bits: Bits | Annotated[dict[QuantTarget, Bits], Field(min_length=1)] = Field(
+        8, description="Bits, for all or by tensor."
+    )
 
     @model_validator(mode="after")
     def _check_bits(self) -> BitsRule:

@@ -12,7 +12,7 @@ from lilliput.export.integers import Array, Stored, name_of, read
 
 _LARGEST = 2**31 - 1
 _ROOMY = 2**30
-_SHOWS = 0.05  # of a step
+_SHOWS = 0.1  # of a step
 
 
 def quantize_biases(draft: Draft) -> None:
@@ -91,10 +91,12 @@ def _add_behind(draft: Draft, node: ir.Node, bias: Array, why: str) -> None:
     added.outputs[0].shape, added.outputs[0].type = output.shape, output.type
     draft.replace(output, added.outputs[0])
     added.replace_input_with(0, output)
-    draft.notes.append(
-        f"{node.name}: its bias is {why} steps of input scale times weight scale, so it is added in "
-        "floating point."
-    )
+    note = f"biases that are {why} steps of input scale times weight scale are added in float: "
+    for i, held in enumerate(draft.notes):
+        if held.startswith(note):
+            draft.notes[i] = f"{held}, {node.name}"
+            return
+    draft.notes.append(f"{note}{node.name}")
 
 
 def _give_room(weight: Stored, scale: Array, bias: Array, axis: int) -> Stored:

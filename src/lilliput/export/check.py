@@ -31,7 +31,7 @@ from lilliput.export.run import (
     sqnr,
 )
 from lilliput.export.stepwise import ONE_STEP, Step, Stepwise
-from lilliput.export.trace import Simulation, first_line, simulate, tensors_in
+from lilliput.export.trace import Simulation, first_line, other_size, simulate, tensors_in
 from lilliput.speedup.capture import Inputs
 
 # Runtimes whose agreement decides, besides the one without optimizations.
@@ -86,7 +86,9 @@ class _Check:
     def __init__(
         self, data: bytes, draft: Draft, simulation: Simulation, calibration: Iterable[Inputs]
     ) -> None:
-        self.data, self.simulation = data, simulation
+        self.data, self.simulation, self.draft = data, simulation, draft
+        shapes = [value.shape for value in draft.graph.inputs if value.shape is not None]
+        self.is_open = any(len(x) and not isinstance(x[0], int) for x in shapes)
         self.inputs = [str(value.name) for value in draft.graph.inputs]
         self.outputs = [str(value.name) for value in draft.graph.outputs]
         self.steps = [_step(value) for value in draft.graph.outputs]
@@ -199,7 +201,32 @@ class _Check:
             return found, _explain(noisiest, runtime)
         (received,) = run(runtime, self.data, self.batches[:1])
         last = compare(self.outputs, outputs, received, self.steps)
-        return found, "" if last.sqnr >= min_sqnr else _far(last, runtime, min_sqnr)
+        if not last.sqnr >= min_sqnr:
+            return found, _far(last, runtime, min_sqnr)
+        return found, self._other_size(min_sqnr) if runtime == PLAIN else ""
+
+    def _other_size(self, min_sqnr: float) -> str:
+        """Return what is wrong with a batch of another size, where the file takes any."""
+        if not self.is_open:
+            return ""
+        inputs = other_size(self.simulation.inputs)
+        try:
+            simulation = replace(self.simulation, inputs=inputs)
+            expected = simulate(simulation.model, inputs).outputs
+        except ExportError:
+            return ""  # the model itself insists on its size
+        feeds = self.feeds(inputs)
+        steps, outputs = Stepwise(self.data, self.draft, simulation, feeds).run(PLAIN)
+        (received,) = run(PLAIN, self.data, [feeds])
+        last = compare(self.outputs, outputs, received, self.steps)
+        is_off = any(step.lsb > ONE_STEP for step in steps) or not last.sqnr >= min_sqnr
+        if not is_off:
+            return ""
+        rows = [len(x) for x in (expected[0], self.expected[0][0])]
+        return (
+            f"for {rows[0]} rows the file does not compute what the model does ({last.sqnr:.1f} dB), for "
+            f"{rows[1]} it does: the model takes another way there. Pass dynamic_batch=False."
+        )
 
 
 def _far(found: Agreement, runtime: str, min_sqnr: float) -> str:

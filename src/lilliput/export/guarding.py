@@ -19,10 +19,11 @@ def quantizers_on(model: nn.Module) -> list[Any]:
     return list({id(w.compressor): w.compressor for w in wrappers if w.compressor}.values())
 
 
-def sample_batches(model: nn.Module, inputs: Inputs) -> list[Inputs]:
-    """Return the batches that calibration kept, as inputs."""
-    kept = [b for q in quantizers_on(model) for b in getattr(q, "sample_batches", ())]
-    return [like_example(batch, inputs) for batch in kept]
+def sample_inputs(model: nn.Module) -> list[Inputs]:
+    """Return what the model was called with in calibration, as far as it was kept."""
+    return [
+        x for quantizer in quantizers_on(model) for x in getattr(quantizer, "sample_inputs", ())
+    ]
 
 
 def like_example(batch: Any, inputs: Inputs) -> Inputs:

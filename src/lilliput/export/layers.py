@@ -105,6 +105,10 @@ def _reason(node: ir.Node) -> str:
     has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
     if has_bias and producer(node.inputs[2], "DequantizeLinear") is None:
         return "its bias is not an int32 constant"
+    if any(
+        "_behind" in str(x.name) for use in node.outputs[0].uses() for x in use.node.inputs if x
+    ):
+        return "its bias is added in float"
     if node.op_type == "Conv" and not is_output_quantized(node):
         return "its output is not quantized"
     return ""

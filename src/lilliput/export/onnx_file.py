@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lilliput.errors import ExportError, MissingExtraError
-from lilliput.export.guarding import guard_model, kept_if_done, like_example, sample_batches
+from lilliput.export.guarding import guard_model, kept_if_done, like_example, sample_inputs
 from lilliput.export.result import ExportResult
 from lilliput.export.saturation import cpu_has_wide_dot
 from lilliput.export.trace import Simulation, model_of, simulate, trace
@@ -93,11 +95,16 @@ def export_onnx(
     place = _checked_path(path)
     if opset not in _OPSETS:
         raise ExportError(f"opset: received {opset!r}, expected {_OPSETS[0]} to {_OPSETS[-1]}.")
+    if isinstance(min_sqnr, bool) or not isinstance(min_sqnr, (int, float)):
+        raise ExportError(f"min_sqnr: received {min_sqnr!r}, expected a number of dB.")
+    if calibration is not None and not isinstance(calibration, Iterable):
+        raise ExportError(f"calibration: received {calibration!r}, expected a list of inputs.")
     model, inputs = model_of(quantizer_or_model), as_inputs(example_inputs)
+    _check_precision(model)
     wants_guard = _wants_guard(guard, target)
     simulation = simulate(model, inputs)
     if calibration is None:
-        batches = sample_batches(model, inputs)
+        batches = sample_inputs(model)
     else:
         batches = [like_example(batch, inputs) for batch in calibration]
     with kept_if_done(model):
@@ -111,8 +118,19 @@ def export_onnx(
         result = ExportResult(place, len(data), target, layers=layers, notes=notes, guarded=guarded)
         if check:
             check_file(result, data, draft, simulation, min_sqnr, batches)
-        write_atomically(place, data)
+        try:
+            write_atomically(place, data)
+        except OSError as error:
+            raise ExportError(f"{place}: it cannot be written: {error}") from error
     return result
+
+
+def _check_precision(model: Any) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            raise ExportError(
+                f"{name!r} is in {parameter.dtype}; runtimes quantize float32: export model.float()."
+            )
 
 
 def _wants_guard(guard: bool | str, target: str) -> bool:
@@ -135,7 +153,8 @@ def build(simulation: Simulation, target: str, dynamic_batch: bool, opset: int) 
     replace_sites(draft)
     fold_norms(draft)
     prepare_target(draft, target)
-    quantize_biases(draft)
+    if target != "generic":
+        quantize_biases(draft)
     propagate(draft)
     fit_target(draft, target)
     name_nodes(draft.graph)

@@ -16,7 +16,7 @@ from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.export import _check_norms
 from lilliput.backends.torch.wrapper import marking
 from lilliput.config.layer import QuantType
-from lilliput.errors import ExportError, LilliputError
+from lilliput.errors import AlgorithmError, ExportError, LilliputError
 from lilliput.ops.qparams import QParams
 from lilliput.speedup.capture import Inputs, quiet
 
@@ -137,9 +137,21 @@ def simulate(model: nn.Module, inputs: Inputs, keep: bool = False) -> Simulation
                 f"{type(model).__name__} does not run on the example inputs (shapes {shapes}): "
                 f"{type(error).__name__}: {first_line(error)}"
             ) from error
+    outputs = tensors_in(output)
+    if not outputs or any(not x.numel() or not x.isfinite().all() for x in outputs):
+        raise ExportError(
+            f"{type(model).__name__} returns nothing, NaN or infinity for the example inputs; give inputs "
+            "as they occur."
+        )
     with torch.no_grad():
         for place in places.values():
-            place.qparams = place.wrapper.quantizer.qparams(place.wrapper, place.quant_type)
+            found = place.wrapper.quantizer.qparams(place.wrapper, place.quant_type)
+            if found is not None and not isinstance(found, QParams):
+                raise AlgorithmError(
+                    f"{type(place.wrapper.quantizer).__name__}.qparams() returned {type(found).__name__} for "
+                    f"{place.name}; expected a QParams, or None."
+                )
+            place.qparams = found
     return Simulation(model, inputs, list(places.values()), tensors_in(output), _names(output))
 
 
@@ -217,6 +229,20 @@ def _traced_inputs(inputs: Inputs, dynamic_batch: bool) -> tuple[Inputs, Any]:
     args, kwargs = inputs
     shapes = (*(tree_map(spec, x) for x in args),) if args else tree_map(spec, kwargs)
     return tree_map(twice, inputs), shapes
+
+
+def other_size(inputs: Inputs) -> Inputs:
+    """Return inputs with one row in place of several, or two in place of one."""
+    tensors = [x for x in tensors_in(inputs) if x.dim()]
+    rows = tensors[0].shape[0] if tensors else 0
+
+    def change(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.dim() or x.shape[0] != rows:
+            return x
+        return x[:1] if rows > 1 else torch.cat([x, x])
+
+    args, kwargs = inputs
+    return tree_map(change, args), tree_map(change, kwargs)
 
 
 def _explain(model: nn.Module, error: BaseException, dynamic_batch: bool) -> str:

@@ -72,14 +72,19 @@ class Flow:
         return value
 
     def modules_returning(self, value: int) -> list[str]:
-        """Return the modules, called once, that return a value, innermost first."""
+        """Return the modules, called once, that make and return a value, innermost first.
+
+        One that only passes it on (``nn.Identity``) is not among them: others may read it before.
+        """
         counts: dict[str, int] = defaultdict(int)
         for call in self.calls:
             counts[call.path] += 1
+        maker = self.makers.get(value)
+        inside = set() if maker is None else {path for path in maker.paths if path}
         return [
             call.path
             for call in self.calls
-            if call.path and call.outputs == (value,) and counts[call.path] == 1
+            if call.path in inside and call.outputs == (value,) and counts[call.path] == 1
         ]
 
     def norm_after(self, paths: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from lilliput.progress import track
 from lilliput.quantization.observers import Observer, make_observer
 
 _SAVE_EVERY = 5.0  # seconds between two notes of what was seen
-_KEPT = 2  # batches that later steps may look at again
+_KEPT = 4  # calls of the model that later steps may look at again
 Key = tuple[str, str]
 
 
@@ -33,6 +33,10 @@ def calibrate(
         for target in ("input", "output")
         if target in wrapper.roles
     }
+    if not isinstance(batches, Iterable) or quantizer.is_tensor(batches):
+        raise ConfigError(
+            f"calibrate() received {type(batches).__name__}, expected a data loader or a list of batches."
+        )
     note = _Checkpoint(checkpoint, observers, quantizer)
     done = note.load()
     source = _Batches(quantizer, forward, done)
@@ -52,7 +56,7 @@ def calibrate(
     finally:
         quantizer._observers = None
     _fix_ranges(quantizer, observers)
-    quantizer.sample_batches = tuple(source.kept)
+    quantizer.sample_inputs = tuple(source.kept)
     note.remove()
 
 
@@ -66,12 +70,24 @@ class _Batches:
 
     def run(self, batches: Iterable[Any], observers: dict[Key, Observer]) -> Iterator[int]:
         backend, model = self.quantizer._backend, self.quantizer.bound_model
+        handle = backend.on_call(model, self.keep)
+        try:
+            yield from self._run(backend, model, batches, observers)
+        finally:
+            handle.remove()
+
+    def keep(self, args: Any, kwargs: Any) -> None:
+        """Remember what the model was called with, for later steps."""
+        if len(self.kept) < _KEPT and self.quantizer._observers is not None:
+            self.kept.append((args, kwargs))
+
+    def _run(
+        self, backend: Any, model: Any, batches: Iterable[Any], observers: dict[Key, Observer]
+    ) -> Iterator[int]:
         for batch in batches:
             if self.count == 0:
                 self.quantizer.place_by(batch, self.forward)
             self.count += 1
-            if self.count <= _KEPT and self.forward is None:
-                self.kept.append(batch)
             if self.count > self.done:
                 self.quantizer._observers = observers
                 backend.run(model, [batch], self.forward)

@@ -81,7 +81,10 @@ class LSQQuantizer(RangeQuantizer):
         xp = namespace(weight)
         kept = xp.to_float(weight != 0, like=weight)
         size = mean_magnitude(weight, grid) / xp.positive(mean_magnitude(kept, grid))
-        return xp.positive(2 * size / math.sqrt(grid.high)), covering(weight, grid).zero_point
+        found = covering(weight, grid)
+        if not grid.is_symmetric:  # the zero point goes with the scale
+            return found.scale, found.zero_point
+        return xp.positive(2 * size / math.sqrt(grid.high)), found.zero_point
 
     def _restart_weights(self, wrappers: Iterable[Any]) -> None:
         for wrapper in wrappers:

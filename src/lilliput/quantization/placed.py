@@ -6,6 +6,7 @@ from typing import Any
 
 from lilliput.core.quantizer import Quantizer
 from lilliput.core.state import CompressionState
+from lilliput.errors import StateError
 from lilliput.ops.qparams import Grid
 from lilliput.quantization.grids import grid_for
 from lilliput.quantization.placement import Layer, place
@@ -41,6 +42,18 @@ class PlacedQuantizer(Quantizer):
         for (name, target), spot in place(layers, flow).items():
             wrappers[name].places[target] = {"module": spot.module, "by": spot.by}
         self._is_placed = True
+        for wrapper in wrappers.values():
+            wrapper.set_attribute("placed", self._backend.tensor(1.0, wrapper))
+
+    def take_loaded(self, wrapper: Any) -> None:
+        """Refuse a checkpoint of the model whose ranges are of other places than here."""
+        if bool(wrapper.placed) != self._is_placed:
+            how = "by the flow of tensors" if wrapper.placed else "at the layers themselves"
+            raise StateError(
+                f"layer {wrapper.name!r}: in this checkpoint activations are quantized {how}, here they are "
+                "not; load quantizer.state() with load_state() before the model's state dict, or give the "
+                "same example_inputs as there."
+            )
 
     def place_by(self, batch: Any, forward: Any) -> None:
         """Decide it by the flow of a batch, unless it was decided before."""
@@ -63,6 +76,7 @@ class PlacedQuantizer(Quantizer):
     def load_state(self, state: CompressionState | Any) -> None:
         """As in :meth:`Compressor.load_state`."""
         super().load_state(state)
+        self._is_placed = any(bool(wrapper.placed) for wrapper in self.get_modules_wrapper())
         if self.is_wrapped:
             self._apply_places()
 
@@ -84,6 +98,7 @@ class PlacedQuantizer(Quantizer):
         self._leave_sites()
         sites = []
         for wrapper in self.get_modules_wrapper():
+            self._backend.hold_norm(self.bound_model, wrapper)
             own = [role for role in wrapper.roles if self._is_own(wrapper, role)]
             self._backend.keep_sites(wrapper, own)
             for target, spot in wrapper.places.items():

@@ -185,8 +185,9 @@ class PTQQuantizer(RangeQuantizer):
             super().calibrate(batches, forward, checkpoint, progress)
             self._fix_weights()
             return
-        self._undo()
         kept, batches = self._keep(batches)
+        self._undo()
+        self._forget()
         refinement = self._backend.refinement(self, kept, forward)
         try:
             self._rescale(refinement)
@@ -305,6 +306,10 @@ class PTQQuantizer(RangeQuantizer):
     def _keep(self, batches: Iterable[Any]) -> tuple[list[Any], Iterable[Any]]:
         """Return the first batches in a list, and all batches once more."""
         kept: list[Any] = []
+        if not isinstance(batches, Iterable) or self.is_tensor(batches):
+            raise ConfigError(
+                f"calibrate() received {type(batches).__name__}, expected a data loader or a list."
+            )
         rows, source = 0, iter(batches)
         for batch in source:
             kept.append(batch)

@@ -21,7 +21,7 @@ from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import fit
 from lilliput.quantization.placed import ACTIVATIONS
-from lilliput.quantization.ranges import RangeQuantizer
+from lilliput.quantization.ranges import RangeQuantizer, check_count
 from lilliput.registry import register_quantizer
 
 
@@ -56,10 +56,12 @@ class QATQuantizer(RangeQuantizer):
         freeze_norm_step: int | None = None,
         dummy_input: Any = None,
     ) -> None:
-        if not 0 <= momentum < 1:
+        if not isinstance(momentum, (int, float)) or not 0 <= momentum < 1:
             raise ConfigError(
                 f"momentum: received {momentum!r}, expected 0 up to, not including, 1."
             )
+        if freeze_norm_step is not None:
+            check_count("freeze_norm_step", freeze_norm_step)
         if freeze_norm_step is not None and example_inputs is None and dummy_input is None:
             raise ConfigError(
                 "freeze_norm_step needs example_inputs, to know which norms follow quantized layers."

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from lilliput.config.layer import LayerInfo, QuantType
-from lilliput.config.spec import QuantRule, QuantTarget, Rule
+from lilliput.config.spec import QuantRule, Rule
 from lilliput.core.state import CompressionState
 from lilliput.errors import ConfigError, StageError
 from lilliput.ops.fakequant import covering, fake_quantize, ranges
@@ -28,17 +28,26 @@ _CONVOLUTIONS = frozenset({"_ConvNd"})
 
 def _check_observer(name: Any) -> Any:
     if isinstance(name, str):
-        make_observer(name)
+        try:
+            make_observer(name)
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix("observer: ")) from None
     return name
 
 
 ObserverName = Annotated[str, AfterValidator(_check_observer)]
 
 
+def check_count(name: str, value: Any) -> None:
+    """Raise unless an argument is a whole number, 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"{name}: received {value!r}, expected a whole number, 0 or more.")
+
+
 class RangeRule(QuantRule):
     """All of the quantization keys, and how ranges are found in calibration."""
 
-    observer: ObserverName | dict[QuantTarget, ObserverName] | None = Field(
+    observer: ObserverName | dict[Literal["input", "output"], ObserverName] | None = Field(
         None, description=f"How calibration finds ranges: {', '.join(OBSERVERS)}."
     )
 
@@ -87,7 +96,7 @@ class RangeQuantizer(PlacedQuantizer):
     example_inputs: Any = None
     quant_start_step: int = 0
     current_step: int = 0
-    sample_batches: tuple[Any, ...] = ()  # the first ones of the last calibration
+    sample_inputs: tuple[Any, ...] = ()  # (args, kwargs) of the first calls in calibration
     _observers: Mapping[tuple[str, str], Any] | None = None
     _is_prepared: bool = False
 
@@ -101,8 +110,7 @@ class RangeQuantizer(PlacedQuantizer):
         *,
         dummy_input: Any = None,
     ) -> None:
-        if isinstance(quant_start_step, bool) or not isinstance(quant_start_step, int):
-            raise ConfigError(f"quant_start_step: received {quant_start_step!r}, expected a count.")
+        check_count("quant_start_step", quant_start_step)
         self.example_inputs = dummy_input if example_inputs is None else example_inputs
         self.quant_start_step = quant_start_step
         super().__init__(model, config_list, optimizer)
@@ -235,10 +243,12 @@ class RangeQuantizer(PlacedQuantizer):
         point, the file gets a scale for each channel.
         """
         grid = self.grid(wrapper, "weight")
-        is_centred = grid.is_symmetric and grid.is_signed and grid.axis is None
-        if not wrapper.norm or not is_centred:
+        layer = wrapper.layer_info
+        is_plain = grid.is_symmetric and grid.is_signed and grid.axis is None
+        is_conv = bool(layer.types & _CONVOLUTIONS) and layer.out_groups == 1
+        if not (wrapper.norm and is_plain and is_conv):
             return None
-        factor = self._backend.norm_factor(self.bound_model, wrapper.norm)
+        factor = self._backend.norm_factor(wrapper)
         # A channel that the norm multiplies by zero is rounded like the widest one.
         xp = namespace(factor)
         widest = xp.max(xp.abs(factor))
@@ -308,6 +318,7 @@ class RangeQuantizer(PlacedQuantizer):
     def _prepare_wrappers(self) -> None:
         for wrapper in self.get_modules_wrapper():
             wrapper.places, wrapper.norm = {}, ""
+            wrapper.set_attribute("placed", self._backend.tensor(0.0, wrapper))
             wrapper.is_on = wrapper.weight_is_fixed = False
             if "weight" in wrapper.roles:
                 wrapper.set_attribute("weight_coarse", self._fine(wrapper))
@@ -331,6 +342,7 @@ class RangeQuantizer(PlacedQuantizer):
 
     def take_loaded(self, wrapper: Any) -> None:
         """Know the ranges that came with a checkpoint of the model."""
+        super().take_loaded(wrapper)
         for target in ACTIVATIONS:
             if target in wrapper.roles:
                 low, high = (getattr(wrapper, f"{target}_{end}") for end in ("low", "high"))

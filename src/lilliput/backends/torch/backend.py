@@ -229,7 +229,18 @@ class TorchBackend(Backend):
         from lilliput.speedup.capture import as_inputs
 
         args, kwargs = as_inputs(example_inputs)
-        return record_flow(unwrapped(model), lambda: model(*args, **kwargs))
+        try:
+            return record_flow(unwrapped(model), lambda: model(*args, **kwargs))
+        except Exception as error:
+            raise ConfigError(
+                f"example_inputs: the model does not run on them: {type(error).__name__}: {error}"
+            ) from error
+
+    def on_call(self, model: nn.Module, task: Callable[[Any, Any], None]) -> Any:
+        """Register a forward pre hook on the model."""
+        return model.register_forward_pre_hook(
+            lambda _, args, kwargs: task(args, kwargs), with_kwargs=True
+        )
 
     def flow_of_batch(
         self, model: nn.Module, batch: Any, forward: Callable[..., Any] | None
@@ -253,10 +264,15 @@ class TorchBackend(Backend):
         module = unwrapped(model).get_submodule(path)
         return module.register_forward_hook(instrument.Site(wrapper, role), prepend=True)
 
+    def hold_norm(self, model: nn.Module, wrapper: ModuleWrapper) -> None:
+        """Keep the norm in a list: as an attribute it would be a child of the wrapper."""
+        path = getattr(wrapper, "norm", "")
+        wrapper.__dict__["_norms"] = [unwrapped(model).get_submodule(str(path))] if path else []
+
     @torch.no_grad()
-    def norm_factor(self, model: nn.Module, path: str) -> Tensor:
+    def norm_factor(self, wrapper: ModuleWrapper) -> Tensor:
         """Return ``gamma / sqrt(running_var + eps)``."""
-        norm: Any = unwrapped(model).get_submodule(path)
+        (norm,) = wrapper.__dict__["_norms"]
         factor: Tensor = torch.rsqrt(norm.running_var + norm.eps)
         return factor if norm.weight is None else factor * norm.weight
 

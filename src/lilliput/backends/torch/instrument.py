@@ -26,7 +26,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lilliput.backends.torch.weights import floating, is_sharded, raw, unshadowed
-from lilliput.errors import AlgorithmError, UnsupportedModelError
+from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
 
 SIDECAR = "lilliput"
 _ATTENTION = {"query": 0, "key": 1, "value": 2}
@@ -101,6 +101,7 @@ def attach(module: nn.Module, wrapper: Any, weight: str | None, bias: str | None
     sidecar: Any = module._modules.get(SIDECAR)
     if sidecar is None:
         sidecar = module._modules[SIDECAR] = Sidecar()
+    _check_rivals(sidecar, wrapper)
     sidecar.add(wrapper, weight, bias)
     try:
         _update(module)
@@ -109,6 +110,17 @@ def attach(module: nn.Module, wrapper: Any, weight: str | None, bias: str | None
         raise UnsupportedModelError(
             f"layer {wrapper.name!r}: its class {type(module).__name__} cannot be subclassed ({error})."
         ) from error
+
+
+def _check_rivals(sidecar: Any, wrapper: Any) -> None:
+    """Refuse to quantize what another quantizer has charge of."""
+    for other in sidecar._modules.values():
+        both = set(other.roles) & set(wrapper.roles) if other.order == wrapper.order == 1 else set()
+        if both and other.compressor is not wrapper.compressor:
+            raise StageError(
+                f"layer {wrapper.name!r}: its {min(both)} is already quantized by a "
+                f"{type(other.compressor).__name__}; strip() that one first."
+            )
 
 
 def detach(module: nn.Module, wrapper: Any) -> None:
