@@ -95,4 +95,4 @@ def test_bias_that_does_not_fit_stays_float(tmp_path):
     result, graph = export(quantized(model, x), tmp_path, x)
     assert constants(graph)["0.bias_behind"][0] == "FLOAT"
     assert not result.layers[0].integer
-    assert "its bias is too large" in result.notes[0]
+    assert "biases that are too large" in result.notes[0]

@@ -200,9 +200,10 @@ def test_named_inputs_and_two_outputs(tmp_path):
 
 def test_fixed_batch_and_batch_of_one(tmp_path):
     model, x = nn.Sequential(nn.Linear(8, 4)), torch.randn(1, 8)
-    result, graph = export(quantized(model, x), tmp_path, x)
+    quantizer = quantized(model, x)
+    result, graph = export(quantizer, tmp_path, x)
     assert execute(result.path, np.zeros((7, 8), np.float32))[0].shape == (7, 4)
-    _, graph = export(quantized(model, x), tmp_path, x, dynamic_batch=False)
+    _, graph = export(quantizer, tmp_path, x, dynamic_batch=False)
     assert graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
 
 
@@ -306,3 +307,34 @@ def test_opset_and_producer(tmp_path):
     proto = onnx.load(tmp_path / "model.onnx")
     assert {entry.domain: entry.version for entry in proto.opset_import} == {"": 21}
     assert proto.producer_name == "lilliput"
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.linear(x) if x.shape[0] > 2 else -self.linear(x)
+
+
+def test_a_model_that_takes_another_way_for_small_batches_is_refused(tmp_path):
+    model, x = Branching(), torch.randn(4, 8)
+    quantizer = quantized(model, x)
+    with pytest.raises(ExportError, match=r"dynamic_batch=False"):
+        export(quantizer, tmp_path, x)
+    assert not list(tmp_path.iterdir())
+
+
+def test_inputs_that_lead_to_nan_are_refused(tmp_path):
+    model, x = nn.Sequential(nn.Linear(8, 4)), torch.randn(2, 8)
+    quantizer = quantized(model, x)
+    with pytest.raises(ExportError, match="NaN"):
+        export(quantizer, tmp_path, torch.full((2, 8), torch.nan))
+
+
+def test_a_second_quantizer_for_the_same_tensors_is_refused():
+    model, x = nn.Sequential(nn.Linear(8, 4)), torch.randn(2, 8)
+    quantized(model, x)
+    with pytest.raises(RuntimeError, match="already quantized by a FixedQuantizer"):
+        quantized(model, x)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from lilliput.core.quantizer import Quantizer
 from lilliput.core.state import CompressionState
-from lilliput.errors import StateError
 from lilliput.ops.qparams import Grid
 from lilliput.quantization.grids import grid_for
 from lilliput.quantization.placement import Layer, place
+
+log = logging.getLogger("lilliput")
 
 ACTIVATIONS = ("input", "output")
 
@@ -45,15 +47,20 @@ class PlacedQuantizer(Quantizer):
         for wrapper in wrappers.values():
             wrapper.set_attribute("placed", self._backend.tensor(1.0, wrapper))
 
-    def take_loaded(self, wrapper: Any) -> None:
-        """Refuse a checkpoint of the model whose ranges are of other places than here."""
-        if bool(wrapper.placed) != self._is_placed:
-            how = "by the flow of tensors" if wrapper.placed else "at the layers themselves"
-            raise StateError(
-                f"layer {wrapper.name!r}: in this checkpoint activations are quantized {how}, here they are "
-                "not; load quantizer.state() with load_state() before the model's state dict, or give the "
-                "same example_inputs as there."
-            )
+    def agrees(self, wrapper: Any) -> bool:
+        """Whether the ranges of a loaded checkpoint of the model are of the same places as here."""
+        if bool(wrapper.placed) == self._is_placed:
+            return True
+        how = "by the flow of tensors" if wrapper.placed else "at the layers themselves"
+        log.warning(
+            "%s: in the checkpoint that was loaded, activations of layer %r are quantized %s, here they "
+            "are not, so its ranges are not used; call load_state() with quantizer.state() as well, or "
+            "give the same example_inputs as there.",
+            type(self).__name__,
+            wrapper.name,
+            how,
+        )
+        return False
 
     def place_by(self, batch: Any, forward: Any) -> None:
         """Decide it by the flow of a batch, unless it was decided before."""

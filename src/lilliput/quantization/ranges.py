@@ -342,11 +342,11 @@ class RangeQuantizer(PlacedQuantizer):
 
     def take_loaded(self, wrapper: Any) -> None:
         """Know the ranges that came with a checkpoint of the model."""
-        super().take_loaded(wrapper)
+        agrees = self.agrees(wrapper)
         for target in ACTIVATIONS:
             if target in wrapper.roles:
                 low, high = (getattr(wrapper, f"{target}_{end}") for end in ("low", "high"))
-                setattr(wrapper, f"{target}_is_known", bool(low != 0 or high != 0))
+                setattr(wrapper, f"{target}_is_known", agrees and bool(low != 0 or high != 0))
 
     def set_range(self, wrapper: Any, target: str, low: float, high: float) -> None:
         """Fix the range of a layer's input or output."""
