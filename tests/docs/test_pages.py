@@ -13,7 +13,7 @@ import lilliput
 REPO = Path(lilliput.__file__).parent.parent.parent
 RUN = ["README.md", "docs/config.md", "docs/custom_algorithms.md", "docs/migrating_from_nni.md"]
 RUN += ["docs/train_save_export.md", "docs/sensitivity.md"]
-RUN += ["docs/structured_pruning.md", "docs/channel_groups.md"]
+RUN += ["docs/structured_pruning.md", "docs/channel_groups.md", "docs/quantization.md"]
 PAGES = sorted(
     p.relative_to(REPO).as_posix() for p in [*REPO.glob("*.md"), *REPO.glob("docs/*.md")]
 )

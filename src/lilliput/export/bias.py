@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from lilliput.export.graph import Draft, array_of, integer_attribute, producer
 from lilliput.export.integers import Array, Stored, name_of, read
+from lilliput.export.propagate import MOVERS
 
 _LARGEST = 2**31 - 1
 _ROOMY = 2**30
@@ -28,6 +29,8 @@ def quantize_biases(draft: Draft) -> None:
 
 def _input_scale(value: ir.Value | None) -> Array | None:
     """Return the scale of an activation that comes from integers, None if it does not."""
+    while value is not None and (maker := value.producer()) is not None and maker.op_type in MOVERS:
+        value = maker.inputs[0]
     node = producer(value, "DequantizeLinear")
     if node is None or array_of(node.inputs[0]) is not None:
         return None
