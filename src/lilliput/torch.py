@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lilliput import _HOMES
 from lilliput.errors import MissingExtraError
 
 try:
@@ -82,47 +83,8 @@ if TYPE_CHECKING:
 # Loaded when they are first used: importing is to be quick.
 _LAZY = {
     "lilliput.export": ("ExportResult", "export_onnx"),
-    "lilliput.pruning": (
-        "AGPPruner",
-        "AGP_Pruner",
-        "AGPruner",
-        "ActivationAPoZRankFilterPruner",
-        "ActivationAPoZRankPruner",
-        "ActivationMeanRankFilterPruner",
-        "ActivationMeanRankPruner",
-        "ChannelMasker",
-        "ChannelPruner",
-        "FPGMPruner",
-        "L1FilterPruner",
-        "L1NormPruner",
-        "L2FilterPruner",
-        "L2NormPruner",
-        "LevelPruner",
-        "LinearPruner",
-        "OneShotPruner",
-        "ScoreMasker",
-        "SensitivityAnalysis",
-        "SensitivityPruner",
-        "SlimPruner",
-        "TaylorFOWeightFilterPruner",
-        "TaylorFOWeightPruner",
-    ),
-    "lilliput.quantization": (
-        "BNNQuantizer",
-        "DoReFaQuantizer",
-        "LSQPlusQuantizer",
-        "LSQQuantizer",
-        "LsqPlusQuantizer",
-        "LsqQuantizer",
-        "NaiveQuantizer",
-        "ObserverQuantizer",
-        "PTQQuantizer",
-        "PtqQuantizer",
-        "QATQuantizer",
-        "QAT_Quantizer",
-        "QATquantizer",
-        "RangeQuantizer",
-    ),
+    "lilliput.pruning": _HOMES["lilliput.pruning"],
+    "lilliput.quantization": _HOMES["lilliput.quantization"],
     "lilliput.report.quantization": ("QuantizationReport", "quantization_report"),
     "lilliput.speedup.collect": ("channel_groups",),
     "lilliput.speedup.groups": ("ChannelGroups",),

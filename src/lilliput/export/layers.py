@@ -161,3 +161,15 @@ def count_macs(op: str, first: Sequence[int], second: Sequence[int], output: Seq
     if op == "ConvTranspose":
         return prod(first) * prod(second[1:])
     return prod(output) * first[-1]
+
+
+def some_of(names: list[str], count: int = 4) -> str:
+    """Return a few of many names.
+
+    Examples
+    --------
+    >>> some_of(["a", "b", "c"], count=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lilliput.export.layers import Layer
+from lilliput.export.layers import Layer, some_of
 from lilliput.export.run import FAST, Agreement
 from lilliput.export.saturation import Guarded
 
@@ -105,11 +105,11 @@ class ExportResult:
         open_ = [row.layer for row in self.guarded if row.worst_after >= row.worst]
         if mended:
             lines.append(
-                f"  coarser weights, or 16-bit sums would saturate on this CPU: {_some(mended)}"
+                f"  coarser weights, or 16-bit sums would saturate on this CPU: {some_of(mended)}"
             )
         if open_:
             lines.append(
-                f"  16-bit sums may saturate on this CPU, and the algorithm cannot help: {_some(open_)}"
+                f"  16-bit sums may saturate on this CPU, and the algorithm cannot help: {some_of(open_)}"
             )
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
@@ -130,11 +130,6 @@ def _table(layers: list[Layer]) -> list[str]:
         + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-
-
-def _some(names: list[str], count: int = 4) -> str:
-    more = f" and {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(names[:count]) + more
 
 
 def _steps(count: float) -> str:

@@ -13,11 +13,10 @@ from lilliput.errors import ExportError, nearest
 from lilliput.export.flatten import flatten_linears
 from lilliput.export.graph import Draft, array_of, integer_attribute, layers_of, producer
 from lilliput.export.integers import name_of, read
-from lilliput.export.layers import Layer, integer_type
+from lilliput.export.layers import Layer, integer_type, some_of
 
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT16)
 _FOUR_BITS = {ir.DataType.INT4: ir.DataType.INT8, ir.DataType.UINT4: ir.DataType.UINT8}
-_NAMED = 4
 
 
 def check_target(target: Any) -> str:
@@ -96,7 +95,7 @@ def widen_weights(draft: Draft) -> None:
             widened.append(str(node.name))
     if widened:
         draft.notes.append(
-            f"{_some(widened)}: weights of four bits or less are stored in eight, because integer "
+            f"{some_of(widened)}: weights of four bits or less are stored in eight, because integer "
             "kernels multiply eight bits; target='generic' packs them."
         )
 
@@ -157,37 +156,31 @@ def find_notes(layers: list[Layer], draft: Draft, target: str) -> list[str]:
     signed = [str(n.name) for n in layers_of(draft.graph) if integer_type(n.inputs[0]) in _SIGNED]
     if signed:
         notes.append(
-            f"{_some(signed)}: signed activations. CPUs without VNNI add up pairs of products in 16 "
+            f"{some_of(signed)}: signed activations. CPUs without VNNI add up pairs of products in 16 "
             "bits and saturate (measured 12 dB instead of 32 on ResNet-18), and ONNX Runtime leaves "
             "layers in float; use quant_dtype 'uint' for inputs and outputs."
         )
     open_ended = [x.name for x in layers if x.reason == "its output is not quantized"]
     if open_ended and target == "onnxruntime":
         notes.append(
-            f"{_some(open_ended)}: the output is not quantized, so ONNX Runtime computes these in "
+            f"{some_of(open_ended)}: the output is not quantized, so ONNX Runtime computes these in "
             "float (ResNet-18: 0.94 times the speed of float instead of 1.86). Give example_inputs to "
             "the quantizer, or 'output' in quant_types."
         )
     only = [x.name for x in layers if x.weight_only and x.op != "MatMul"]
     if only:
         notes.append(
-            f"{_some(only)}: only the weight is quantized: a smaller file, but no faster. Add 'input' "
+            f"{some_of(only)}: only the weight is quantized: a smaller file, but no faster. Add 'input' "
             "and 'output' to quant_types."
         )
     unpacked = [x.name for x in layers if x.op == "MatMul" and x.weight_only]
     if unpacked:
         notes.append(
-            f"{_some(unpacked)}: only the weight is quantized. This is faster for single rows (3 times "
+            f"{some_of(unpacked)}: only the weight is quantized. This is faster for single rows (3 times "
             "in ONNX Runtime) but not for many: with 128 rows, four bits are as fast as float and "
             "eight are slower (0.7). Add 'input' and 'output' to quant_types for batches."
         )
     return notes
-
-
-def _some(names: list[str]) -> str:
-    """Return a few of many names."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 @dataclass(frozen=True)
