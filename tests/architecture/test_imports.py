@@ -29,15 +29,20 @@ def test_the_engine_and_the_algorithms_import_no_framework(folder):
     for path in files:
         for name in imports_of(path):
             assert name.partition(".")[0] not in FRAMEWORKS, f"{path} imports {name}"
-            assert not name.startswith(("lilliput.backends.torch", "lilliput.torch")), (
-                f"{path}: {name}"
+            own = (
+                "lilliput.backends.torch",
+                "lilliput.torch",
+                "lilliput.backends.keras",
+                "lilliput.keras",
             )
+            assert not name.startswith(own), f"{path}: {name}"
 
 
-def test_a_backend_imports_no_other_framework():
-    for path in (ROOT / "backends" / "torch").rglob("*.py"):
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_a_backend_imports_no_other_framework(framework):
+    for path in (ROOT / "backends" / framework).rglob("*.py"):
         for name in imports_of(path):
-            assert name.partition(".")[0] not in FRAMEWORKS - {"torch"}, f"{path} imports {name}"
+            assert name.partition(".")[0] not in FRAMEWORKS - {framework}, f"{path} imports {name}"
 
 
 def test_nobody_imports_the_bridges_to_other_toolkits():
@@ -93,3 +98,15 @@ def test_a_missing_torch_is_said_in_one_line():
     )
     expected = "MissingExtraError lilliput.torch needs PyTorch: pip install 'lilliput[torch]'"
     assert in_a_fresh_process(code).strip() == expected
+
+
+def test_keras_on_another_backend_works_without_torch():
+    pytest.importorskip("jax")
+    code = (
+        "import os, sys; sys.modules['torch'] = None; os.environ['KERAS_BACKEND'] = 'jax'\n"
+        "import keras\nfrom lilliput.keras import LevelPruner\n"
+        "model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])\n"
+        "LevelPruner(model, [{'sparsity': 0.5}]).compress()\n"
+        "print(int(keras.ops.sum(model.layers[0].kernel == 0)), 'tensorflow' in sys.modules)"
+    )
+    assert in_a_fresh_process(code).strip() == "10 False"

@@ -7,6 +7,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lilliput.backends.foreign import explain_foreign
 from lilliput.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -19,16 +20,17 @@ def backend_of(model: Any) -> Backend:
     Only frameworks that are already imported are asked: a model cannot exist without its framework.
     Keras is asked first, since a Keras model on torch is a torch module too.
     """
+    foreign = explain_foreign(model)
+    if foreign is not None:
+        raise UnsupportedModelError(foreign)
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(model, keras.Model):
-        raise UnsupportedModelError(
-            "this version of Lilliput compresses torch models, not Keras ones."
-        )
+        return backend_named("keras")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         return backend_named("torch")
     raise UnsupportedModelError(
-        f"received {type(model).__name__!r} as the model, expected a torch.nn.Module."
+        f"received {type(model).__name__!r} as the model, expected a torch.nn.Module or a keras.Model."
     )
 
 

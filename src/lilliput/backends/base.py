@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.core.grad import QuantGrad
+from lilliput.errors import StageError
 from lilliput.ops.flow import Flow
 
 
@@ -67,6 +68,13 @@ class Backend(ABC):
     @abstractmethod
     def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Call ``task()`` before each optimizer step; return a removable handle."""
+
+    def callback(self, compressor: Any) -> Any:
+        """Return what a training loop of the framework's own calls on behalf of a compressor."""
+        raise StageError(
+            f"callback() is for Keras models; with {self.name}, give the compressor the optimizer, or "
+            "call step() and update_epoch() yourself."
+        )
 
     @abstractmethod
     def parameters(self, model: Any) -> dict[str, LayerInfo]:
@@ -181,6 +189,10 @@ class Backend(ABC):
         self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
     ) -> Any:
         """Return what changes the parameters under a quantizer so that less is lost by it."""
+
+    def processes(self) -> int:
+        """Return how many processes work together."""
+        return 1
 
     @abstractmethod
     def process_index(self) -> int:

@@ -66,8 +66,8 @@ class LayerInfo:
         never seen (``out_proj`` of ``MultiheadAttention``).
     config : dict
         The rule that took this layer, filled in by selection.
-    out_axis : int
-        The axis of the weight that counts output channels.
+    out_axis, in_axis : int
+        The axes of the weight that count output and input channels.
     out_groups : int
         How many blocks of output channels lie behind each other on the other axis: the groups of a
         transposed convolution.
@@ -88,6 +88,7 @@ class LayerInfo:
     out_groups: int = 1
     channel_axis: int = -1
     is_parameter: bool = False
+    in_axis: int = 1
 
     @property
     def module(self) -> Any:

@@ -235,6 +235,12 @@ class Compressor(OlderNames):
         if self.is_wrapped:
             self._follow_optimizer()
 
+    def callback(self) -> Any:
+        """Return a callback that follows ``model.fit`` of a Keras model: its epochs and its steps."""
+        if self._backend is None:
+            raise StageError("callback() came before a model was bound; call compress() first.")
+        return self._backend.callback(self)
+
     def state(self) -> CompressionState:
         """Return masks, scales and progress as data that can be saved; see CompressionState."""
         if self._wrappers is None:

@@ -76,6 +76,9 @@ def namespace(tensor: Tensor) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return sys.modules.get("lilliput.backends.torch.ops") or _torch_ops()
+    keras = sys.modules.get("keras")
+    if keras is not None and (isinstance(tensor, keras.Variable) or keras.ops.is_tensor(tensor)):
+        return import_module("lilliput.backends.keras.ops")
     raise TypeError(f"expected a tensor of a supported framework, received {type(tensor)!r}.")
 
 

@@ -85,6 +85,8 @@ class CollectingPruner(ChannelPruner):
         NNI's ``trainer(model, optimizer, criterion, epoch)``; ``compress()`` runs it once.
     """
 
+    backends = ("torch",)
+
     takes: ClassVar[tuple[str, ...]] = ("training_batches",)  # arguments of the criterion
 
     def __init__(

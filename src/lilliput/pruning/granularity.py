@@ -34,13 +34,15 @@ def prune_pattern(
     xp = namespace(score)
     if isinstance(granularity, str):
         kept, of = map(int, granularity.split(":"))
-        pattern = keep_n_of_m(score, kept, of, axis=_in_axis(layer))
+        pattern = keep_n_of_m(score, kept, of, axis=layer.in_axis)
         most = xp.size(score) - xp.count_nonzero(pattern)
         ranked = xp.where(pattern == 0, score, math.inf)
         return prune_smallest(ranked, min(prune_count(xp.size(score), sparsity), most))
+    axes = (layer.out_axis, layer.in_axis)
+    score = xp.moveaxis(score, axes, (0, 1))
     blocks = block_scores(score, granularity)
     mask = prune_smallest(blocks, prune_count(xp.size(blocks), sparsity))
-    return expand_blocks(mask, granularity, xp.shape(score))
+    return xp.moveaxis(expand_blocks(mask, granularity, xp.shape(score)), (0, 1), axes)
 
 
 def find_misfit(layer: LayerInfo) -> str | None:
@@ -58,20 +60,17 @@ def find_misfit(layer: LayerInfo) -> str | None:
     if len(layer.shape) < 2:
         return f"layer {layer.name!r} has a weight of one axis, where there are no patterns; exclude it."
     if isinstance(granularity, str):
-        size, of = layer.shape[_in_axis(layer)], int(granularity.split(":")[1])
+        size, of = layer.shape[layer.in_axis], int(granularity.split(":")[1])
         if size % of:
             return (
                 f"layer {layer.name!r} has {size} inputs, which {of} does not divide; exclude it."
             )
         return None
-    if any(size % part for size, part in zip(layer.shape, granularity, strict=False)):
+    sides = (layer.shape[layer.out_axis], layer.shape[layer.in_axis])
+    if any(size % part for size, part in zip(sides, granularity, strict=True)):
         shape = "×".join(map(str, layer.shape))
         blocks = "×".join(map(str, granularity))
         return (
             f"layer {layer.name!r} is {shape}, which blocks of {blocks} do not divide; exclude it."
         )
     return None
-
-
-def _in_axis(layer: LayerInfo) -> int:
-    return 1 - layer.out_axis

@@ -97,6 +97,8 @@ class SlimPruner(ChannelPruner):
         Weight of the penalty.
     """
 
+    backends = ("torch",)
+
     masker_type = SlimMasker
     default_types = SlimMasker.default_types
     tracked = ("now_epoch",)

@@ -48,7 +48,7 @@ def grid_for(config: Mapping[str, Any], target: str, layer: LayerInfo | None = N
     if target == "weight" and granularity == "per_channel":
         axis = layer.out_axis if layer else 0
     elif target == "weight" and granularity == "per_group":
-        axis = 1 if layer is None or layer.out_axis == 0 else 0
+        axis = layer.in_axis if layer else 1
         group_size = config.get("group_size")
     bits = bits_of(config, target)
     return Grid(bits, is_signed, is_symmetric, bool(narrow), axis, group_size)

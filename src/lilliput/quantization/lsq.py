@@ -44,6 +44,8 @@ class LSQQuantizer(RangeQuantizer):
         without weight decay.
     """
 
+    backends = ("torch",)
+
     learns_offset: ClassVar[bool] = False
 
     def _prepare_wrappers(self) -> None:

@@ -125,6 +125,8 @@ class QATQuantizer(RangeQuantizer):
 
     def _share_ranges(self) -> None:
         """Average the ranges over the processes that train together, in one exchange."""
+        if self._backend.processes() == 1:
+            return
         spots = [
             (wrapper, target)
             for wrapper in self.get_modules_wrapper()

@@ -297,6 +297,12 @@ class TorchBackend(Backend):
             quantizer, batches, forward, lambda: self.flow_of_batch(model, batches[0], forward)
         )
 
+    def processes(self) -> int:
+        """Return the size of the default process group."""
+        distributed = torch.distributed
+        is_one = not (distributed.is_available() and distributed.is_initialized())
+        return 1 if is_one else distributed.get_world_size()
+
     def process_index(self) -> int:
         """Return the rank in the default process group."""
         distributed = torch.distributed

@@ -88,7 +88,7 @@ def _axes(module: nn.Module) -> dict[str, Any]:
     if isinstance(module, nn.modules.conv._ConvNd):
         axes: dict[str, Any] = {"channel_axis": -1 - len(module.kernel_size)}
         if module.transposed:
-            axes |= {"out_axis": 1, "out_groups": module.groups}
+            axes |= {"out_axis": 1, "in_axis": 0, "out_groups": module.groups}
         return axes
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         # The input of a BatchNorm1d is (N, C) or (N, C, L): the axis from the start is the same.
@@ -96,7 +96,7 @@ def _axes(module: nn.Module) -> dict[str, Any]:
     is_transposed = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or (
         type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
     )
-    return {"out_axis": 1} if is_transposed else {}
+    return {"out_axis": 1, "in_axis": 0} if is_transposed else {}
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -1,0 +1,368 @@
+"""The Keras backend: find layers, wrap them, follow training, keep pruned weights at zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from lilliput.backends.base import Backend
+from lilliput.backends.keras import files, instrument, running
+from lilliput.backends.keras import model as models
+from lilliput.backends.keras.discover import (
+    DEFAULT_TYPES,
+    discover,
+    find_parameters,
+    layers_by_path,
+)
+from lilliput.backends.keras.flow import flow_of
+from lilliput.backends.keras.functions import retrace
+from lilliput.backends.keras.grad import with_gradient
+from lilliput.backends.keras.masks import apply_masks, check_quantizers, fault_of
+from lilliput.backends.keras.scopes import sync
+from lilliput.backends.keras.variables import raw, tensor_of
+from lilliput.backends.keras.wrapper import (
+    ModuleWrapper,
+    PrunerModuleWrapper,
+    QuantizerModuleWrapper,
+)
+from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.core.grad import QuantGrad
+from lilliput.errors import AlgorithmError, ConfigError, StageError, UnsupportedModelError
+from lilliput.ops.flow import Flow
+
+Tensor = Any
+
+_WRAPPERS = {
+    "compressor": ModuleWrapper,
+    "pruner": PrunerModuleWrapper,
+    "quantizer": QuantizerModuleWrapper,
+}
+
+
+class KerasBackend(Backend):
+    """What the engine needs, done with Keras."""
+
+    name = "keras"
+    default_types = DEFAULT_TYPES
+
+    # -- layers --------------------------------------------------------------------------------------
+
+    def layers(self, model: Any) -> list[LayerInfo]:
+        """Return every layer that could be compressed; see :mod:`discover`."""
+        return discover(model)
+
+    def parameters(self, model: Any) -> dict[str, LayerInfo]:
+        """Return each variable that is trained under all its full names."""
+        return find_parameters(model)
+
+    def is_known_type(self, name: str) -> bool:
+        """Whether ``keras.layers`` has a class of that name."""
+        return isinstance(getattr(keras.layers, name, None), type)
+
+    def wrap(self, kind: str, layer: LayerInfo, compressor: Any) -> ModuleWrapper:
+        """Return a new wrapper; the model stays untouched."""
+        for owner in layer.owners:
+            policy = getattr(owner.module, "quantization_mode", None)
+            if policy is not None:
+                raise UnsupportedModelError(
+                    f"layer {layer.name!r} was quantized by Keras itself ({policy}), which replaced its "
+                    "weights; compress the float model."
+                )
+        return _WRAPPERS[kind](layer, compressor)
+
+    def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
+        """Do nothing: variables of Keras never share memory."""
+
+    def check_unchanged(self, model: Any, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Raise if a layer was replaced since the wrappers were made."""
+        layers = {layer.name: layer for layer in discover(model)}
+        parameters = find_parameters(model)
+        for wrapper in wrappers:
+            current = parameters if wrapper.layer_info.is_parameter else layers
+            found = current.get(wrapper.name)
+            owners = [] if found is None else [owner.module for owner in found.owners]
+            if owners != [owner.module for owner in wrapper.layer_info.owners]:
+                raise StageError(
+                    f"layer {wrapper.name!r} was replaced after the compressor was made; make the "
+                    "compressor when the model is complete."
+                )
+
+    def attach(self, wrapper: ModuleWrapper) -> None:
+        """Shadow the layer's attributes, in every layer that owns them."""
+        models.enter(wrapper.compressor.bound_model, wrapper.compressor)
+        for owner in wrapper.layer_info.owners:
+            instrument.attach(owner.module, wrapper, owner.weight_name, owner.bias_name)
+
+    def detach(self, wrapper: ModuleWrapper) -> None:
+        """Take the shadow away."""
+        sync(wrapper.compressor.bound_model)
+        for owner in wrapper.layer_info.owners:
+            instrument.detach(owner.module, wrapper)
+
+    def announce_buffers(self, model: Any) -> None:
+        """Forget the graphs that were traced before; leave a model without wrappers alone."""
+        models.leave_idle(model)
+        retrace(model)
+
+    # -- masks ---------------------------------------------------------------------------------------
+
+    def settle(self, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Leave the pruned zeros in the raw weights, or refuse where a quantizer would move them."""
+        check_quantizers(wrappers)
+        self.apply_masks(wrappers)
+
+    def to_mask(self, keep: Any, wrapper: ModuleWrapper) -> Any:
+        """Return a NumPy array of booleans as it is."""
+        return np.asarray(keep)
+
+    def check_mask(self, wrapper: ModuleWrapper, key: str, mask: Any) -> str | None:
+        """Return what is wrong with a mask, or None."""
+        return fault_of(wrapper, key, mask)
+
+    def apply_masks(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
+        """Zero the pruned weights, and the optimizer's memory of them."""
+        apply_masks(wrappers, optimizer)
+
+    def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Do nothing: without gradient and memory, no optimizer of Keras moves a zero."""
+
+    def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
+        """Return the raw weight with its masks applied."""
+        weight = ops.stop_gradient(tensor_of(wrapper.weight))
+        mask = instrument.mask_of(wrapper.module, str(wrapper.layer_info.weight_name))
+        return weight if mask is None else weight * ops.cast(mask, weight.dtype)
+
+    # -- following the training ------------------------------------------------------------------------
+
+    def on_forward(self, wrapper: ModuleWrapper, collector: Callable[..., Any]) -> list[Any]:
+        """Register the collector on every layer that owns the weight."""
+        owners = wrapper.layer_info.owners
+        return [instrument.Collector(wrapper, collector).add_to(o.module) for o in owners]
+
+    def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
+        """Do the task after each step of an optimizer; see :mod:`model`."""
+        model = getattr(getattr(task, "__self__", None), "bound_model", None)
+        return models.OptimizerTask(optimizer, task, model)
+
+    def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
+        """Refuse: in a graph, nothing comes between gradients and the step."""
+        raise UnsupportedModelError(
+            "this algorithm looks at gradients before each step, which it does on torch models only."
+        )
+
+    def callback(self, compressor: Any) -> Any:
+        """Return a callback that follows ``fit`` on behalf of a compressor."""
+        return models.CompressionCallback(compressor)
+
+    def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Raise if this is no optimizer of Keras, or it is built for other variables."""
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise ConfigError(
+                f"optimizer: received {type(optimizer).__name__!r}, expected a keras.optimizers.Optimizer "
+                "(model.optimizer), or none: then give fit the callback of the compressor."
+            )
+        held = {id(v) for v in getattr(optimizer, "_trainable_variables", ())}
+        weights = [raw(w.module, name) for w in wrappers if (name := w.layer_info.weight_name)]
+        if optimizer.built and weights and not any(id(v) in held for v in weights):
+            raise ConfigError(
+                "optimizer: it holds none of the weights to compress; was it made for another model?"
+            )
+
+    def adopt(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
+        """Do nothing: no algorithm adds variables of its own that are trained."""
+        return []
+
+    def gradient(self, wrapper: ModuleWrapper) -> Any:
+        """Return None: Keras keeps no gradients."""
+        return None
+
+    def pull_to_zero(self, wrappers: Sequence[ModuleWrapper], scale: float) -> None:
+        """Refuse, as :meth:`before_step` does."""
+        raise UnsupportedModelError("this algorithm changes gradients: on torch models only.")
+
+    # -- running -------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        model: Any,
+        batches: Iterable[Any],
+        forward: Callable[..., Any] | None,
+        task: Callable[[], None] | None = None,
+    ) -> None:
+        """Run batches in inference mode."""
+        if task is not None:
+            raise UnsupportedModelError("this algorithm needs gradients: on torch models only.")
+        running.run(model, batches, forward)
+
+    def on_call(self, model: Any, task: Callable[[Any, Any], None]) -> Any:
+        """Call ``task(args, kwargs)`` before each call of a model under compression."""
+        return models.Watcher(model, task)
+
+    def flow(self, model: Any, example_inputs: Any) -> Flow:
+        """Return how tensors flow through the model, from its graph."""
+        return flow_of(model, example_inputs)
+
+    def flow_of_batch(self, model: Any, batch: Any, forward: Callable[..., Any] | None) -> Flow:
+        """Do the same; only a subclassed model needs the batch for it."""
+        return flow_of(model, running.inputs_of(batch))
+
+    def keep_sites(self, wrapper: ModuleWrapper, roles: Collection[str]) -> None:
+        """Quantize activations at the layers that own the weight only if ``roles`` names them."""
+        for owner in wrapper.layer_info.owners:
+            sidecar = instrument.sidecar_of(owner.module)
+            if sidecar is not None:
+                sidecar.keep_sites(wrapper, roles)
+        retrace(wrapper.compressor.bound_model)
+
+    def add_site(self, model: Any, path: str, wrapper: ModuleWrapper, role: str) -> Any:
+        """Quantize what another layer returns."""
+        retrace(model)
+        return instrument.Site(wrapper, role).add_to(layers_by_path(model)[path])
+
+    # -- batch norms ---------------------------------------------------------------------------------
+
+    def hold_norm(self, model: Any, wrapper: ModuleWrapper) -> None:
+        """Keep the norm with the wrapper."""
+        path = getattr(wrapper, "norm", "")
+        wrapper.__dict__["_norm"] = layers_by_path(model)[path] if path else None
+
+    def norm_factor(self, wrapper: ModuleWrapper) -> Tensor:
+        """Return ``gamma / sqrt(moving_variance + epsilon)``."""
+        norm = wrapper.__dict__["_norm"]
+        variance = ops.stop_gradient(tensor_of(norm.moving_variance))
+        factor = ops.rsqrt(variance + norm.epsilon)
+        gamma = raw(norm, "gamma")
+        if gamma is None:
+            return factor
+        return factor * ops.stop_gradient(tensor_of(gamma))
+
+    def freeze_norms(self, model: Any, paths: Iterable[str]) -> list[Any]:
+        """Make norms use their running statistics in training."""
+        layers = layers_by_path(model)
+        frozen = [instrument.Freezer().add_to(layers[path]) for path in paths]
+        retrace(model)
+        return frozen
+
+    def thaw_norms(self, model: Any, paths: Iterable[str]) -> None:
+        """Do nothing but forget the graphs: there is no mode to put back."""
+        retrace(model)
+
+    def refinement(
+        self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
+    ) -> Any:
+        """Refuse what changes parameters in calibration."""
+        raise UnsupportedModelError(
+            "equalize, smooth, adaround and bias_correction are for torch models; leave them out."
+        )
+
+    # -- one process -----------------------------------------------------------------------------------
+
+    def sum_over_processes(self, tensor: Any) -> Any:
+        """Return the tensor: there is one process."""
+        return tensor
+
+    def process_index(self) -> int:
+        """Return 0."""
+        return 0
+
+    def average(self, tensors: Sequence[Any]) -> bool:
+        """Return False: there is one process."""
+        return False
+
+    def reduce(self, array: Any, how: str) -> Any:
+        """Return the array: there is one process."""
+        return array
+
+    # -- tensors ---------------------------------------------------------------------------------------
+
+    def tensor(self, value: float, wrapper: ModuleWrapper) -> Tensor:
+        """Return a number as a float32 tensor."""
+        return ops.convert_to_tensor(value, dtype="float32")
+
+    def parameter(self, value: Any) -> Any:
+        """Refuse: a built model of Keras takes no new variables to train."""
+        raise UnsupportedModelError(
+            "this algorithm trains its own parameters: on torch models only."
+        )
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value is a tensor, a variable or a NumPy array."""
+        return isinstance(value, (keras.Variable, np.ndarray)) or bool(ops.is_tensor(value))
+
+    def no_grad(self) -> AbstractContextManager[Any]:
+        """A context in which no gradient is recorded."""
+        return running.no_grad()
+
+    def quantize(
+        self,
+        tensors: tuple[Tensor, ...],
+        function: Callable[..., Any],
+        rule: type[QuantGrad] | None,
+        quant_type: QuantType,
+    ) -> tuple[Tensor, ...]:
+        """Return what ``function`` makes of the tensors, with the gradient that ``rule`` prescribes."""
+        seen = tensors if rule is None else tuple(ops.stop_gradient(x) for x in tensors)
+        answer = function(*seen)
+        results = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+        for result in results:
+            if not ops.is_tensor(result):
+                raise AlgorithmError(
+                    f"a quantizer returned {type(result).__name__} for a layer's {quant_type.value}; "
+                    "expected a tensor."
+                )
+        if rule is None or len(results) != len(tensors):  # the caller refuses the latter
+            return results
+        pairs = zip(tensors, results, strict=True)
+        return tuple(with_gradient(x, ops.cast(y, x.dtype), rule, quant_type) for x, y in pairs)
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def export(
+        self,
+        model: Any,
+        wrappers: Sequence[Any],
+        model_path: str,
+        mask_path: str | None,
+        onnx_path: str | None,
+        input_shape: tuple[int, ...] | None,
+        device: Any,
+    ) -> None:
+        """Write the compressed model as a plain one; see :mod:`files`."""
+        files.export_plain(model, wrappers, model_path, mask_path, onnx_path)
+
+    def dump_tensors(self, tensors: dict[str, Any]) -> bytes:
+        """Return tensors as the bytes of a safetensors file."""
+        return files.dump_tensors(tensors)
+
+    def parse_tensors(self, data: bytes) -> dict[str, Any]:
+        """Return the tensors of a safetensors file, as NumPy arrays."""
+        return files.parse_tensors(data)
+
+
+def strip(model: Any) -> Any:
+    """Leave a compressed model as a plain one, and return it.
+
+    Pruned weights are zeros; after a quantizer the weights are the trained float ones.
+
+    Examples
+    --------
+    >>> import keras
+    >>> from lilliput.keras import LevelPruner
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    >>> model = LevelPruner(model, [{"sparsity": 0.5}]).compress()
+    >>> int(keras.ops.sum(strip(model).layers[0].kernel == 0))
+    8
+    """
+    for compressor in reversed(models.compressors_of(model)):
+        compressor.strip()
+    return model
+
+
+def create() -> KerasBackend:
+    """Return the backend; the one name every backend module has."""
+    return KerasBackend()

@@ -1,0 +1,61 @@
+"""Gradients of quantization: straight through, or as the user's QuantGrad says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras import ops
+
+from lilliput.backends.keras.variables import tensor_of
+from lilliput.config.layer import QuantType
+from lilliput.core.grad import QuantGrad
+
+Tensor = Any
+
+
+def with_backward(
+    forward: Callable[..., Tensor], backward: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
+) -> Tensor:
+    """Return ``forward(*tensors)``, whose gradients are ``backward(upstream, output, *tensors)``.
+
+    Everything that either of them needs has to be among the tensors: a variable, or a value of
+    another graph, that they know from elsewhere is refused by TensorFlow and lost on torch.
+    """
+
+    def run(*inputs: Tensor) -> tuple[Tensor, Callable[..., Any]]:
+        output = forward(*inputs)
+
+        def grad(*args: Tensor, upstream: Tensor = None) -> Any:
+            if upstream is None:
+                (upstream,) = args
+            found = backward(upstream, output, *inputs)
+            return found if len(found) > 1 else found[0]
+
+        return output, grad
+
+    return ops.custom_gradient(run)(*[tensor_of(x) for x in tensors])
+
+
+def straight_through(tensor: Tensor, quantized: Tensor) -> Tensor:
+    """Return ``quantized``, with the gradient going to ``tensor`` unchanged."""
+    return with_backward(lambda x, y: ops.identity(y), lambda g, *_: (g, g), tensor, quantized)
+
+
+def map_gradient(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the tensor itself, whose gradient goes through ``function`` on its way back."""
+    return with_backward(ops.identity, lambda g, *_: (function(g),), tensor)
+
+
+def with_gradient(
+    tensor: Tensor, quantized: Tensor, rule: type[QuantGrad], quant_type: QuantType
+) -> Tensor:
+    """Return ``quantized``, with the gradient going to ``tensor`` through a QuantGrad rule."""
+    if rule.quant_backward is QuantGrad.quant_backward:
+        return straight_through(tensor, quantized)
+    return with_backward(
+        lambda x, y: ops.identity(y),
+        lambda g, _, x, y: (rule.quant_backward(x, g, quant_type), g),
+        tensor,
+        quantized,
+    )

@@ -1,0 +1,273 @@
+"""A model under compression: it tells its layers of training, and compressors of its steps.
+
+Like a layer, it gets a subclass of its own class while it is compressed. The subclass publishes whether
+a call is one of training, follows ``fit`` and ``train_on_batch`` on behalf of compressors that were
+given its optimizer, and has its compiled functions traced anew when that is due.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import keras
+
+from lilliput.backends.keras.functions import retrace_if_due
+from lilliput.backends.keras.instrument import registered_like, unshadowed
+from lilliput.backends.keras.scopes import is_symbolic, is_tracing, publish
+
+_STATE = "_lilliput_model"
+
+
+class ModelState:
+    """What is on a model: how many compressors, who watches its calls, whether it is in ``fit``."""
+
+    def __init__(self) -> None:
+        self.compressors: list[Any] = []
+        self.watchers: list[Watcher] = []
+        self.is_followed = False  # the steps that go on now are counted by a callback
+        self.has_training = True  # whether the model's own call takes the argument
+
+
+class Watcher:
+    """Calls a task with what a model is called with."""
+
+    def __init__(self, model: Any, task: Callable[[Any, Any], None]) -> None:
+        self.model, self.task = model, task
+        state_of(model).watchers.append(self)
+
+    def remove(self) -> None:
+        """Stop watching."""
+        watchers = state_of(self.model).watchers
+        if self in watchers:
+            watchers.remove(self)
+
+
+def state_of(model: Any) -> ModelState:
+    """Return what is on a model."""
+    found: ModelState = vars(model).setdefault(_STATE, ModelState())
+    return found
+
+
+def enter(model: Any, compressor: Any) -> None:
+    """Put a model under a compressor."""
+    state = state_of(model)
+    if compressor in state.compressors:
+        return
+    if not state.compressors:
+        state.has_training = bool(model._call_has_training_arg)
+        object.__setattr__(model, "__class__", shadow_model(unshadowed(type(model))))
+        _take_training(model, True)
+    state.compressors.append(compressor)
+
+
+def leave_idle(model: Any) -> None:
+    """Undo :func:`enter` for the compressors that have left the layers."""
+    state = state_of(model)
+    state.compressors = [x for x in state.compressors if x.is_wrapped]
+    if not state.compressors:
+        if "_lilliput_base" in type(model).__dict__:
+            object.__setattr__(model, "__class__", unshadowed(type(model)))
+            _take_training(model, state.has_training)
+        del vars(model)[_STATE]
+
+
+def compressors_of(model: Any) -> list[Any]:
+    """Return the compressors that are at work on a model, the first one first."""
+    return list(vars(model)[_STATE].compressors) if _STATE in vars(model) else []
+
+
+def _take_training(model: Any, takes: bool) -> None:
+    """Have Keras tell a model's call whether it is one of training."""
+    model._call_has_training_arg = takes
+    model._call_has_context_arg = {**model._call_has_context_arg, "training": takes}
+
+
+@cache
+def shadow_model(base: Any) -> type:
+    """Return the subclass of a model's class that a model under compression has."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state, training = state_of(self), kwargs.get("training")
+        if not state.has_training:
+            kwargs = {key: value for key, value in kwargs.items() if key != "training"}
+        if is_symbolic():
+            return base.call(self, *args, **kwargs)
+        for watcher in list(state.watchers):
+            watcher.task(args, kwargs)
+        with publish(training):
+            return base.call(self, *args, **kwargs)
+
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        retrace_if_due(self)
+        bound = inspect.signature(base.fit).bind(self, *args, **kwargs)
+        followers = followers_of(self)
+        if followers:
+            bound.arguments["callbacks"] = _joined(bound.arguments.get("callbacks"), followers)
+        return _followed(self, lambda: base.fit(*bound.args, **bound.kwargs))
+
+    def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        retrace_if_due(self)
+        result = _followed(self, lambda: base.train_on_batch(self, *args, **kwargs))
+        for task in tasks_of(getattr(self, "optimizer", None)):
+            task()
+        return result
+
+    def retraced(name: str) -> Callable[..., Any]:
+        method = getattr(base, name)
+
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            retrace_if_due(self)
+            return method(self, *args, **kwargs)
+
+        return run
+
+    members: dict[str, Any] = {
+        name: retraced(name)
+        for name in ("evaluate", "predict", "test_on_batch", "predict_on_batch")
+    }
+    members |= {"call": call, "fit": fit, "train_on_batch": train_on_batch}
+    members |= {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "_lilliput_base": base,
+    }
+    return registered_like(type(base.__name__, (base,), members), base)
+
+
+def _followed(model: Any, run: Callable[[], Any]) -> Any:
+    state = state_of(model)
+    before, state.is_followed = state.is_followed, True
+    try:
+        return run()
+    finally:
+        state.is_followed = before
+
+
+def _joined(callbacks: Any, followers: list[keras.callbacks.Callback]) -> Any:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        for follower in followers:
+            callbacks.append(follower)
+        return callbacks
+    given = [] if callbacks is None else callbacks
+    return [*(given if isinstance(given, (list, tuple)) else [given]), *followers]
+
+
+# -- following an optimizer ------------------------------------------------------------------------
+
+_TASKS = "_lilliput_tasks"
+
+
+def tasks_of(optimizer: Any) -> list[Callable[[], None]]:
+    """Return what is to be done after each step of an optimizer."""
+    tasks: list[Callable[[], None]] = []
+    while (
+        optimizer is not None
+    ):  # scaling of losses, in mixed precision, wraps the user's optimizer
+        tasks += vars(optimizer).get(_TASKS, ())
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return tasks
+
+
+def followers_of(model: Any) -> list[keras.callbacks.Callback]:
+    """Return a callback that does what is due after each step of a model's optimizer."""
+    tasks = tasks_of(getattr(model, "optimizer", None))
+    return [StepFollower(tasks)] if tasks else []
+
+
+class OptimizerTask:
+    """Something to do after each step of an optimizer."""
+
+    def __init__(self, optimizer: Any, task: Callable[[], None], model: Any) -> None:
+        self.optimizer, self.task = optimizer, task
+        held = vars(optimizer).get(_TASKS)
+        if held is None:
+            held = vars(optimizer)[_TASKS] = []
+            _watch(optimizer, model)
+        held.append(task)
+
+    def remove(self) -> None:
+        """Stop doing it."""
+        held = vars(self.optimizer).get(_TASKS, [])
+        if self.task in held:
+            held.remove(self.task)
+        if not held:
+            vars(self.optimizer).pop(_TASKS, None)
+            vars(self.optimizer).pop("apply", None)
+
+
+def _watch(optimizer: Any, model: Any) -> None:
+    """Do the tasks after each ``apply`` that is computed at once, in a loop of the user's own.
+
+    In ``fit`` a callback does them, since there ``apply`` is a part of a graph.
+    """
+    plain = optimizer.apply
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        if not is_tracing() and not state_of(model).is_followed:
+            for task in tasks_of(optimizer):
+                task()
+        return result
+
+    vars(optimizer)["apply"] = apply
+
+
+class StepFollower(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls tasks after each step of ``fit``, as often as there were steps."""
+
+    def __init__(self, tasks: list[Callable[[], None]]) -> None:
+        super().__init__()
+        self.tasks = tasks
+        self.last = -1
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Count the batches of an epoch from zero."""
+        self.last = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Call the tasks; with ``steps_per_execution`` there were several steps."""
+        for _ in range(batch - self.last):
+            for task in self.tasks:
+                task()
+        self.last = batch
+
+
+class CompressionCallback(StepFollower):
+    """Follow ``model.fit`` on behalf of a compressor: its epochs, and its steps.
+
+    Give it to ``fit``, in ``callbacks``. A compressor that was given the model's optimizer follows the
+    steps by itself; this adds the epochs.
+
+    Parameters
+    ----------
+    compressor : Compressor
+        A pruner or quantizer of the model that is trained.
+
+    Examples
+    --------
+    >>> import keras, numpy
+    >>> from lilliput.keras import AGPPruner, CompressionCallback
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(10)])
+    >>> pruner = AGPPruner(model, [{"final_sparsity": 0.8, "end_epoch": 2}])
+    >>> model = pruner.compress()
+    >>> model.compile("sgd", "mse")
+    >>> data = numpy.ones((8, 4)), numpy.ones((8, 10))
+    >>> history = model.fit(*data, epochs=3, verbose=0, callbacks=[CompressionCallback(pruner)])
+    >>> int(keras.ops.sum(model.layers[0].kernel == 0))
+    32
+    """
+
+    def __init__(self, compressor: Any) -> None:
+        super().__init__([])
+        self.compressor = compressor
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Tell the compressor the epoch."""
+        super().on_epoch_begin(epoch, logs)
+        is_followed = bool(self.compressor._step_handles) and bool(followers_of(self.model))
+        self.tasks = [] if is_followed else [self.compressor._on_step]
+        self.compressor.update_epoch(epoch)

@@ -1,0 +1,290 @@
+"""Wrappers: what one compressor knows about one layer. They hold the variables, not the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+from keras import ops
+
+from lilliput.backends.keras.functions import retrace
+from lilliput.backends.keras.scopes import is_training, sync
+from lilliput.backends.keras.variables import raw, read, tensor_of, to_array, track
+from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.errors import AlgorithmError
+
+Tensor = Any
+Marker = Callable[["QuantizerModuleWrapper", QuantType, tuple[Tensor, ...]], tuple[Tensor, ...]]
+_markers: list[Marker] = []
+
+
+@contextmanager
+def marking(marker: Marker) -> Iterator[None]:
+    """Call ``marker(wrapper, quant_type, tensors)`` wherever a quantizer would have been called.
+
+    This is how an exporter learns where in the graph quantization happens.
+    """
+    _markers.append(marker)
+    try:
+        yield
+    finally:
+        _markers.pop()
+
+
+class ModuleWrapper:
+    """One layer of the model as a compressor sees it.
+
+    Tensors among its attributes are non-trainable variables of the layer while it is compressed, so
+    that graphs see their changes.
+
+    Attributes
+    ----------
+    module : keras.layers.Layer
+        The layer itself, still in its place in the model.
+    name, type : str
+        Its path in the model and class name.
+    config : dict
+        The rule that took it.
+    layer_info : LayerInfo
+        The same as one object.
+    """
+
+    order: ClassVar[int] = 0
+    _variables: dict[str, Any]
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        self.__dict__["_variables"] = {}
+        self.__dict__["_is_attached"] = False
+        self.layer_info = layer
+        self.name, self.type = layer.name, layer.type
+        self.config = layer.config
+        self.roles: tuple[str, ...] = ()
+        self.compressor = self.pruner = self.quantizer = compressor
+        self._fix()
+
+    def _fix(self) -> None:
+        """Note which attributes are the engine's; those that come later are the algorithm's."""
+        self.__dict__["_fixed"] = frozenset({*self.__dict__, "_fixed"})
+
+    @property
+    def module(self) -> Any:
+        """The layer itself."""
+        return self.layer_info.module
+
+    @property
+    def training(self) -> bool:
+        """Whether the call that is going on is one of training."""
+        return is_training()
+
+    @property
+    def weight(self) -> Any:
+        """The raw trainable weight: assign to this one to change the layer."""
+        name = self.layer_info.weight_name
+        sync(self.compressor.bound_model)
+        return None if name is None else read(raw(self.module, name))
+
+    @property
+    def bias(self) -> Any:
+        """The raw trainable bias, None if there is none."""
+        sync(self.compressor.bound_model)
+        found = ((owner.module, owner.bias_name) for owner in self.layer_info.owners)
+        return next((read(raw(module, name)) for module, name in found if name), None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer, compressed as it is."""
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        held = self.__dict__.get("_variables", {}).get(name)
+        if held is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        sync(self.compressor.bound_model)
+        return read(held)
+
+    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+        """Return what the layer shall see in place of a raw weight or bias."""
+        raise NotImplementedError
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute of this wrapper's own; a tensor becomes a variable, or updates it."""
+        held = self._variables.get(name)
+        if held is None and self.is_reserved(name):
+            raise AlgorithmError(
+                f"a wrapper's {name!r} belongs to the engine; choose another name."
+            )
+        is_tensor = ops.is_tensor(value) or isinstance(value, (keras.Variable, np.ndarray))
+        if not is_tensor:
+            setattr(self, name, value)
+        elif held is not None:
+            self.write(name, value)
+        else:
+            self.add_variable(name, value)
+
+    def add_variable(self, name: str, value: Any) -> None:
+        """Hold a tensor as a variable; the layer gets to know it while it is compressed."""
+        array = to_array(value)
+        variable = keras.Variable(
+            array, dtype=str(array.dtype), trainable=False, autocast=False, name=f"lilliput_{name}"
+        )
+        self._variables[name] = variable
+        if self.__dict__["_is_attached"]:
+            track(self.module, variable)
+
+    def write(self, name: str, value: Any) -> None:
+        """Overwrite a variable."""
+        sync(self.compressor.bound_model)
+        self._variables[name].assign(ops.cast(value, self._variables[name].dtype))
+
+    def variables(self) -> list[Any]:
+        """Return the variables of this wrapper's own."""
+        return list(self._variables.values())
+
+    def tensors(self) -> dict[str, Any]:
+        """Return the tensors of this wrapper's own."""
+        return {name: read(variable) for name, variable in self._variables.items()}
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return copies of the tensors as NumPy arrays, and the plain attributes of the algorithm."""
+        sync(self.compressor.bound_model)
+        tensors = {name: to_array(variable) for name, variable in self._variables.items()}
+        return tensors, self.attributes()
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the plain attributes that an algorithm set."""
+        own = self.__dict__.keys() - self._fixed
+        return {name: self.__dict__[name] for name in sorted(own) if not name.startswith("_")}
+
+    def reset_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Go back to the plain attributes of an earlier moment."""
+        for name in self.attributes().keys() - attributes.keys():
+            delattr(self, name)
+        self.__dict__.update(attributes)
+
+    def find_faults(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+        """Return what of a snapshot does not fit, by name."""
+        faults = {
+            key: "not an attribute of an algorithm" for key in values if self.is_reserved(key)
+        }
+        for key, held in self._variables.items():
+            saved = tensors.get(key)
+            if saved is None:
+                faults[key] = "missing"
+            elif tuple(saved.shape) != tuple(held.shape):
+                faults[key] = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
+        return faults
+
+    def is_reserved(self, name: str) -> bool:
+        """Whether a name belongs to the engine."""
+        return name.startswith("_") or name in self._fixed or hasattr(type(self), name)
+
+    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Put a snapshot back."""
+        for name, tensor in tensors.items():
+            self.set_attribute(name, np.asarray(tensor))
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+class PrunerModuleWrapper(ModuleWrapper):
+    """A layer under a pruner: ``weight_mask`` and, once an algorithm sets it, ``bias_mask``."""
+
+    order = 0
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        super().__init__(layer, compressor)
+        self.roles = ("weight", "bias")
+        self._fix()
+        self.add_variable("weight_mask", np.ones(layer.shape, _dtype_of(self.weight)))
+
+    @property
+    def bias_mask(self) -> Any:
+        """The mask of the bias, None if there is none."""
+        held = self._variables.get("bias_mask")
+        return None if held is None else read(held)
+
+    def find_faults(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+        """Return what of a snapshot does not fit, by name; masks hold zeros and ones."""
+        faults = super().find_faults(tensors, values)
+        for key in ("weight_mask", "bias_mask"):
+            if key in tensors and not np.isin(np.asarray(tensors[key]), (0, 1)).all():
+                faults[key] = "received other values than 0 and 1"
+        if "bias_mask" in tensors and self.bias is None:
+            faults["bias_mask"] = "the layer has no bias"
+        return faults
+
+    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Put a snapshot back."""
+        masks = {key: tensors[key] for key in ("weight_mask", "bias_mask") if key in tensors}
+        self.set_masks(masks)
+        super().restore({k: t for k, t in tensors.items() if k not in masks}, values)
+
+    def set_masks(self, masks: Mapping[str, Any]) -> None:
+        """Take over new masks."""
+        for name, mask in masks.items():
+            if name not in self._variables:
+                bias = self.bias
+                self.add_variable(name, np.ones(tuple(bias.shape), _dtype_of(bias)))
+            self.write(name, mask)
+
+    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+        """Multiply a raw weight or bias by its mask."""
+        held = self._variables.get(f"{role}_mask")
+        if held is None:
+            return value
+        mask = tensor_of(held)
+        masks.append(mask)
+        return value * mask
+
+
+class QuantizerModuleWrapper(ModuleWrapper):
+    """A layer under a quantizer."""
+
+    order = 1
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        super().__init__(layer, compressor)
+        self.roles = tuple(compressor.targets_of(layer))
+        self.config["quant_types"] = list(self.roles)
+        self._fix()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        before = self.__dict__.get(name, self)
+        self.__dict__[name] = value
+        if self.__dict__.get("_is_attached") and _differs(before, value):
+            # Graphs were traced with the old value: whether a range is known, say.
+            retrace(self.compressor.bound_model)
+
+    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+        """Quantize a raw weight."""
+        (result,) = self._run(QuantType.WEIGHT, (value,))
+        if not self.compressor.keeps_zero:
+            for mask in masks:
+                result = result * mask
+        return result
+
+    def quantize_inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Quantize what the layer is called with."""
+        return self._run(QuantType.INPUT, tensors)
+
+    def quantize_output(self, tensor: Tensor) -> Tensor:
+        """Quantize what the layer returns."""
+        return self._run(QuantType.OUTPUT, (tensor,))[0]
+
+    def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if _markers:
+            return _markers[-1](self, quant_type, tensors)
+        return self.compressor.run(self, quant_type, tensors)  # type: ignore[no-any-return]
+
+
+def _differs(before: Any, after: Any) -> bool:
+    try:
+        return bool(before is not after and before != after)
+    except (TypeError, ValueError):  # arrays
+        return True
+
+
+def _dtype_of(tensor: Any) -> str:
+    return str(keras.backend.standardize_dtype(tensor.dtype))

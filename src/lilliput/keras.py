@@ -1,0 +1,121 @@
+"""Everything a Keras user imports: ``from lilliput.keras import LevelPruner``."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lilliput import _HOMES
+from lilliput.errors import MissingExtraError
+
+try:
+    import keras as _keras  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError(
+        "lilliput.keras needs Keras 3 and one of its backends: pip install 'lilliput[keras]' tensorflow"
+    ) from error
+
+from lilliput.backends.keras.backend import strip
+from lilliput.backends.keras.model import CompressionCallback
+from lilliput.backends.keras.wrapper import (
+    ModuleWrapper,
+    PrunerModuleWrapper,
+    QuantizerModuleWrapper,
+)
+from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.core.compressor import Compressor
+from lilliput.core.grad import QuantGrad
+from lilliput.core.masker import WeightMasker
+from lilliput.core.pruner import Pruner
+from lilliput.core.quantizer import Quantizer
+from lilliput.core.state import CompressionState
+from lilliput.ops.qparams import Grid, QParams
+
+if TYPE_CHECKING:
+    from lilliput.pruning import (
+        AGP_Pruner,
+        AGPPruner,
+        AGPruner,
+        ChannelMasker,
+        ChannelPruner,
+        FPGMPruner,
+        L1FilterPruner,
+        L1NormPruner,
+        L2FilterPruner,
+        L2NormPruner,
+        LevelPruner,
+        LinearPruner,
+        OneShotPruner,
+        ScoreMasker,
+        SensitivityAnalysis,
+        SensitivityPruner,
+    )
+    from lilliput.quantization import (
+        BNNQuantizer,
+        DoReFaQuantizer,
+        NaiveQuantizer,
+        ObserverQuantizer,
+        PTQQuantizer,
+        PtqQuantizer,
+        QAT_Quantizer,
+        QATQuantizer,
+        QATquantizer,
+        RangeQuantizer,
+    )
+
+# Loaded when they are first used: importing is to be quick. Those that need torch say so when used.
+_LAZY = {
+    "lilliput.pruning": _HOMES["lilliput.pruning"],
+    "lilliput.quantization": _HOMES["lilliput.quantization"],
+}
+
+__all__ = [
+    "AGPPruner",
+    "AGP_Pruner",
+    "AGPruner",
+    "BNNQuantizer",
+    "ChannelMasker",
+    "ChannelPruner",
+    "CompressionCallback",
+    "CompressionState",
+    "Compressor",
+    "DoReFaQuantizer",
+    "FPGMPruner",
+    "Grid",
+    "L1FilterPruner",
+    "L1NormPruner",
+    "L2FilterPruner",
+    "L2NormPruner",
+    "LayerInfo",
+    "LevelPruner",
+    "LinearPruner",
+    "ModuleWrapper",
+    "NaiveQuantizer",
+    "ObserverQuantizer",
+    "OneShotPruner",
+    "PTQQuantizer",
+    "Pruner",
+    "PrunerModuleWrapper",
+    "PtqQuantizer",
+    "QATQuantizer",
+    "QAT_Quantizer",
+    "QATquantizer",
+    "QParams",
+    "QuantGrad",
+    "QuantType",
+    "Quantizer",
+    "QuantizerModuleWrapper",
+    "RangeQuantizer",
+    "ScoreMasker",
+    "SensitivityAnalysis",
+    "SensitivityPruner",
+    "WeightMasker",
+    "strip",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _LAZY.items():
+        if name in names:
+            value = getattr(import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

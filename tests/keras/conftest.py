@@ -1,0 +1,19 @@
+"""One process has one Keras backend: KERAS_BACKEND says which, TensorFlow by default."""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import pytest
+
+pytest.importorskip("keras")
+
+import keras
+
+BACKEND = keras.backend.backend()
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    keras.utils.set_random_seed(0)
