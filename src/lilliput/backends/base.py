@@ -106,6 +106,18 @@ class Backend(ABC):
     ) -> None:
         """Run batches through a model in eval mode; with a task, ``forward`` is a loss to derive."""
 
+    @abstractmethod
+    def remember(self, model: Any) -> Any:
+        """Return every value and mode of a model; ``restore()`` and ``restore_modes()`` go back."""
+
+    @abstractmethod
+    def model_tensors(self, model: Any) -> dict[str, Any]:
+        """Return every tensor of a model by a name that stays the same."""
+
+    @abstractmethod
+    def load_model(self, model: Any, tensors: dict[str, Any]) -> None:
+        """Put tensors of :meth:`model_tensors` back into a model."""
+
     def narrow_norms(self, wrappers: Sequence[Any]) -> None:  # noqa: B027
         """Make norm layers take their statistics over kept channels; called after masks changed."""
 

@@ -162,10 +162,10 @@ def load_model(folder: Path, progress: Progress, model: Any) -> None:
         ) from error
     if hashlib.sha256(data).hexdigest() != progress.sha256:
         raise StateError(f"{path}: damaged (checksum differs); delete the folder to start anew.")
-    model.load_state_dict({**model.state_dict(), **backend_of(model).parse_tensors(data)})
+    backend = backend_of(model)
+    backend.load_model(model, backend.parse_tensors(data))
 
 
 def _dump(model: Any) -> bytes:
     backend = backend_of(model)
-    tensors = {k: t for k, t in model.state_dict().items() if backend.is_tensor(t)}
-    return backend.dump_tensors(tensors)
+    return backend.dump_tensors(backend.model_tensors(model))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
@@ -25,7 +25,6 @@ class PlannedPruner(Pruner):
     """
 
     exact_sparsity = False
-    backends: ClassVar[tuple[str, ...]] = ("torch",)
 
     def __init__(self, probe: Probe, config_list: Any) -> None:
         self.probe = probe

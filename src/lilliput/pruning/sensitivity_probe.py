@@ -10,6 +10,7 @@ from typing import Any
 
 from lilliput.backends import backend_of
 from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.ops.namespace import namespace
 from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.registry import pruners
 
@@ -19,28 +20,6 @@ log = logging.getLogger("lilliput")
 _REPLACED = ("op_types", "op_names", "sparsity", "total_sparsity", "max_sparsity_per_layer")
 
 Masks = Mapping[str, Mapping[str, Any]]  # layer name -> mask name -> mask
-
-
-class Snapshot:
-    """Every parameter, buffer and mode of a model, to go back to; an optimizer notices nothing."""
-
-    def __init__(self, model: Any) -> None:
-        self._backend = backend_of(model)
-        tensors = [*model.parameters(), *model.buffers()]
-        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        self._modes = [(module, module.training) for module in model.modules()]
-
-    def restore(self) -> None:
-        """Put the values back in place."""
-        with self._backend.no_grad():
-            for tensor, value in self._values:
-                tensor.copy_(value)
-        self.restore_modes()
-
-    def restore_modes(self) -> None:
-        """Put only training and evaluation mode back, module by module."""
-        for module, mode in self._modes:
-            module.training = mode
 
 
 def one_shot(name: str) -> Any:
@@ -103,7 +82,7 @@ class Probe:
             {**self._settings[name], "op_names": [name], "sparsity": sparsity}
             for name, sparsity in sparsities.items()
         ]
-        snapshot = Snapshot(self.model)
+        snapshot = backend_of(self.model).remember(self.model)
         with _mute(self._has_spoken):
             pruner = self.algorithm(self.model, rules, **self._options)
         for wrapper in pruner.every_wrapper():
@@ -144,7 +123,11 @@ def masks_of(pruner: Any) -> dict[str, dict[str, Any]]:
     found = {}
     for wrapper in pruner.every_wrapper():
         held = {name: getattr(wrapper, name) for name in ("weight_mask", "bias_mask")}
-        found[wrapper.name] = {k: mask.clone() for k, mask in held.items() if mask is not None}
+        found[wrapper.name] = {
+            key: namespace(mask).to_float(mask != 0, like=mask)  # a copy
+            for key, mask in held.items()
+            if mask is not None
+        }
     return found
 
 
@@ -165,7 +148,7 @@ def measure_and_restore(
     function: Callable[..., Any], model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> float:
     """As :func:`measure`, undoing what the evaluator did to buffers and modes."""
-    snapshot = Snapshot(model)
+    snapshot = backend_of(model).remember(model)
     try:
         return measure(function, model, args, kwargs)
     finally:

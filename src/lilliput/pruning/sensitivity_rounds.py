@@ -40,7 +40,6 @@ from lilliput.pruning.sensitivity_files import (
 from lilliput.pruning.sensitivity_goals import Goal, ask_for_ratios, goals_of
 from lilliput.pruning.sensitivity_planned import PlannedPruner
 from lilliput.pruning.sensitivity_probe import (
-    Snapshot,
     call_with_model,
     masks_of,
     measure_and_restore,
@@ -169,7 +168,8 @@ class IterativeSensitivityPruner(PlannedPruner):
             return self.bound_model
         evaluation = (eval_args or (), eval_kwargs or {})
         finetuning = (finetune_args or (), finetune_kwargs or {})
-        snapshot, progress = Snapshot(self.bound_model), self._open_progress()
+        progress = self._open_progress()
+        snapshot = self._backend.remember(self.bound_model)
         super().compress()
         try:
             if progress.rounds and self.folder is not None:

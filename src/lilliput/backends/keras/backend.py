@@ -24,7 +24,7 @@ from lilliput.backends.keras.functions import retrace
 from lilliput.backends.keras.grad import with_gradient
 from lilliput.backends.keras.masks import apply_masks, check_quantizers, fault_of
 from lilliput.backends.keras.scopes import sync
-from lilliput.backends.keras.variables import raw, tensor_of
+from lilliput.backends.keras.variables import raw, tensor_of, to_array
 from lilliput.backends.keras.wrapper import (
     ModuleWrapper,
     PrunerModuleWrapper,
@@ -198,6 +198,21 @@ class KerasBackend(Backend):
         if task is not None:
             raise UnsupportedModelError("this algorithm needs gradients: on torch models only.")
         running.run(model, batches, forward)
+
+    def remember(self, model: Any) -> running.Snapshot:
+        """Return copies of all variables; Keras has no modes."""
+        return running.Snapshot(model)
+
+    def model_tensors(self, model: Any) -> dict[str, Any]:
+        """Return the variables, numbered in the order of the model."""
+        sync(model)
+        return {f"{i}": to_array(variable) for i, variable in enumerate(model.variables)}
+
+    def load_model(self, model: Any, tensors: dict[str, Any]) -> None:
+        """Assign them again."""
+        sync(model)
+        for i, variable in enumerate(model.variables):
+            variable.assign(tensors[f"{i}"])
 
     def on_call(self, model: Any, task: Callable[[Any, Any], None]) -> Any:
         """Call ``task(args, kwargs)`` before each call of a model under compression."""

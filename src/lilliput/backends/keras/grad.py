@@ -39,12 +39,12 @@ def with_backward(
 
 def straight_through(tensor: Tensor, quantized: Tensor) -> Tensor:
     """Return ``quantized``, with the gradient going to ``tensor`` unchanged."""
-    return with_backward(lambda x, y: ops.identity(y), lambda g, *_: (g, g), tensor, quantized)
+    return with_backward(lambda x, y: ops.stop_gradient(y), lambda g, *_: (g, g), tensor, quantized)
 
 
 def map_gradient(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the tensor itself, whose gradient goes through ``function`` on its way back."""
-    return with_backward(ops.identity, lambda g, *_: (function(g),), tensor)
+    return with_backward(ops.stop_gradient, lambda g, *_: (function(g),), tensor)
 
 
 def with_gradient(
@@ -54,7 +54,7 @@ def with_gradient(
     if rule.quant_backward is QuantGrad.quant_backward:
         return straight_through(tensor, quantized)
     return with_backward(
-        lambda x, y: ops.identity(y),
+        lambda x, y: ops.stop_gradient(y),
         lambda g, _, x, y: (rule.quant_backward(x, g, quant_type), g),
         tensor,
         quantized,

@@ -155,7 +155,7 @@ class _Reader:
     ) -> list[int]:
         """Read a graph of Keras that is called with values; return the values that it returns."""
         values = dict(zip(map(id, function.inputs), inputs, strict=True))
-        for node in _ordered(function):
+        for node in ordered_nodes(function):
             if not node.is_input and all(id(x) in values for x in node.input_tensors):
                 self.read_node(node, values, path, scopes)
         return [values[id(tensor)] for tensor in function.outputs]
@@ -219,7 +219,7 @@ class _Reader:
         return inputs, self.read_function(traced, inputs, "", ())
 
 
-def _ordered(function: Any) -> list[Any]:
+def ordered_nodes(function: Any) -> list[Any]:
     """Return the nodes of a graph of Keras in the order in which Keras runs them."""
     by_depth = function._nodes_by_depth
     return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]

@@ -9,6 +9,9 @@ from typing import Any
 
 import keras
 
+from lilliput.backends.keras.scopes import sync
+from lilliput.backends.keras.variables import to_array
+
 
 def run(
     model: Any, batches: Iterable[Any], forward: Callable[[Any, Any], Any] | None = None
@@ -30,6 +33,24 @@ def call(model: Any, batch: Any) -> Any:
 def inputs_of(batch: Any) -> Any:
     """Return the inputs of a batch, in the way of ``fit``: the first part of a tuple."""
     return batch[0] if isinstance(batch, tuple) and not isinstance(batch, Mapping) else batch
+
+
+class Snapshot:
+    """The values of all variables of a model, to go back to."""
+
+    def __init__(self, model: Any) -> None:
+        sync(model)
+        self._model = model
+        self._values = [(variable, to_array(variable)) for variable in model.variables]
+
+    def restore(self) -> None:
+        """Put the values back."""
+        sync(self._model)
+        for variable, value in self._values:
+            variable.assign(value)
+
+    def restore_modes(self) -> None:
+        """Do nothing: a call says itself whether it is one of training."""
 
 
 def no_grad() -> AbstractContextManager[Any]:

@@ -157,6 +157,18 @@ class TorchBackend(Backend):
         """Run batches in eval mode, with gradients where a task wants to see them."""
         statistics.run(model, batches, forward, task)
 
+    def remember(self, model: nn.Module) -> statistics.Snapshot:
+        """Return copies of all parameters and buffers, and the modes of all modules."""
+        return statistics.Snapshot(model)
+
+    def model_tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the tensors of the state dict."""
+        return {key: t for key, t in model.state_dict().items() if isinstance(t, Tensor)}
+
+    def load_model(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+        """Load them; what a state dict holds beside tensors stays."""
+        model.load_state_dict({**model.state_dict(), **tensors})
+
     def adopt(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
         """Add a parameter group for the wrappers' own parameters, if the optimizer lacks them."""
         held = _held_by(optimizer)

@@ -92,6 +92,27 @@ def run(
             parameter.grad = before
 
 
+class Snapshot:
+    """Every parameter, buffer and mode of a model, to go back to; an optimizer notices nothing."""
+
+    def __init__(self, model: nn.Module) -> None:
+        tensors = [*model.parameters(), *model.buffers()]
+        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._modes = [(module, module.training) for module in model.modules()]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the values back in place."""
+        for tensor, value in self._values:
+            tensor.copy_(value)
+        self.restore_modes()
+
+    def restore_modes(self) -> None:
+        """Put only training and evaluation mode back, module by module."""
+        for module, mode in self._modes:
+            module.training = mode
+
+
 def call(model: nn.Module, batch: Any) -> Any:
     """Call a model with a batch as loaders give it: a tensor, (inputs, targets) or a dict."""
     if isinstance(batch, Mapping):
