@@ -164,6 +164,10 @@ class Backend(ABC):
     def flow(self, model: Any, example_inputs: Any) -> Flow:
         """Run a model once, and return how tensors flow through it."""
 
+    def known_flow(self, model: Any) -> Flow | None:
+        """Return how tensors flow through a model whose graph is known without running it."""
+        return None
+
     @abstractmethod
     def on_call(self, model: Any, task: Callable[[Any, Any], None]) -> Any:
         """Call ``task(args, kwargs)`` before each forward of a model; return a removable handle."""

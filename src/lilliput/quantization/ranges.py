@@ -81,7 +81,8 @@ class RangeQuantizer(PlacedQuantizer):
     example_inputs : optional
         What the model is called with: a tensor, a tuple or a dict. With it, activations are quantized
         where runtimes look for it, after norm and ReLU, and each tensor once; see
-        :mod:`~lilliput.quantization.placement`. ``dummy_input`` in NNI.
+        :mod:`~lilliput.quantization.placement`. Keras models that are Functional or Sequential do
+        without: their graph is known. ``dummy_input`` in NNI.
     quant_start_step : int
         Steps to train before quantization begins; a rule may say otherwise.
     """
@@ -312,8 +313,14 @@ class RangeQuantizer(PlacedQuantizer):
         if not self._is_prepared:
             self._is_prepared = True
             self._prepare_wrappers()
-            if self.example_inputs is not None:
-                self.take_flow(self._backend.flow(self.bound_model, self.example_inputs))
+            flow = self._known_flow()
+            if flow is not None:
+                self.take_flow(flow)
+
+    def _known_flow(self) -> Any:
+        if self.example_inputs is None:
+            return self._backend.known_flow(self.bound_model)
+        return self._backend.flow(self.bound_model, self.example_inputs)
 
     def _prepare_wrappers(self) -> None:
         for wrapper in self.get_modules_wrapper():

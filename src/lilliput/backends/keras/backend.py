@@ -22,6 +22,7 @@ from lilliput.backends.keras.discover import (
 from lilliput.backends.keras.flow import flow_of
 from lilliput.backends.keras.functions import retrace
 from lilliput.backends.keras.grad import with_gradient
+from lilliput.backends.keras.graph import function_of
 from lilliput.backends.keras.masks import apply_masks, check_quantizers, fault_of
 from lilliput.backends.keras.scopes import sync
 from lilliput.backends.keras.variables import raw, tensor_of, to_array
@@ -72,6 +73,11 @@ class KerasBackend(Backend):
                 raise UnsupportedModelError(
                     f"layer {layer.name!r} was quantized by Keras itself ({policy}), which replaced its "
                     "weights; compress the float model."
+                )
+            if kind == "quantizer" and owner.module.compute_dtype == "float64":
+                raise UnsupportedModelError(
+                    f"layer {layer.name!r} computes in float64; quantization is simulated in float32: "
+                    "build the model with that dtype."
                 )
         return _WRAPPERS[kind](layer, compressor)
 
@@ -221,6 +227,10 @@ class KerasBackend(Backend):
     def flow(self, model: Any, example_inputs: Any) -> Flow:
         """Return how tensors flow through the model, from its graph."""
         return flow_of(model, example_inputs)
+
+    def known_flow(self, model: Any) -> Flow | None:
+        """Return it for a Functional or Sequential model."""
+        return None if function_of(model) is None else flow_of(model)
 
     def flow_of_batch(self, model: Any, batch: Any, forward: Callable[..., Any] | None) -> Flow:
         """Do the same; only a subclassed model needs the batch for it."""

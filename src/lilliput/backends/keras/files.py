@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from keras import ops
 
 from lilliput.backends.keras.variables import raw, to_array
@@ -20,7 +19,7 @@ def dump_tensors(tensors: Mapping[str, Any]) -> bytes:
     """Return tensors as the bytes of a safetensors file."""
     from safetensors.numpy import save  # here: importing Lilliput is to be quick
 
-    arrays = {key: np.ascontiguousarray(to_array(tensor)) for key, tensor in tensors.items()}
+    arrays = {key: to_array(tensor).copy(order="C") for key, tensor in tensors.items()}
     return bytes(save(arrays))
 
 

@@ -36,6 +36,7 @@ class Sidecar:
         self.sites: list[Site] = []  # on behalf of layers elsewhere
         self.collectors: list[Collector] = []
         self.freezers: list[Freezer] = []
+        self.is_bare = False  # attributes return raw variables for a moment
 
     @property
     def is_empty(self) -> bool:
@@ -74,6 +75,13 @@ class Sidecar:
         for wrapper, role in self.chains.get(attribute, ()):
             value = wrapper.transform(role, value, masks)
         return value
+
+    def zero_pruned(self, layer: Any) -> None:
+        """Set what masks prune to zero in the raw variables of the layer."""
+        for attribute in self.chains:
+            mask, variable = mask_of(layer, attribute), raw(layer, attribute)
+            if mask is not None and not mask.all():
+                variable.assign(variable * ops.cast(mask, variable.dtype))
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Call the layer, with what goes in and comes out quantized."""
@@ -262,7 +270,7 @@ class Shadow:
             return self
         sidecar = sidecar_of(layer)
         variable = raw(layer, self.name)
-        if sidecar is None or variable is None or is_symbolic():
+        if sidecar is None or sidecar.is_bare or variable is None or is_symbolic():
             return self._raw(layer)
         with full_precision() as dtype:
             value = sidecar.transform(self.name, tensor_of(variable))
@@ -295,10 +303,15 @@ def _make_call(base: Any) -> Callable[..., Any]:
 
 
 def _without_ours(method: Any) -> Callable[..., Any]:
-    """Let a layer save or load its variables as if ours were not there."""
+    """Let a layer save or load its raw variables, pruned ones at zero, as if ours were not there."""
 
     def call(self: Any, *args: Any) -> Any:
+        sidecar = sidecar_of(self)
         hidden = list(vars(self).get("_lilliput_variables", ()))
+        if sidecar is None:
+            return method(self, *args)
+        sidecar.zero_pruned(self)
+        sidecar.is_bare = True
         for variable in hidden:
             untrack(self, variable)
         try:
@@ -306,6 +319,8 @@ def _without_ours(method: Any) -> Callable[..., Any]:
         finally:
             for variable in hidden:
                 track(self, variable)
+            sidecar.is_bare = False
+            sidecar.zero_pruned(self)
 
     return call
 

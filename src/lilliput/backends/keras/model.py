@@ -16,7 +16,7 @@ import keras
 
 from lilliput.backends.keras.functions import retrace_if_due
 from lilliput.backends.keras.instrument import registered_like, unshadowed
-from lilliput.backends.keras.scopes import is_symbolic, is_tracing, publish
+from lilliput.backends.keras.scopes import is_symbolic, is_tracing, publish, sync
 
 _STATE = "_lilliput_model"
 
@@ -222,18 +222,25 @@ class StepFollower(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, tasks: list[Callable[[], None]]) -> None:
         super().__init__()
         self.tasks = tasks
-        self.last = -1
+        self.done = 0  # steps that the tasks know of, where they come several at a time
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Count the batches of an epoch from zero."""
-        self.last = -1
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Note how many steps the optimizer has made before."""
+        self.done = self._iterations()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Call the tasks; with ``steps_per_execution`` there were several steps."""
-        for _ in range(batch - self.last):
+        count = 1
+        if self.model.steps_per_execution > 1:
+            now = self._iterations()
+            count, self.done = now - self.done, now
+        for _ in range(count):
             for task in self.tasks:
                 task()
-        self.last = batch
+
+    def _iterations(self) -> int:
+        sync(self.model)
+        return int(self.model.optimizer.iterations)
 
 
 class CompressionCallback(StepFollower):
@@ -267,7 +274,6 @@ class CompressionCallback(StepFollower):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Tell the compressor the epoch."""
-        super().on_epoch_begin(epoch, logs)
         is_followed = bool(self.compressor._step_handles) and bool(followers_of(self.model))
         self.tasks = [] if is_followed else [self.compressor._on_step]
         self.compressor.update_epoch(epoch)

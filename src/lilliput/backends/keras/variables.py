@@ -30,6 +30,8 @@ def tensor_of(value: Any) -> Any:
 
 def to_array(value: Any) -> Any:
     """Return a variable or a tensor as a NumPy array, a copy."""
+    if isinstance(value, keras.Variable):
+        value = tensor_of(value)
     if keras.backend.backend() == "torch" and hasattr(value, "detach"):
         value = value.detach()
     return np.array(ops.convert_to_numpy(value))
