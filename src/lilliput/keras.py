@@ -30,6 +30,7 @@ from lilliput.core.state import CompressionState
 from lilliput.ops.qparams import Grid, QParams
 
 if TYPE_CHECKING:
+    from lilliput.export.keras import ExportResult, export_litert, export_onnx, litert_latency
     from lilliput.pruning import (
         AGP_Pruner,
         AGPPruner,
@@ -60,11 +61,22 @@ if TYPE_CHECKING:
         QATquantizer,
         RangeQuantizer,
     )
+    from lilliput.report.quantization import QuantizationReport, quantization_report
+    from lilliput.speedup.groups import ChannelGroups
+    from lilliput.speedup.keras.collect import channel_groups
+    from lilliput.speedup.keras.result import SpeedupResult
+    from lilliput.speedup.keras.shrink import speedup
 
 # Loaded when they are first used: importing is to be quick. Those that need torch say so when used.
 _LAZY = {
+    "lilliput.export.keras": ("ExportResult", "export_litert", "export_onnx", "litert_latency"),
     "lilliput.pruning": _HOMES["lilliput.pruning"],
     "lilliput.quantization": _HOMES["lilliput.quantization"],
+    "lilliput.report.quantization": ("QuantizationReport", "quantization_report"),
+    "lilliput.speedup.groups": ("ChannelGroups",),
+    "lilliput.speedup.keras.collect": ("channel_groups",),
+    "lilliput.speedup.keras.result": ("SpeedupResult",),
+    "lilliput.speedup.keras.shrink": ("speedup",),
 }
 
 __all__ = [
@@ -72,12 +84,14 @@ __all__ = [
     "AGP_Pruner",
     "AGPruner",
     "BNNQuantizer",
+    "ChannelGroups",
     "ChannelMasker",
     "ChannelPruner",
     "CompressionCallback",
     "CompressionState",
     "Compressor",
     "DoReFaQuantizer",
+    "ExportResult",
     "FPGMPruner",
     "Grid",
     "L1FilterPruner",
@@ -101,13 +115,21 @@ __all__ = [
     "QParams",
     "QuantGrad",
     "QuantType",
+    "QuantizationReport",
     "Quantizer",
     "QuantizerModuleWrapper",
     "RangeQuantizer",
     "ScoreMasker",
     "SensitivityAnalysis",
     "SensitivityPruner",
+    "SpeedupResult",
     "WeightMasker",
+    "channel_groups",
+    "export_litert",
+    "export_onnx",
+    "litert_latency",
+    "quantization_report",
+    "speedup",
     "strip",
 ]
 

@@ -2,16 +2,17 @@
 
 import importlib
 import importlib.util
-import inspect
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import lilliput
 import lilliput.torch
 from lilliput.compat.nni import install, uninstall
-from lilliput.compat.nni.tables import NAMES, PATHS
-from lilliput.errors import LilliputError, StageError, UnsupportedModelError
+from lilliput.compat.nni.tables import FOR_TENSORFLOW, NAMES, PATHS
+from lilliput.errors import LilliputError, StageError
 from lilliput.registry import pruners
 
 FRAMEWORK = [
@@ -49,6 +50,13 @@ FRAMEWORK_HOMES = [
     "nni.compression.torch.compressor",
     "nni.compression.pytorch.compressor",
 ]
+TF_HOMES = [
+    "nni.compressors.tfCompressor",
+    "nni.compressors.tf_compressor",
+    "nni.compression.tensorflow",
+]
+TF_PRUNERS = ["LevelPruner", "AGPruner", "AGP_Pruner", "SensitivityPruner", "FPGMPruner"]
+TF_QUANTIZERS = ["NaiveQuantizer", "QATquantizer", "QAT_Quantizer", "DoReFaQuantizer"]
 NEVER_HAD = "no_such_name_anywhere"
 
 
@@ -203,19 +211,55 @@ def test_a_missing_algorithm_appears_once_it_is_registered(never, monkeypatch):
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if "tensorflow" in PATHS[path]])
-@pytest.mark.parametrize("name", ["TfPruner", "LevelPruner"])
-def test_tensorflow_classes_can_be_imported_and_name_the_keras_route_on_use(shim, path, name):
-    cls = getattr(importlib.import_module(path), name)
-    assert inspect.isclass(cls)
-    with pytest.raises(UnsupportedModelError, match=rf"{path}\.{name} .* Keras .*lilliput\.keras"):
-        cls([{"sparsity": 0.8}])
+@pytest.mark.parametrize("name", ["Compressor", "Pruner", "Quantizer", "LayerInfo"])
+def test_bases_for_tensorflow_are_todays(shim, path, name):
+    assert getattr(importlib.import_module(path), name) is getattr(lilliput, name)
 
-    class Mine(cls):
-        def __init__(self, anything):
-            pass
 
-    with pytest.raises(UnsupportedModelError, match="Keras"):
-        Mine(1)
+@pytest.mark.parametrize("module", ["tfCompressor", "tf_compressor"])
+@pytest.mark.parametrize(
+    "name", ["Compressor", "Pruner", "Quantizer", "LevelPruner", "AGPruner", "QATquantizer"]
+)
+def test_names_with_tf_of_2019_are_todays(shim, module, name):
+    home = importlib.import_module(f"nni.compressors.{module}")
+    assert getattr(home, f"Tf{name}") is getattr(lilliput, name)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        *((path, TF_PRUNERS + TF_QUANTIZERS) for path in TF_HOMES),
+        ("nni.compression.tensorflow.pruning", TF_PRUNERS),
+        ("nni.compression.tensorflow.pruning.one_shot", TF_PRUNERS),
+        ("nni.algorithms.compression.tensorflow.pruning", TF_PRUNERS),
+        ("nni.algorithms.compression.tensorflow.pruning.one_shot", TF_PRUNERS),
+    ],
+)
+def test_algorithms_for_tensorflow_are_lilliputs_own(shim, path, names):
+    for name in names:
+        namespace = {}
+        exec(f"from {path} import {name}", namespace)
+        assert namespace[name] is getattr(lilliput, name)
+
+
+def test_an_algorithm_for_torch_only_is_not_offered_for_tensorflow(shim, monkeypatch):
+    monkeypatch.setattr(lilliput.FPGMPruner, "backends", ("torch",))
+    with pytest.raises(ImportError, match="FPGMPruner is not available in this version"):
+        from nni.compression.tensorflow import FPGMPruner  # noqa: F401
+
+
+def test_the_paths_of_tensorflow_import_no_framework():
+    paths = [path for path, parts in PATHS.items() if FOR_TENSORFLOW & {*parts}]
+    code = (
+        "import sys, importlib\n"
+        "from lilliput.compat.nni import install\n"
+        "install()\n"
+        f"for path in {paths}:\n"
+        "    exec(f'from {path} import *')\n"
+        "print([m for m in ('torch', 'keras', 'tensorflow', 'jax') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_install_twice_is_install_once():

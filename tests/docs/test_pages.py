@@ -14,6 +14,7 @@ REPO = Path(lilliput.__file__).parent.parent.parent
 RUN = ["README.md", "docs/config.md", "docs/custom_algorithms.md", "docs/migrating_from_nni.md"]
 RUN += ["docs/train_save_export.md", "docs/sensitivity.md"]
 RUN += ["docs/structured_pruning.md", "docs/channel_groups.md", "docs/quantization.md"]
+RUN += ["docs/keras.md", "docs/migrating_from_tfmot.md"]
 PAGES = sorted(
     p.relative_to(REPO).as_posix() for p in [*REPO.glob("*.md"), *REPO.glob("docs/*.md")]
 )
@@ -29,7 +30,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path):
     program = tmp_path / "page.py"
     program.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(program)],
+        [sys.executable, "-W", "error", "-W", "ignore:__array__:DeprecationWarning", str(program)],
         cwd=tmp_path,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,

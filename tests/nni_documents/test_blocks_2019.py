@@ -1,7 +1,8 @@
 """The code of the 2019 document: as printed where it is Python, and mended where it is not.
 
 Its list of rules lacks a comma, and its classes have methods whose only content is a comment. The
-mends are spelled out here, and add nothing but a comma and ``pass``.
+mends are spelled out here, and add nothing but a comma and ``pass``. The blocks for TensorFlow run on
+Keras models in ``tests/keras/compat``.
 """
 
 import logging
@@ -41,16 +42,25 @@ def test_masks_of_the_2019_call_hold_when_the_user_calls_step(run, train, raw, n
     assert torch.equal(pruner.strip().fc.weight == 0, zero)
 
 
-def test_the_tensorflow_call_names_the_keras_route(run, nni):
-    with pytest.raises(UnsupportedModelError, match="build the model with Keras"):
-        run("003_1_tf_level_pruner.py", nni=nni, model_graph=object())
+@pytest.fixture
+def model_graph():
+    """An object of the class that tf.get_default_graph() returned; TensorFlow is not needed for it."""
+    return type("Graph", (), {"__module__": "tensorflow.python.framework.ops"})()
+
+
+def test_the_tensorflow_call_with_a_graph_names_the_keras_route(run, nni, model_graph):
+    with pytest.raises(UnsupportedModelError, match="TensorFlow graph.* keras.Sequential"):
+        run("003_1_tf_level_pruner.py", nni=nni, model_graph=model_graph)
 
 
 @pytest.mark.parametrize("block", ["003_5_tf_your_pruner.py", "003_7_tf_your_quantizer.py"])
-def test_the_tensorflow_classes_name_the_keras_route(run, nni, block):
-    cls = run(block, mend=BODY, nni=nni)["YourPruner"]
-    with pytest.raises(UnsupportedModelError, match="build the model with Keras"):
-        cls("your input")
+def test_the_tensorflow_classes_with_a_graph_name_the_keras_route(run, nni, model_graph, block):
+    compressor = run(block, mend=BODY, nni=nni)["YourPruner"]("your input")
+    for compress in (compressor, compressor.compress):
+        with pytest.raises(UnsupportedModelError, match="TensorFlow graph.* keras.Sequential"):
+            compress(model_graph)
+    with pytest.raises(UnsupportedModelError, match="build the model with Keras 3"):
+        compressor.compress_default_graph()
 
 
 def test_the_mended_config_selects_the_default_types_or_the_named_ops(run, raw, nni):
@@ -80,10 +90,12 @@ def agp_file(tmp_path):
     return write
 
 
-def test_the_printed_file_is_for_tensorflow_and_says_so_on_torch(nni, agp_file):
+def test_the_printed_file_is_for_tensorflow_and_says_so_on_torch(nni, agp_file, model):
     pruner = nni.compressors.torchCompressor.AGPruner()
+    pruner.load_configure(agp_file("tfAGPruner"))
     with pytest.raises(ConfigError, match="'tfAGPruner' is for another framework than torch"):
-        pruner.load_configure(agp_file("tfAGPruner"))
+        pruner(model)
+    assert pruner.bound_model is None
 
 
 @pytest.mark.parametrize("section", ["AGPruner", "torchAGPruner"])

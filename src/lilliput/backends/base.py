@@ -18,6 +18,8 @@ class Backend(ABC):
 
     name: ClassVar[str]
     default_types: ClassVar[frozenset[str]]
+    # Layers whose integer kernels, in the runtimes that the framework's users have, return integers.
+    integer_outputs: ClassVar[frozenset[str]] = frozenset({"_ConvNd"})
 
     @abstractmethod
     def layers(self, model: Any) -> list[LayerInfo]:
@@ -231,6 +233,10 @@ class Backend(ABC):
         quant_type: QuantType,
     ) -> tuple[Any, ...]:
         """Return what ``function`` makes of the tensors, with the gradient that ``rule`` prescribes."""
+
+    def value_of(self, tensor: Any) -> Any:
+        """Return what an author's code computes with, where the engine has a variable."""
+        return tensor
 
     @abstractmethod
     def is_tensor(self, value: Any) -> bool:

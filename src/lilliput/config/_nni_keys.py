@@ -44,6 +44,10 @@ RENAMES = (
     ("max_sparse_ratio", "max_sparsity_per_layer", "NNI v3"),
 )
 
+# In 2019 a type was the name of an operation in a TensorFlow graph; the layer that computes it. Only
+# these rules are read that way: today a torch module may well be called MatMul.
+GRAPH_TYPES = {"MatMul": "Dense", "DepthwiseConv2dNative": "DepthwiseConv2D"}
+
 # Old list, the list its entries are appended to, generation, how one entry is written today.
 PATTERNS: tuple[tuple[str, str, str, Callable[[str], str]], ...] = (
     ("op_partial_names", "op_names", "NNI v2", lambda name: f"*{escape_glob(name)}*"),

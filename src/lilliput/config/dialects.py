@@ -26,6 +26,7 @@ from typing import Any
 
 from lilliput.config._nni_keys import (
     COMPOUNDS,
+    GRAPH_TYPES,
     NEW_SELECTORS,
     OLD_KEYS,
     OLD_SELECTORS,
@@ -124,6 +125,8 @@ class _Draft:
         self.read_targets()
         self.refuse_unsupported()
         self.rename()
+        if is_2019:
+            self.read_graph_types()
         self.read_prune()
         self.drop_default_granularity()
         self.split_compounds()
@@ -261,6 +264,14 @@ class _Draft:
                 is_list = new in NEW_SELECTORS
                 self.put(new, _listed(value) if is_list else value, self.sources.get(old, old))
                 self.note(f"{old!r} ({era}) reads as {new!r}")
+
+    def read_graph_types(self) -> None:
+        entries = _strings(self.rule.get("op_types", []))
+        operations = [entry for entry in entries or [] if entry in GRAPH_TYPES]
+        for name in operations:
+            self.note(f"{name!r} (an operation of TensorFlow 1) reads as {GRAPH_TYPES[name]!r}")
+        if operations:
+            self.rule["op_types"] = [GRAPH_TYPES.get(entry, entry) for entry in entries or []]
 
     def read_prune(self) -> None:
         if "prune" not in self.rule:

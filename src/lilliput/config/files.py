@@ -80,6 +80,37 @@ def read_rules(
         raise ConfigError(str(error), title=os.fspath(path)) from error
 
 
+def read_rules_by_framework(
+    path: str | os.PathLike[str], section: Sequence[str], frameworks: Sequence[str]
+) -> dict[str, list[Any]]:
+    """Read the config list of a file for each of several frameworks that it has one for.
+
+    Raises
+    ------
+    ConfigError
+        When it has one for none of them; the error is that of the first.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "agp.yaml")
+    ...     _ = file.write_text("tfAGPruner:\\n  config:\\n    - {final_sparsity: 0.6}\\n")
+    ...     read_rules_by_framework(file, ["AGPruner"], ["torch", "keras"])
+    {'keras': [{'final_sparsity': 0.6}]}
+    """
+    found: dict[str, list[Any]] = {}
+    errors: list[ConfigError] = []
+    for framework in frameworks:
+        try:
+            found[framework] = read_rules(path, section, framework)
+        except ConfigError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return found
+
+
 def write_rules(rules: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
     """Write a config list as YAML or JSON, as the suffix of ``path`` says.
 

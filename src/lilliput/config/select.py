@@ -162,7 +162,10 @@ def _find_problems(
     is_known_type: Callable[[str], bool],
 ) -> list[Problem]:
     problems = []
-    present = {name for layer in layers for name in layer.types}
+    # A layer's own name first, then those of its bases and aliases.
+    types = [layer.type for layer in layers]
+    types += sorted({name for layer in layers for name in layer.types})
+    present = dict.fromkeys(types)
     for entry in rule.op_types or []:
         name = entry.removeprefix("!")
         if name != "default" and name not in present and not is_known_type(name):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from lilliput.config.files import read_rules
+from lilliput.backends import backend_of
+from lilliput.config.files import read_rules_by_framework
 from lilliput.config.layer import LayerInfo
+from lilliput.config.spec import Rule
 from lilliput.core.binding import names_of
-from lilliput.errors import StageError
+from lilliput.errors import ConfigError, StageError, UnsupportedModelError
 
 
 class OlderNames:
@@ -33,15 +37,34 @@ class OlderNames:
         """Return the rule that takes a layer, None if it is left alone."""
         return next((x.config for x in self.selection.chosen if x.name == layer.name), None)
 
-    def load_configure(self: Any, path: Any) -> None:
-        """Append the rules of a YAML or JSON file to the config list; call it before binding."""
+    def load_configure(self: Any, path: str | os.PathLike[str]) -> None:
+        """Append the rules of a YAML or JSON file to the config list; call it before binding.
+
+        A section may be for one framework (``tfAGPruner:``). Whether that is the framework of the
+        model shows when a model is bound.
+        """
         if self._wrappers is not None:
             raise StageError("load_configure() came after a model was bound; call it before.")
-        rules = read_rules(path, names_of(type(self)), "torch")
-        self.config_list = [*(self.config_list or []), *rules]
+        names, frameworks = names_of(type(self)), type(self).backends
+        earlier = _by_framework(self.config_list, names, frameworks)
+        found = read_rules_by_framework(path, names, tuple(earlier))
+        joined = [[*earlier[name], *rules] for name, rules in found.items()]
+        is_one = all(rules == joined[0] for rules in joined)
+        if self.config_list is None and not (is_one and len(found) == len(frameworks)):
+            self.config_list = Path(path).absolute()  # read again for the framework of the model
+        elif is_one:
+            self.config_list = joined[0]
+        else:
+            raise ConfigError(
+                f"has a section for each of {', '.join(found)}, and the model is not known yet; make "
+                "this file the only config list, or give its sections one name.",
+                title=os.fspath(path),
+            )
 
     def reset(self: Any, checkpoint: Mapping[str, Any] | None = None) -> None:
         """Unwrap the model, load a state dict of the plain model if given, and start anew."""
+        if checkpoint is not None:
+            self._check_state_dict()
         was_wrapped = self.is_wrapped
         self.strip()
         if checkpoint is not None:
@@ -57,7 +80,33 @@ class OlderNames:
 
     def load_model_state_dict(self: Any, model_state: Mapping[str, Any]) -> None:
         """Load a state dict of the plain or of the compressed model into the bound one."""
+        self._check_state_dict()
         self.bound_model.load_state_dict(model_state)
+
+    def compress_default_graph(self: Any) -> None:
+        """Refuse what compressed TensorFlow's default graph in 2019."""
+        raise UnsupportedModelError(
+            "TensorFlow has no default graph any more; build the model with Keras 3 and compress "
+            f"that: {type(self).__name__}(config_list)(model)."
+        )
+
+    def _check_state_dict(self: Any) -> None:
+        # On the torch backend a Keras model does have one, with names that only Keras understands.
+        if backend_of(self.bound_model).name == "keras":
+            raise UnsupportedModelError(
+                "a Keras model has no state dict; give its weights to the model itself, before it is "
+                "compressed: model.load_weights(path) or model.set_weights(arrays)."
+            )
 
     def step_with_optimizer(self: Any) -> None:
         """Older name of :meth:`step`; called right after it."""
+
+
+def _by_framework(
+    config_list: Any, names: Sequence[str], frameworks: Sequence[str]
+) -> dict[str, list[Any]]:
+    """Return a config list of any form as a list of rules for each framework."""
+    if isinstance(config_list, (str, os.PathLike)):
+        return read_rules_by_framework(config_list, names, frameworks)
+    single = isinstance(config_list, (Mapping, Rule))
+    return dict.fromkeys(frameworks, [config_list] if single else list(config_list or []))

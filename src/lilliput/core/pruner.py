@@ -99,7 +99,9 @@ class Pruner(Compressor):
         with self._backend.no_grad():
             for index, wrapper in enumerate(wrappers):
                 # A sharded weight is gathered when it is read: only if the algorithm takes it.
-                tensors = (wrapper.weight,) if calc_mask.wants_tensor else ()
+                tensors = (
+                    (self._backend.value_of(wrapper.weight),) if calc_mask.wants_tensor else ()
+                )
                 answer = calc_mask(wrapper, *tensors, index=index)
                 if answer is not None:
                     updates.append((wrapper, self._check_masks(wrapper, answer)))

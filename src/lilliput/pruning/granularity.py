@@ -68,9 +68,9 @@ def find_misfit(layer: LayerInfo) -> str | None:
         return None
     sides = (layer.shape[layer.out_axis], layer.shape[layer.in_axis])
     if any(size % part for size, part in zip(sides, granularity, strict=True)):
-        shape = "×".join(map(str, layer.shape))
-        blocks = "×".join(map(str, granularity))
+        shape, blocks = ("×".join(map(str, x)) for x in (sides, granularity))
         return (
-            f"layer {layer.name!r} is {shape}, which blocks of {blocks} do not divide; exclude it."
+            f"layer {layer.name!r} has {shape} outputs and inputs, which blocks of {blocks} do not "
+            "divide; exclude it."
         )
     return None

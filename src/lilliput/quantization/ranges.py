@@ -77,7 +77,7 @@ class RangeQuantizer(PlacedQuantizer):
         See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``quant_types``, ``quant_bits``,
         ``quant_scheme``, ``quant_dtype``, ``granularity``, ``group_size`` and ``narrow_range``. By
         default weights are int8 with a scale per channel, activations uint8: the input of each layer
-        and the output of convolutions.
+        and the output of convolutions, on Keras also that of dense layers (LiteRT asks for it).
     example_inputs : optional
         What the model is called with: a tensor, a tuple or a dict. With it, activations are quantized
         where runtimes look for it, after norm and ReLU, and each tensor once; see
@@ -127,7 +127,8 @@ class RangeQuantizer(PlacedQuantizer):
             return ["output"]
         if layer.is_bypassed or layer.types & _WITHOUT_FLOAT_INPUT:
             return ["weight"]
-        return ["weight", "input", *(["output"] if layer.types & _CONVOLUTIONS else [])]
+        is_whole = layer.types & self._backend.integer_outputs
+        return ["weight", "input", *(["output"] if is_whole else [])]
 
     def observer_of(self, wrapper: Any, target: str) -> Any:
         """Return by which observer calibration finds the range of an input or output."""

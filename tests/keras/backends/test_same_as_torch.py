@@ -158,9 +158,13 @@ def test_quantized_weights_are_the_same(case):
         np.testing.assert_allclose(kernel, expected, rtol=1e-5, atol=1e-6, err_msg=key)
 
 
+# By default, the output of a dense layer is quantized on Keras only.
+ACTIVATIONS = {"op_types": ["default"], "quant_types": ["weight", "input"]}
+
+
 def test_calibrated_models_give_the_same_outputs():
     one, other = twins()
-    rules = [{"op_types": ["default"], "observer": "minmax"}]
+    rules = [{**ACTIVATIONS, "observer": "minmax"}]
     first, second = on_torch.PTQQuantizer(one, rules), on_keras.PTQQuantizer(other, rules)
     first.compress()
     second.compress()
@@ -181,7 +185,7 @@ def test_calibrated_models_give_the_same_outputs():
 def test_a_step_of_training_moves_both_alike():
     labels = np.arange(16) % 10
     one, other = twins()
-    rules = [{"op_types": ["default"]}]
+    rules = [ACTIVATIONS]
     optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
     first = on_torch.QATQuantizer(one, rules, optimizer, torch.ones(1, 3, 9, 9))
     second = on_keras.QATQuantizer(other, rules)

@@ -50,6 +50,7 @@ class KerasBackend(Backend):
 
     name = "keras"
     default_types = DEFAULT_TYPES
+    integer_outputs = frozenset({"_ConvNd", "Linear"})
 
     # -- layers --------------------------------------------------------------------------------------
 
@@ -314,6 +315,10 @@ class KerasBackend(Backend):
         raise UnsupportedModelError(
             "this algorithm trains its own parameters: on torch models only."
         )
+
+    def value_of(self, tensor: Any) -> Any:
+        """Return the value of a variable: not every function of Keras takes one."""
+        return tensor_of(tensor)
 
     def is_tensor(self, value: Any) -> bool:
         """Whether a value is a tensor, a variable or a NumPy array."""

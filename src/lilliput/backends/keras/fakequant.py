@@ -19,17 +19,31 @@ def fake_quantize(
     tensor: Tensor, scale: Tensor, low: int, high: int, zero_point: Tensor | None = None
 ) -> Tensor:
     """Return a tensor rounded to a grid; the gradient passes inside the range and nowhere else."""
-    bottom, top = _bounds(scale, low, high, zero_point)
-    return with_backward(_round, _inside, tensor, scale, bottom, top)
+    zero = ops.zeros_like(scale) if zero_point is None else zero_point
+
+    def forward(x: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Any]:
+        rounded = ops.round(x * (1 / s))
+        clipped = ops.clip(rounded, low - z, high - z)
+        return clipped * s, (ops.equal(rounded, clipped), s)
+
+    def backward(upstream: Tensor, kept: Any) -> tuple[Tensor, ...]:
+        inside, s = kept
+        none = ops.zeros_like(s)
+        return ops.where(inside, upstream, ops.cast(0, upstream.dtype)), none, none
+
+    return with_backward(forward, backward, tensor, scale, zero)
 
 
 def round_to_grid(tensor: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
     """Return a tensor rounded to a grid that covers it: the gradient passes everywhere."""
 
-    def passes(upstream: Tensor, output: Tensor, x: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+    def forward(x: Tensor, s: Tensor) -> tuple[Tensor, Any]:
+        return ops.clip(ops.round(x * (1 / s)), low, high) * s, s
+
+    def backward(upstream: Tensor, s: Any) -> tuple[Tensor, ...]:
         return upstream, ops.zeros_like(s)
 
-    return with_backward(lambda x, s: _round(x, s, low, high), passes, tensor, scale)
+    return with_backward(forward, backward, tensor, scale)
 
 
 def learned_fake_quantize(
@@ -48,21 +62,3 @@ def learned_fake_quantize(
 def offset_to_zero_point(scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:
     """Return the zero point with which the lowest integer stands for ``offset``, about."""
     return ops.clip(ops.round(low - offset / scale), low, high)
-
-
-def _bounds(scale: Tensor, low: int, high: int, zero_point: Tensor | None) -> tuple[Tensor, Tensor]:
-    zero = ops.zeros_like(scale) if zero_point is None else ops.convert_to_tensor(zero_point)
-    return low - zero, high - zero
-
-
-def _round(tensor: Tensor, scale: Tensor, bottom: Any, top: Any) -> Tensor:
-    return ops.clip(ops.round(tensor * (1 / scale)), bottom, top) * scale
-
-
-def _inside(
-    upstream: Tensor, output: Tensor, tensor: Tensor, scale: Tensor, bottom: Tensor, top: Tensor
-) -> tuple[Tensor, ...]:
-    low, high = (bottom - 0.5) * scale, (top + 0.5) * scale
-    inside = ops.logical_and(tensor >= low, tensor <= high)
-    passed = ops.where(inside, upstream, ops.zeros_like(upstream))
-    return passed, ops.zeros_like(scale), ops.zeros_like(bottom), ops.zeros_like(top)

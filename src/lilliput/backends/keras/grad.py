@@ -15,21 +15,24 @@ Tensor = Any
 
 
 def with_backward(
-    forward: Callable[..., Tensor], backward: Callable[..., tuple[Tensor, ...]], *tensors: Tensor
+    forward: Callable[..., tuple[Tensor, Any]],
+    backward: Callable[..., tuple[Tensor, ...]],
+    *tensors: Tensor,
 ) -> Tensor:
-    """Return ``forward(*tensors)``, whose gradients are ``backward(upstream, output, *tensors)``.
+    """Return the first part of ``forward(*tensors)``, with gradients by ``backward``.
 
-    Everything that either of them needs has to be among the tensors: a variable, or a value of
-    another graph, that they know from elsewhere is refused by TensorFlow and lost on torch.
+    ``backward(upstream, kept)`` returns a gradient for each tensor; ``kept`` is the second part of what
+    ``forward`` returned. Everything they need has to be among the tensors: a variable that they know
+    from elsewhere is refused by TensorFlow and lost on torch.
     """
 
     def run(*inputs: Tensor) -> tuple[Tensor, Callable[..., Any]]:
-        output = forward(*inputs)
+        output, kept = forward(*inputs)
 
         def grad(*args: Tensor, upstream: Tensor = None) -> Any:
             if upstream is None:
                 (upstream,) = args
-            found = backward(upstream, output, *inputs)
+            found = backward(upstream, kept)
             return found if len(found) > 1 else found[0]
 
         return output, grad
@@ -39,12 +42,16 @@ def with_backward(
 
 def straight_through(tensor: Tensor, quantized: Tensor) -> Tensor:
     """Return ``quantized``, with the gradient going to ``tensor`` unchanged."""
-    return with_backward(lambda x, y: ops.stop_gradient(y), lambda g, *_: (g, g), tensor, quantized)
+    return with_backward(
+        lambda x, y: (ops.stop_gradient(y), None), lambda g, _: (g, g), tensor, quantized
+    )
 
 
 def map_gradient(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the tensor itself, whose gradient goes through ``function`` on its way back."""
-    return with_backward(ops.stop_gradient, lambda g, *_: (function(g),), tensor)
+    return with_backward(
+        lambda x: (ops.stop_gradient(x), None), lambda g, _: (function(g),), tensor
+    )
 
 
 def with_gradient(
@@ -54,8 +61,8 @@ def with_gradient(
     if rule.quant_backward is QuantGrad.quant_backward:
         return straight_through(tensor, quantized)
     return with_backward(
-        lambda x, y: ops.stop_gradient(y),
-        lambda g, _, x, y: (rule.quant_backward(x, g, quant_type), g),
+        lambda x, y: (ops.stop_gradient(y), x),
+        lambda g, x: (rule.quant_backward(x, g, quant_type), g),
         tensor,
         quantized,
     )

@@ -8,8 +8,9 @@ Nothing happens until you ask for it, in one of two ways::
     install()
 
 The classes behind the old paths are Lilliput's own, so a model pruned through them is the same as
-one pruned through ``lilliput.torch``. A process that does not start as a copy of this one (such as
-a spawned data loader worker) has to call ``install()`` itself.
+one pruned through ``lilliput.torch``, or through ``lilliput.keras`` for the paths of TensorFlow. A
+process that does not start as a copy of this one (such as a spawned data loader worker) has to call
+``install()`` itself.
 """
 
 from lilliput.compat.nni.finder import install, uninstall

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import Any
 
 from lilliput import __version__
-from lilliput.compat.nni.tables import NAMES, PATHS, RENAMED, TODAY
-from lilliput.errors import ConfigError, LilliputError, UnsupportedModelError, nearest
+from lilliput.compat.nni.tables import FOR_TENSORFLOW, NAMES, PATHS, RENAMED, TODAY
+from lilliput.errors import ConfigError, LilliputError, nearest
 
 
 class UnavailableImportError(LilliputError, ImportError):
@@ -74,38 +73,20 @@ def _find(path: str, name: str) -> Any:
     part = next(part for part in PATHS[path] if name in NAMES[part])
     if part == "tuning":
         return None
-    if part == "tensorflow":
-        return _without_tensorflow(path, name)
-    for candidate in (name, *RENAMED.get(name, ())):
-        found = _registered(part, candidate)
-        if found is not None:
-            return found
-    return getattr(import_module("lilliput.torch"), TODAY.get(name, name), None)
+    candidates = (name, *RENAMED.get(name, ()))
+    found = next(filter(None, (_registered(part, candidate) for candidate in candidates)), None)
+    if part not in FOR_TENSORFLOW:
+        return found or getattr(import_module("lilliput.torch"), TODAY.get(name, name), None)
+    # What TensorFlow's users subclassed is the same for all frameworks, so none is imported for it.
+    found = found or getattr(import_module("lilliput"), TODAY.get(name, name), None)
+    return found if "keras" in getattr(found, "backends", ("keras",)) else None
 
 
 def _registered(part: str, name: str) -> Any:
-    lookups = {"pruners": "pruner", "quantizers": "quantizer"}
-    if part not in lookups:
+    kind = part.removeprefix("tensorflow ").removesuffix("s")
+    if kind not in ("pruner", "quantizer"):
         return None
     try:
-        return getattr(import_module("lilliput.algorithms"), lookups[part])(name)
+        return getattr(import_module("lilliput.algorithms"), kind)(name)
     except ConfigError:
         return None
-
-
-def _without_tensorflow(path: str, name: str) -> type:
-    """Return a class that can be imported and subclassed, and says on use where to go instead."""
-
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
-        today = TODAY.get(name, name)
-        route = f"build the model with Keras and use {today} of lilliput.keras"
-        if find_spec("lilliput.keras") is None:
-            route += (
-                f", which this version of Lilliput ({__version__}) does not have yet; with PyTorch, "
-                f"use {today} of lilliput.torch today"
-            )
-        raise UnsupportedModelError(
-            f"{path}.{name} worked on TensorFlow graphs, which Lilliput does not compress: {route}."
-        )
-
-    return type(name, (), {"__module__": path, "__new__": refuse, "__doc__": "Not available."})

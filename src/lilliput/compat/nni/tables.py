@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 # Names that the shim offers, by the part of NNI they belong to. A pruner or quantizer is looked up
-# in Lilliput's registry, everything else in lilliput.torch; one that is found nowhere is reported as
-# not available in this version. A new algorithm therefore needs no change here.
+# in Lilliput's registry, everything else in lilliput.torch, or in lilliput itself for TensorFlow; one
+# that is found nowhere is reported as not available in this version. A new algorithm therefore needs
+# no change here.
 NAMES: dict[str, tuple[str, ...]] = {
     "framework": (
         *("Compressor", "Pruner", "Quantizer", "WeightMasker", "LayerInfo"),
@@ -31,10 +32,15 @@ NAMES: dict[str, tuple[str, ...]] = {
     "utils": ("count_flops_params", "SensitivityAnalysis"),
     "sensitivity": ("SensitivityAnalysis",),
     "evaluators": ("Evaluator", "TorchEvaluator", "LightningEvaluator", "TransformersEvaluator"),
-    "tensorflow": (
-        *("TfCompressor", "TfPruner", "TfQuantizer", "Compressor", "Pruner", "Quantizer"),
+    "tensorflow": ("Compressor", "Pruner", "Quantizer", "LayerInfo"),
+    "tensorflow bases of 2019": ("TfCompressor", "TfPruner", "TfQuantizer"),
+    "tensorflow pruners": (
         *("LevelPruner", "AGPruner", "AGP_Pruner", "SensitivityPruner", "SlimPruner"),
-        *("FPGMPruner", "NaiveQuantizer", "QATquantizer", "QAT_Quantizer", "DoReFaQuantizer"),
+        *("FPGMPruner", "TfLevelPruner", "TfAGPruner", "TfSensitivityPruner"),
+    ),
+    "tensorflow quantizers": (
+        *("NaiveQuantizer", "QATquantizer", "QAT_Quantizer", "DoReFaQuantizer"),
+        *("TfNaiveQuantizer", "TfQATquantizer", "TfDoReFaQuantizer"),
     ),
     "tuning": (
         *("trace", "get_next_parameter", "get_current_parameter", "report_intermediate_result"),
@@ -42,6 +48,8 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("nas", "retiarii", "experiment", "hpo", "trial", "tuner", "assessor"),
     ),
 }
+
+FOR_TENSORFLOW = frozenset(part for part in NAMES if part.startswith("tensorflow"))
 
 # What today's class is called, where it is not called the same.
 TODAY = {
@@ -53,7 +61,7 @@ TODAY = {
     "TfQuantizer": "Quantizer",
 }
 
-# NNI renamed these algorithms between v1 and v3; the registry is asked for the other names as well.
+# NNI renamed these algorithms between 2019 and v3; the registry is asked for the other names as well.
 RENAMED = {
     "L1FilterPruner": ("L1NormPruner",),
     "L2FilterPruner": ("L2NormPruner",),
@@ -62,11 +70,19 @@ RENAMED = {
     "TaylorPruner": ("TaylorFOWeightPruner", "TaylorFOWeightFilterPruner"),
     "ActivationAPoZRankFilterPruner": ("ActivationAPoZRankPruner",),
     "ActivationMeanRankFilterPruner": ("ActivationMeanRankPruner",),
+    "TfLevelPruner": ("LevelPruner",),
+    "TfAGPruner": ("AGPruner",),
+    "TfSensitivityPruner": ("SensitivityPruner",),
+    "TfNaiveQuantizer": ("NaiveQuantizer",),
+    "TfQATquantizer": ("QATquantizer",),
+    "TfDoReFaQuantizer": ("DoReFaQuantizer",),
 }
 
 _ALGORITHMS = ("pruners", "quantizers")
 _V0 = ("framework", "bases of 2019", *_ALGORITHMS)
 _V1 = ("framework", *_ALGORITHMS, "speedup", "utils")
+_TF_ALGORITHMS = ("tensorflow pruners", "tensorflow quantizers")
+_TF_V0 = ("tensorflow", "tensorflow bases of 2019", *_TF_ALGORITHMS)
 
 # Import path -> the parts of NNI that are found there. Every prefix of a path has its own row.
 PATHS: dict[str, tuple[str, ...]] = {
@@ -75,8 +91,8 @@ PATHS: dict[str, tuple[str, ...]] = {
     "nni.compressors": (),
     "nni.compressors.torchCompressor": _V0,
     "nni.compressors.torch_compressor": _V0,
-    "nni.compressors.tfCompressor": ("tensorflow",),
-    "nni.compressors.tf_compressor": ("tensorflow",),
+    "nni.compressors.tfCompressor": _TF_V0,
+    "nni.compressors.tf_compressor": _TF_V0,
     # v1.1 to v1.9
     "nni.compression": ("framework", "evaluators"),
     "nni.compression.torch": _V1,
@@ -88,7 +104,10 @@ PATHS: dict[str, tuple[str, ...]] = {
     "nni.compression.torch.speedup": ("speedup",),
     "nni.compression.torch.utils": ("utils",),
     "nni.compression.torch.utils.sensitivity_analysis": ("sensitivity",),
-    "nni.compression.tensorflow": ("tensorflow",),
+    "nni.compression.tensorflow": ("tensorflow", *_TF_ALGORITHMS),
+    "nni.compression.tensorflow.compressor": ("tensorflow",),
+    "nni.compression.tensorflow.pruning": ("tensorflow pruners",),
+    "nni.compression.tensorflow.pruning.one_shot": ("tensorflow pruners",),
     # v2.0 to v2.10
     "nni.compression.pytorch": (*_V1, "evaluators"),
     "nni.compression.pytorch.compressor": ("framework",),
@@ -105,7 +124,8 @@ PATHS: dict[str, tuple[str, ...]] = {
     "nni.algorithms.compression.pytorch.pruning.weight_masker": ("maskers",),
     "nni.algorithms.compression.pytorch.quantization": ("quantizers",),
     "nni.algorithms.compression.tensorflow": (),
-    "nni.algorithms.compression.tensorflow.pruning": ("tensorflow",),
+    "nni.algorithms.compression.tensorflow.pruning": ("tensorflow pruners",),
+    "nni.algorithms.compression.tensorflow.pruning.one_shot": ("tensorflow pruners",),
     "nni.algorithms.compression.v2": (),
     "nni.algorithms.compression.v2.pytorch": ("evaluators",),
     "nni.algorithms.compression.v2.pytorch.pruning": ("pruners",),

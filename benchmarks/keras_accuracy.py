@@ -1,0 +1,127 @@
+"""What a Keras CNN loses on Fashion-MNIST, as LiteRT executes it: 80 % pruned, int8, both.
+
+    ./run python benchmarks/data.py fashion-mnist
+    ./run python benchmarks/keras_accuracy.py
+
+A CNN of 0.1 million weights is trained in float; from there go: the same epochs once more in float, AGP
+to 80 % zeros, QAT to int8, and QAT on top of the pruned one. All four are executed by the LiteRT
+interpreter on the 10,000 test images. One seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+from data import fashion_mnist
+from keras import layers
+from timing import write_json
+
+from lilliput.keras import AGPPruner, QATQuantizer, export_litert
+
+RESULTS = Path(__file__).parent / "results" / "keras_accuracy.json"
+RULES = {"op_types": ["Conv2D", "DepthwiseConv2D", "Dense"]}
+
+
+def make_model() -> Any:
+    inputs = x = keras.Input((28, 28, 1))
+    for filters, stride in ((32, 2), (64, 2), (128, 2)):
+        x = layers.Conv2D(filters, 3, strides=stride, padding="same", use_bias=False)(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+    x = layers.Dropout(0.2)(layers.GlobalAveragePooling2D()(x))
+    return keras.Model(inputs, layers.Dense(10)(x))
+
+
+def compile_model(model: Any, rate: float, steps: int) -> None:
+    schedule = keras.optimizers.schedules.CosineDecay(rate, steps)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(schedule), loss, metrics=["accuracy"])
+
+
+def executed(path: Path, images: Any, labels: Any) -> tuple[float, float]:
+    """Return the accuracy of a file in percent, and the CPU milliseconds per 100 images."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(path), num_threads=1)
+    entry, end = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
+    interpreter.resize_tensor_input(entry["index"], (100, 28, 28, 1))
+    interpreter.allocate_tensors()
+    right, seconds = 0, []
+    for start in range(0, len(images), 100):
+        interpreter.set_tensor(entry["index"], images[start : start + 100])
+        before = time.process_time()
+        interpreter.invoke()
+        seconds.append(time.process_time() - before)
+        found = interpreter.get_tensor(end["index"]).argmax(1)
+        right += int((found == labels[start : start + 100]).sum())
+    return 100 * right / len(images), 1000 * float(np.median(seconds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=8)
+    options = parser.parse_args()
+    keras.utils.set_random_seed(0)
+    train, test = (
+        (images.numpy().transpose(0, 2, 3, 1).astype("float32") / 255, labels.numpy())
+        for images, labels in fashion_mnist()
+    )
+    steps = options.epochs * -(-len(train[0]) // 128)
+    fit = {"x": train[0], "y": train[1], "batch_size": 128, "verbose": 0}
+    model = make_model()
+    compile_model(model, 2e-3, steps)
+    model.fit(**fit, epochs=options.epochs)
+    trained = model.get_weights()
+    results: dict[str, dict[str, float]] = {}
+
+    def note(name: str, source: Any) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.tflite"
+            exported = export_litert(source, path, train[0][:32])
+            accuracy, milliseconds = executed(path, *test)
+            simulated = 100 * model.evaluate(*test, batch_size=1000, verbose=0)[1]
+            results[name] = {
+                "executed": accuracy,
+                "simulated": simulated,
+                "bytes": path.stat().st_size,
+                "milliseconds": milliseconds,
+                "integer_share": exported.integer_share,
+            }
+        print(f"{name:<28}", {k: round(float(v), 3) for k, v in results[name].items()}, flush=True)
+
+    note("float", model)
+    compile_model(model, 1e-3, steps)
+    model.fit(**fit, epochs=options.epochs)
+    note("float, the same epochs more", model)
+
+    for is_pruned in (False, True):
+        model.set_weights(trained)
+        compile_model(model, 1e-3, steps)
+        if is_pruned:
+            end = options.epochs // 2
+            pruner = AGPPruner(model, [{**RULES, "final_sparsity": 0.8, "end_epoch": end}])
+            pruner.compress()
+            model.fit(**fit, epochs=options.epochs, callbacks=[pruner.callback()])
+            note("AGP 80 %", model)
+            compile_model(model, 5e-4, steps // 2)
+        quantizer = QATQuantizer(model, [RULES], model.optimizer)
+        quantizer.compress()
+        model.fit(**fit, epochs=options.epochs // 2 if is_pruned else options.epochs)
+        note("AGP 80 %, QAT int8" if is_pruned else "QAT int8", quantizer)
+        quantizer.strip()
+    write_json(
+        RESULTS, {"epochs": options.epochs, "parameters": model.count_params(), "results": results}
+    )
+
+
+if __name__ == "__main__":
+    main()
