@@ -49,9 +49,10 @@ class PlacedQuantizer(Quantizer):
 
     def agrees(self, wrapper: Any) -> bool:
         """Whether the ranges of a loaded checkpoint of the model are of the same places as here."""
-        if bool(wrapper.placed) == self._is_placed:
+        is_placed = float(wrapper.placed) != 0
+        if is_placed == self._is_placed:
             return True
-        how = "by the flow of tensors" if wrapper.placed else "at the layers themselves"
+        how = "by the flow of tensors" if is_placed else "at the layers themselves"
         log.warning(
             "%s: in the checkpoint that was loaded, activations of layer %r are quantized %s, here they "
             "are not, so its ranges are not used; call load_state() with quantizer.state() as well, or "
@@ -83,7 +84,7 @@ class PlacedQuantizer(Quantizer):
     def load_state(self, state: CompressionState | Any) -> None:
         """As in :meth:`Compressor.load_state`."""
         super().load_state(state)
-        self._is_placed = any(bool(wrapper.placed) for wrapper in self.get_modules_wrapper())
+        self._is_placed = any(float(wrapper.placed) != 0 for wrapper in self.get_modules_wrapper())
         if self.is_wrapped:
             self._apply_places()
 

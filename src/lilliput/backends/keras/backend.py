@@ -25,7 +25,7 @@ from lilliput.backends.keras.grad import with_gradient
 from lilliput.backends.keras.graph import function_of
 from lilliput.backends.keras.masks import apply_masks, check_quantizers, fault_of
 from lilliput.backends.keras.scopes import sync
-from lilliput.backends.keras.variables import raw, tensor_of, to_array
+from lilliput.backends.keras.variables import forget_in_torch, raw, tensor_of, to_array
 from lilliput.backends.keras.wrapper import (
     ModuleWrapper,
     PrunerModuleWrapper,
@@ -114,6 +114,7 @@ class KerasBackend(Backend):
     def announce_buffers(self, model: Any) -> None:
         """Forget the graphs that were traced before; leave a model without wrappers alone."""
         models.leave_idle(model)
+        forget_in_torch(model)
         retrace(model)
 
     # -- masks ---------------------------------------------------------------------------------------

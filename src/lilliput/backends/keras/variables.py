@@ -9,6 +9,8 @@ import keras
 import numpy as np
 from keras import ops
 
+OURS = "lilliput_"  # how the names of our variables begin
+
 # Attributes that belong to another one of the layer, which is the weight.
 _BIASES = {"kernel": "bias", "gamma": "beta", "pointwise_kernel": "bias"}
 
@@ -86,3 +88,12 @@ def untrack(layer: Any, variable: Any) -> None:
         vars(layer)["_lilliput_variables"] = remaining
     if not remaining:
         vars(layer).pop("_lilliput_variables", None)
+
+
+def forget_in_torch(model: Any) -> None:
+    """Drop variables of ours that have gone from what Keras, on torch, lists for each layer."""
+    for layer in (model, *model._flatten_layers(include_self=False)):
+        listed = vars(layer).get("_modules", {}).get("_torch_params", {})
+        held = {variable.path for variable in layer.variables}
+        for path in [p for p in listed if p.startswith(OURS) and p not in held]:
+            listed.pop(path)

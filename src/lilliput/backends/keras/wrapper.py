@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, ClassVar
 
 import keras
@@ -12,13 +13,14 @@ from keras import ops
 
 from lilliput.backends.keras.functions import retrace
 from lilliput.backends.keras.scopes import is_training, sync
-from lilliput.backends.keras.variables import raw, read, tensor_of, to_array, track
+from lilliput.backends.keras.variables import OURS, raw, read, tensor_of, to_array, track
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError
 
 Tensor = Any
 Marker = Callable[["QuantizerModuleWrapper", QuantType, tuple[Tensor, ...]], tuple[Tensor, ...]]
 _markers: list[Marker] = []
+_numbers = count()
 
 
 @contextmanager
@@ -126,8 +128,9 @@ class ModuleWrapper:
     def add_variable(self, name: str, value: Any) -> None:
         """Hold a tensor as a variable; the layer gets to know it while it is compressed."""
         array = to_array(value)
+        title = f"{OURS}{next(_numbers)}_{name}"  # each is another one, also on one layer
         variable = keras.Variable(
-            array, dtype=str(array.dtype), trainable=False, autocast=False, name=f"lilliput_{name}"
+            array, dtype=str(array.dtype), trainable=False, autocast=False, name=title
         )
         self._variables[name] = variable
         if self.__dict__["_is_attached"]:
