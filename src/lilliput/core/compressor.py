@@ -411,6 +411,7 @@ class Compressor(OlderNames):
         except BaseException:
             for wrapper in reversed(attached):
                 self._backend.detach(wrapper)
+            self._backend.announce_buffers(self.bound_model)
             raise
         self.is_wrapped = True
         self._backend.announce_buffers(self.bound_model)

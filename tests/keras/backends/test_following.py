@@ -249,3 +249,45 @@ def test_a_model_that_is_not_built_is_refused():
     model = keras.Sequential([layers.Dense(3)])
     with pytest.raises(UnsupportedModelError, match="not built"):
         LevelPruner(model, [{"sparsity": 0.5}])
+
+
+def test_a_callback_for_another_model_is_refused():
+    inner = keras.Sequential([keras.Input((6,)), layers.Dense(4, name="a")], name="inner")
+    outer = keras.Sequential([keras.Input((6,)), inner, layers.Dense(3, name="b")], name="outer")
+    outer.compile("sgd", "mse")
+    pruner = LevelPruner(inner, [{"sparsity": 0.5}])
+    pruner.compress()
+    with pytest.raises(StageError, match="'inner', fit trains 'outer'"):
+        outer.fit(X, Y, verbose=0, callbacks=[pruner.callback()])
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="a graph of TensorFlow")
+def test_steps_in_a_graph_of_ones_own_are_said_to_be_unseen(caplog):
+    import tensorflow
+
+    model, optimizer = make_model(), keras.optimizers.SGD(0.05)
+    Counting(model, RULES, optimizer).compress()
+
+    @tensorflow.function
+    def step():
+        with tensorflow.GradientTape() as tape:
+            loss = ops.mean(ops.square(model(X, training=True) - Y))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    step()
+    assert "call the compressor's step()" in caplog.text
+
+
+def test_a_copy_of_a_compressed_model_is_plain():
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.Dense(4, name="a"), layers.BatchNormalization(name="n")]
+    )
+    model.compile("sgd", "mse")
+    LevelPruner(model, [{"sparsity": 0.5}], model.optimizer).compress()
+    clone = keras.models.clone_model(model)
+    assert type(clone.layers[0]) is layers.Dense
+    clone.compile("sgd", "mse")
+    clone.fit(X, np.zeros((40, 4)), verbose=0)
+    moved = ops.convert_to_numpy(clone.layers[1].moving_mean)
+    assert np.abs(moved).max() > 0  # it knows of training

@@ -75,6 +75,11 @@ class KerasBackend(Backend):
                     f"layer {layer.name!r} was quantized by Keras itself ({policy}), which replaced its "
                     "weights; compress the float model."
                 )
+            if getattr(owner.module, "lora_enabled", False):
+                raise UnsupportedModelError(
+                    f"layer {layer.name!r} has LoRA weights beside its own; save and load the model, "
+                    "which merges them, before compressing."
+                )
             if kind == "quantizer" and owner.module.compute_dtype == "float64":
                 raise UnsupportedModelError(
                     f"layer {layer.name!r} computes in float64; quantization is simulated in float32: "
@@ -154,8 +159,7 @@ class KerasBackend(Backend):
 
     def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Do the task after each step of an optimizer; see :mod:`model`."""
-        model = getattr(getattr(task, "__self__", None), "bound_model", None)
-        return models.OptimizerTask(optimizer, task, model)
+        return models.OptimizerTask(optimizer, task)
 
     def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Refuse: in a graph, nothing comes between gradients and the step."""

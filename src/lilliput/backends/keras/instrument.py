@@ -9,6 +9,7 @@ one, that loads without this package.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
@@ -238,20 +239,23 @@ def shadow_class(base: Any, names: tuple[str, ...]) -> type:
     """Return the subclass of ``base`` on which ``names`` are compressed attributes."""
     members: dict[str, Any] = {name: Shadow(base, name) for name in names}
     members |= {
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
         "call": _make_call(base),
         "save_own_variables": _without_ours(base.save_own_variables),
         "load_own_variables": _without_ours(base.load_own_variables),
+    }
+    return subclass_like(base, members)
+
+
+def subclass_like(base: Any, members: dict[str, Any]) -> type:
+    """Return a subclass that Keras takes for its base: in files, and where it makes new layers."""
+    own = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "from_config": classmethod(lambda cls, *args, **kwargs: base.from_config(*args, **kwargs)),
         "_lilliput_base": base,
     }
-    cls = type(base.__name__, (base,), members)
-    return registered_like(cls, base)
-
-
-def registered_like(cls: type, base: type) -> type:
-    """Give a shadow class the name under which Keras saves the class it stands for."""
+    cls = type(base.__name__, (base,), {**members, **own})
     names = object_registration.GLOBAL_CUSTOM_NAMES
     if base in names:
         names[cls] = names[base]
@@ -299,6 +303,7 @@ def _make_call(base: Any) -> Callable[..., Any]:
             return base.call(self, *args, **kwargs)
         return sidecar.run(lambda *a, **k: base.call(self, *a, **k), args, kwargs)
 
+    call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
     return call
 
 

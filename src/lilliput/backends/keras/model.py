@@ -8,6 +8,8 @@ given its optimizer, and has its compiled functions traced anew when that is due
 from __future__ import annotations
 
 import inspect
+import logging
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -15,19 +17,21 @@ from typing import Any
 import keras
 
 from lilliput.backends.keras.functions import retrace_if_due
-from lilliput.backends.keras.instrument import registered_like, unshadowed
+from lilliput.backends.keras.instrument import subclass_like, unshadowed
 from lilliput.backends.keras.scopes import is_symbolic, is_tracing, publish, sync
+from lilliput.errors import StageError
+
+log = logging.getLogger("lilliput")
 
 _STATE = "_lilliput_model"
 
 
 class ModelState:
-    """What is on a model: how many compressors, who watches its calls, whether it is in ``fit``."""
+    """What is on a model: which compressors, and who watches its calls."""
 
     def __init__(self) -> None:
         self.compressors: list[Any] = []
         self.watchers: list[Watcher] = []
-        self.is_followed = False  # the steps that go on now are counted by a callback
         self.has_training = True  # whether the model's own call takes the argument
 
 
@@ -106,11 +110,11 @@ def shadow_model(base: Any) -> type:
         followers = followers_of(self)
         if followers:
             bound.arguments["callbacks"] = _joined(bound.arguments.get("callbacks"), followers)
-        return _followed(self, lambda: base.fit(*bound.args, **bound.kwargs))
+        return _followed(lambda: base.fit(*bound.args, **bound.kwargs))
 
     def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         retrace_if_due(self)
-        result = _followed(self, lambda: base.train_on_batch(self, *args, **kwargs))
+        result = _followed(lambda: base.train_on_batch(self, *args, **kwargs))
         for task in tasks_of(getattr(self, "optimizer", None)):
             task()
         return result
@@ -128,23 +132,22 @@ def shadow_model(base: Any) -> type:
         name: retraced(name)
         for name in ("evaluate", "predict", "test_on_batch", "predict_on_batch")
     }
+    call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
     members |= {"call": call, "fit": fit, "train_on_batch": train_on_batch}
-    members |= {
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
-        "_lilliput_base": base,
-    }
-    return registered_like(type(base.__name__, (base,), members), base)
+    return subclass_like(base, members)
 
 
-def _followed(model: Any, run: Callable[[], Any]) -> Any:
-    state = state_of(model)
-    before, state.is_followed = state.is_followed, True
+_following = threading.local()
+
+
+def _followed(run: Callable[[], Any]) -> Any:
+    """Do some training whose steps are counted elsewhere than at the optimizer."""
+    before = getattr(_following, "is_on", False)
+    _following.is_on = True
     try:
         return run()
     finally:
-        state.is_followed = before
+        _following.is_on = before
 
 
 def _joined(callbacks: Any, followers: list[keras.callbacks.Callback]) -> Any:
@@ -181,12 +184,12 @@ def followers_of(model: Any) -> list[keras.callbacks.Callback]:
 class OptimizerTask:
     """Something to do after each step of an optimizer."""
 
-    def __init__(self, optimizer: Any, task: Callable[[], None], model: Any) -> None:
+    def __init__(self, optimizer: Any, task: Callable[[], None]) -> None:
         self.optimizer, self.task = optimizer, task
         held = vars(optimizer).get(_TASKS)
         if held is None:
             held = vars(optimizer)[_TASKS] = []
-            _watch(optimizer, model)
+            _watch(optimizer)
         held.append(task)
 
     def remove(self) -> None:
@@ -199,7 +202,7 @@ class OptimizerTask:
             vars(self.optimizer).pop("apply", None)
 
 
-def _watch(optimizer: Any, model: Any) -> None:
+def _watch(optimizer: Any) -> None:
     """Do the tasks after each ``apply`` that is computed at once, in a loop of the user's own.
 
     In ``fit`` a callback does them, since there ``apply`` is a part of a graph.
@@ -208,9 +211,16 @@ def _watch(optimizer: Any, model: Any) -> None:
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         result = plain(*args, **kwargs)
-        if not is_tracing() and not state_of(model).is_followed:
-            for task in tasks_of(optimizer):
-                task()
+        if getattr(_following, "is_on", False):
+            return result
+        if is_tracing():
+            log.warning(
+                "an optimizer that a compressor follows runs inside a compiled function, where its steps "
+                "cannot be seen: call the compressor's step() after each of them."
+            )
+            return result
+        for task in tasks_of(optimizer):
+            task()
         return result
 
     vars(optimizer)["apply"] = apply
@@ -271,6 +281,16 @@ class CompressionCallback(StepFollower):
     def __init__(self, compressor: Any) -> None:
         super().__init__([])
         self.compressor = compressor
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuse to follow another model than that of the compressor."""
+        super().on_train_begin(logs)
+        if self.model is not self.compressor.bound_model:
+            raise StageError(
+                f"this callback is of a {type(self.compressor).__name__} for the model "
+                f"{self.compressor.bound_model.name!r}, fit trains {self.model.name!r}; make the "
+                "compressor for that one (op_names choose the layers of a model inside it: 'inner/*')."
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Tell the compressor the epoch."""
