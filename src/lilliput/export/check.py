@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lilliput.errors import ExportError, StageError
 from lilliput.export.graph import Draft, array_of, layers_of, producer
 from lilliput.export.kernels import read_kernels
-from lilliput.export.layers import Layer, count_macs
+from lilliput.export.layer import Layer, count_macs
+from lilliput.export.places import Inputs, Simulation, first_line, to_array
 from lilliput.export.propagate import MOVERS
 from lilliput.export.result import ExportResult
 from lilliput.export.run import (
@@ -30,9 +29,8 @@ from lilliput.export.run import (
     run,
     sqnr,
 )
-from lilliput.export.stepwise import ONE_STEP, Step, Stepwise
-from lilliput.export.trace import Simulation, first_line, other_size, simulate, tensors_in
-from lilliput.speedup.capture import Inputs
+from lilliput.export.steps import ONE_STEP, Step, aligned
+from lilliput.export.stepwise import Stepwise
 
 # Runtimes whose agreement decides, besides the one without optimizations.
 _DECISIVE = {"onnxruntime": FAST, "openvino": OPENVINO, "generic": PLAIN}
@@ -96,7 +94,7 @@ class _Check:
         self.received: dict[str, Any] = {}  # by runtime: the outputs of the first batch
         self.batches = [self.feeds(simulation.inputs)]
         self.stepwise = Stepwise(data, draft, simulation, self.batches[0])
-        self.expected = [[_array(x) for x in simulation.outputs]]
+        self.expected = [[to_array(x) for x in simulation.outputs]]
         if len(self.outputs) != len(self.expected[0]):
             raise ExportError(
                 f"the file has {len(self.outputs)} outputs, the model {len(self.expected[0])}; "
@@ -104,19 +102,18 @@ class _Check:
             )
         for inputs in calibration:
             self.batches.append(self.feeds(inputs))
-            self.expected.append([_array(x) for x in simulate(simulation.model, inputs).outputs])
+            self.expected.append([to_array(x) for x in simulation.again(inputs).outputs])
 
     def feeds(self, inputs: Inputs) -> Feeds:
         """Return inputs by the names they have in the file."""
-        named = {k: v for k, v in inputs[1].items() if isinstance(v, Tensor)}
-        if not inputs[0] and set(self.inputs) <= named.keys():
-            return {name: _array(named[name]) for name in self.inputs}
-        tensors = tensors_in(inputs)
+        if not inputs[0] and set(self.inputs) <= inputs[1].keys():
+            return {name: to_array(inputs[1][name]) for name in self.inputs}
+        tensors = self.simulation.tensors(inputs)
         if len(tensors) != len(self.inputs):
             raise ExportError(
                 f"the file has inputs {self.inputs}, but the model is called with {len(tensors)} tensors."
             )
-        return {name: _array(x) for name, x in zip(self.inputs, tensors, strict=True)}
+        return {name: to_array(x) for name, x in zip(self.inputs, tensors, strict=True)}
 
     def agreement(self, runtime: str, optimized: str = "") -> Agreement:
         """Return how close a runtime is on all batches together."""
@@ -132,9 +129,9 @@ class _Check:
 
     def compare_layers(self, runtime: str = FAST) -> list[dict[str, Any]]:
         """Return how close each quantized activation is, in order of execution."""
-        again = simulate(self.simulation.model, self.simulation.inputs, keep=True)
+        again = self.simulation.again(self.simulation.inputs, keep=True)
         if not all(
-            np.array_equal(_array(x), y)
+            np.array_equal(to_array(x), y)
             for x, y in zip(again.outputs, self.expected[0], strict=False)
         ):
             raise StageError("the model has changed since it was exported; export it again.")
@@ -145,8 +142,8 @@ class _Check:
             place = self.simulation.places[number]
             results = places[place.key].results
             if call < len(results):
-                expected = _array(results[call][position])
-                received = np.reshape(found[name], expected.shape)
+                expected = to_array(results[call][position])
+                received = aligned(found[name], expected)
                 worst = compare([name], [expected], [received], [step])
                 rows.append(
                     {
@@ -210,10 +207,10 @@ class _Check:
         """Return what is wrong with a batch of another size, where the file takes any."""
         if not self.is_open:
             return ""
-        inputs = other_size(self.simulation.inputs)
+        inputs = self.simulation.other_size()
         try:
             simulation = replace(self.simulation, inputs=inputs)
-            expected = simulate(simulation.model, inputs).outputs
+            expected = simulation.again(inputs).outputs
         except ExportError:
             return ""  # the model itself insists on its size
         feeds = self.feeds(inputs)
@@ -253,11 +250,6 @@ def _explain(step: Step, runtime: str) -> str:
 def _is_given(value: Any) -> bool:
     """Whether a tensor is a constant or an input of the file."""
     return bool(value.is_initializer() or value.is_graph_input())
-
-
-def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    plain = tensor.detach().cpu()
-    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
 
 
 def _step(value: Any) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.trace import Place
+from lilliput.export.places import Place
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 

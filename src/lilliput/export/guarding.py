@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
-from lilliput.export.saturation import Guarded, guard
+from lilliput.export.result import Guarded
+from lilliput.export.saturation import guard
 from lilliput.speedup.capture import Inputs, as_inputs
 
 

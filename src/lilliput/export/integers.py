@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from lilliput.errors import ExportError
 from lilliput.export.graph import Draft, array_of, integer_attribute, producer
-from lilliput.export.trace import Place
+from lilliput.export.grid import on_grid, spread
+from lilliput.export.places import Place
 from lilliput.ops.qparams import Grid
 
 Array = np.ndarray[Any, Any]
@@ -64,14 +65,7 @@ class Stored:
 
     def spread(self, values: Array) -> Array:
         """Return scales or zero points in a shape that multiplies with the integers."""
-        if self.axis is None:
-            return values
-        if self.block_size is not None:
-            wide = np.repeat(values, self.block_size, axis=self.axis)
-            return np.take(wide, range(self.integers.shape[self.axis]), axis=self.axis)
-        shape = [1] * self.integers.ndim
-        shape[self.axis] = -1
-        return values.reshape(shape)
+        return spread(values, self.integers.shape, self.axis, self.block_size)
 
     def reals(self) -> Array:
         """Return the numbers that the integers stand for, as DequantizeLinear computes them."""
@@ -151,35 +145,10 @@ def weight_of(place: Place) -> Stored:
     ExportError
         If the weight does not lie on the grid that its quantizer claims.
     """
+    found = on_grid(place)
     if place.qparams is None:
         raise ExportError(f"layer {place.wrapper.name!r}: its weight has no integer grid.")
-    grid = place.qparams.grid
-    weight = place.weight().float().cpu().numpy()
-    scale = place.qparams.scale.detach().float().cpu().numpy()
-    zero = place.qparams.zero_point.detach().cpu().numpy().astype(np.int32)
-    zero = np.array(np.broadcast_to(zero, scale.shape))
-    axis = None if grid.axis is None else grid.axis % weight.ndim
-    stored = Stored(weight, scale, zero, storage(grid, is_weight=True), axis, grid.group_size)
-    steps = np.rint(weight.astype(np.float64) / stored.spread(scale)) + stored.spread(zero)
-    integers = np.clip(steps, grid.low, grid.high).astype(np.int32)
-    stored = replace(stored, integers=integers)
-    _check(place, weight, stored)
-    return stored
-
-
-def _check(place: Place, weight: Array, stored: Stored) -> None:
-    """Refuse if integers stand for other numbers than the layer's weight."""
-    error = np.abs(weight.astype(np.float64) - stored.reals())
-    rounding = 8 * np.finfo(np.float32).eps
-    if place.weight().element_size() < 4:
-        rounding = 0.01  # the weight itself is held in half precision
-    reach = np.abs(stored.spread(stored.scale)) * max(
-        1, int(np.abs(stored.integers - stored.spread(stored.zero_point)).max(initial=0))
+    dtype = storage(place.qparams.grid, is_weight=True)
+    return Stored(
+        found.integers, found.scale, found.zero_point, dtype, found.axis, found.block_size
     )
-    if not (error <= rounding * reach + np.finfo(np.float32).tiny).all():
-        worst = float((error / np.abs(stored.spread(stored.scale))).max())
-        raise ExportError(
-            f"layer {place.wrapper.name!r}: its weight is not on the grid that "
-            f"{type(place.wrapper.quantizer).__name__}.qparams() gives (off by up to {worst:.3g} "
-            "steps), so integers would not be what was simulated; correct qparams()."
-        )

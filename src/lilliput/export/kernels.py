@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lilliput.export.layers import Layer
+from lilliput.export.layer import Layer
 
 _INTEGER = frozenset(
     {

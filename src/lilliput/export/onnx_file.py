@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lilliput.errors import ExportError, MissingExtraError
+from lilliput.export.finish import finish, serialize
 from lilliput.export.guarding import guard_model, kept_if_done, like_example, sample_inputs
+from lilliput.export.places import Simulation
 from lilliput.export.result import ExportResult
 from lilliput.export.saturation import cpu_has_wide_dot
-from lilliput.export.trace import Simulation, model_of, simulate, trace
+from lilliput.export.trace import model_of, simulate, trace
 from lilliput.files import write_atomically
 from lilliput.speedup.capture import as_inputs
 
@@ -141,39 +143,10 @@ def _wants_guard(guard: bool | str, target: str) -> bool:
 
 def build(simulation: Simulation, target: str, dynamic_batch: bool, opset: int) -> Draft:
     """Return the model as an ONNX graph with integers in it."""
-    from lilliput.export.bias import quantize_biases
-    from lilliput.export.fold import fold_norms
-    from lilliput.export.graph import Draft, name_nodes
-    from lilliput.export.propagate import propagate
-    from lilliput.export.sites import replace_sites
-    from lilliput.export.targets import fit_target, prepare_target
+    from lilliput.export.graph import Draft
 
     draft = Draft(trace(simulation, dynamic_batch, opset), simulation.places)
-    name_nodes(draft.graph)
-    replace_sites(draft)
-    fold_norms(draft)
-    prepare_target(draft, target)
-    if target != "generic":
-        quantize_biases(draft)
-    propagate(draft)
-    fit_target(draft, target)
-    name_nodes(draft.graph)
-    draft.tidy(simulation.names)
-    return draft
-
-
-def serialize(draft: Draft) -> bytes:
-    """Return the bytes of the file."""
-    import onnx
-    import onnx_ir
-
-    try:
-        proto = onnx_ir.serde.serialize_model(draft.model)
-        onnx.checker.check_model(proto)
-        data: bytes = proto.SerializeToString()
-    except (ValueError, onnx.checker.ValidationError) as error:
-        raise ExportError(f"the graph cannot be written as one ONNX file: {error}") from error
-    return data
+    return finish(draft, target, simulation.names)
 
 
 def _checked_path(path: Any) -> Path:

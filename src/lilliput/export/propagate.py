@@ -14,6 +14,8 @@ from lilliput.export.graph import Draft, array_of, integer_attribute, producer
 MOVERS = frozenset(
     {
         "MaxPool",
+        "GlobalMaxPool",
+        "ReduceMax",
         "Reshape",
         "Flatten",
         "Transpose",

@@ -7,9 +7,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lilliput.export.layers import Layer, some_of
-from lilliput.export.run import FAST, Agreement
-from lilliput.export.saturation import Guarded
+from lilliput.export.layer import Layer, some_of
+from lilliput.export.run import FAST, LITERT, Agreement
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A layer that could saturate, in ``channels`` output channels; before and after the remedy."""
+
+    layer: str
+    channels: int
+    worst: int
+    bits: int
+    worst_after: int
+    bits_after: int
 
 
 @dataclass(eq=False)
@@ -51,7 +62,7 @@ class ExportResult:
         done = sum(layer.macs or 0 for layer in self.layers if layer.integer)
         return done / total if total else 0.0
 
-    def compare_layers(self, runtime: str = FAST) -> list[dict[str, Any]]:
+    def compare_layers(self, runtime: str = "") -> list[dict[str, Any]]:
         """Return how close each quantized tensor of the file is to the simulation.
 
         Runs the model and the file again. Errors of earlier layers are part of those of later ones.
@@ -59,7 +70,9 @@ class ExportResult:
         Parameters
         ----------
         runtime : str
-            ``"onnxruntime"``, or ``"onnxruntime_unoptimized"`` for the file without integer kernels.
+            For ONNX ``"onnxruntime"``, or ``"onnxruntime_unoptimized"`` for the file without integer
+            kernels; for LiteRT ``"litert"``, or ``"litert_builtin"`` without XNNPACK. By default the
+            first of them.
 
         Returns
         -------
@@ -67,7 +80,8 @@ class ExportResult:
             ``layer``, ``tensor`` (input or output), ``call`` (0 for the first use of the layer),
             ``sqnr`` in dB, ``max_error`` and ``lsb`` (in steps of the grid).
         """
-        return [] if self._compare is None else self._compare(runtime)
+        main = LITERT if self.target == LITERT else FAST
+        return [] if self._compare is None else self._compare(runtime or main)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""

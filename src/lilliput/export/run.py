@@ -19,6 +19,7 @@ Feeds = dict[str, Array]
 PLAIN = "onnxruntime_unoptimized"
 FAST = "onnxruntime"
 OPENVINO = "openvino"
+LITERT = "litert"
 
 
 @dataclass(frozen=True)

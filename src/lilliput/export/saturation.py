@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,21 +29,17 @@ from lilliput.backends.torch import statistics
 from lilliput.backends.torch.weights import floating
 from lilliput.config.layer import QuantType
 from lilliput.errors import ConfigError
+from lilliput.export import pairs
+from lilliput.export.pairs import AIM, CPUINFO, LIMIT, MARGIN, worst_pairs
+from lilliput.export.result import Guarded
 from lilliput.ops.qparams import QParams
 
-LIMIT = 32767  # on both sides: a folded batch norm may turn signs around
-_MARGIN = 1.1  # other data may have somewhat larger activations than what was seen
-_AIM = LIMIT - 510  # rounding anew may enlarge the sum of a pair: by 255 each
-_X86 = frozenset({"x86_64", "amd64", "x86", "i386", "i486", "i586", "i686"})
-_CPUINFO = Path("/proc/cpuinfo")
+_CPUINFO = CPUINFO
 
 
 def cpu_has_wide_dot() -> bool:
     """Whether this CPU adds products of 8-bit integers in 32 bits; False if that is not known."""
-    machine = platform.machine().lower()
-    if machine not in _X86 or not _CPUINFO.is_file():
-        return machine not in {"", *_X86}
-    return not {"avx512_vnni", "avx_vnni"}.isdisjoint(_CPUINFO.read_text().split())
+    return pairs.cpu_has_wide_dot(platform.machine(), _CPUINFO)
 
 
 def worst_pair_sums(weight: Tensor, largest: Tensor | None = None, groups: int = 1) -> Tensor:
@@ -70,25 +64,8 @@ def worst_pair_sums(weight: Tensor, largest: Tensor | None = None, groups: int =
     >>> worst_pair_sums(weight, torch.tensor([[200, 150, 9], [250, 150, 9]]))
     tensor([31750., 16000., 25400.])
     """
-    channels, outputs = weight.shape[1], len(weight) // groups
-    if weight.ndim > 2 and channels == outputs == 1:
-        return torch.zeros(len(weight))
-    if largest is None:
-        largest = torch.tensor([[255], [510]]).expand(2, groups * channels)
-    single, double = largest.cpu().float().reshape(2, groups, 1, channels)
-    # The last channel is paired with the first one at the next position of the kernel.
-    double = torch.cat([double[..., :-1], single[..., -1:] + single[..., :1]], -1)
-    integers = weight.detach().cpu().float().movedim(1, -1).reshape(groups, outputs, -1)
-    integers = nn.functional.pad(integers, (0, integers.shape[-1] % 2))
-    order = torch.arange(integers.shape[-1]) % channels
-    first, second = single[..., order[0::2]], single[..., order[1::2]]
-    together = double[..., order[0::2]]
-    sums = []
-    for part in (integers.clamp(min=0), -integers.clamp(max=0)):
-        left, right = part[..., 0::2], part[..., 1::2]
-        both = torch.minimum(left, right)
-        sums.append(both * together + (left - both) * first + (right - both) * second)
-    return torch.maximum(*sums).amax(-1).flatten()
+    seen = None if largest is None else largest.detach().cpu().numpy()
+    return torch.from_numpy(worst_pairs(weight.detach().cpu().numpy(), seen, groups))
 
 
 def watch_inputs(
@@ -116,18 +93,6 @@ def watch_inputs(
     return seen
 
 
-@dataclass(frozen=True)
-class Guarded:
-    """A layer that could saturate, in ``channels`` output channels; before and after the remedy."""
-
-    layer: str
-    channels: int
-    worst: int
-    bits: int
-    worst_after: int
-    bits_after: int
-
-
 def guard(
     quantizer: Any, batches: Iterable[Any], forward: Callable[..., Any] | None = None
 ) -> list[Guarded]:
@@ -144,7 +109,7 @@ def guard(
         if not (is_bad := worst > LIMIT).any():
             continue
         if hasattr(quantizer, "coarsen_weight"):
-            quantizer.coarsen_weight(wrapper, torch.where(is_bad, worst / _AIM, 1.0))
+            quantizer.coarsen_weight(wrapper, torch.where(is_bad, worst / AIM, 1.0))
         elif hasattr(quantizer, "reduce_bits"):
             quantizer.reduce_bits(wrapper, 7)
         after, bits_after = _examine(quantizer, wrapper, seen.get(wrapper.name))
@@ -175,7 +140,7 @@ def _examine(quantizer: Any, wrapper: Any, largest: Tensor | None) -> tuple[Tens
     integers = qparams.to_integers(getattr(layer.module, layer.weight_name).detach())
     groups = getattr(layer.module, "groups", 1)
     if largest is not None:
-        largest = (largest * _MARGIN).clamp(max=torch.tensor([[255.0], [510.0]]))
+        largest = (largest * MARGIN).clamp(max=torch.tensor([[255.0], [510.0]]))
     return worst_pair_sums(integers.movedim(layer.out_axis, 0), largest, groups), qparams.grid.bits
 
 

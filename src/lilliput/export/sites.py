@@ -10,7 +10,7 @@ import onnx_ir as ir
 from lilliput.errors import ExportError
 from lilliput.export.graph import Draft, array_of, producer
 from lilliput.export.integers import Array, Stored, bounds, storage, weight_of
-from lilliput.export.trace import DOMAIN, Place
+from lilliput.export.places import DOMAIN, Place, to_array
 
 
 def replace_sites(draft: Draft) -> None:
@@ -44,7 +44,9 @@ def _number_calls(draft: Draft, sites: list[ir.Node]) -> None:
     for node in sites:
         place, position = (node.attributes[key].as_int() for key in ("id", "position"))
         if not draft.places[place].is_weight:
-            draft.tensors[place, position, calls[place, position]] = node.outputs[0]
+            given = node.attributes.get("call")
+            call = calls[place, position] if given is None else given.as_int()
+            draft.tensors[place, position, call] = node.outputs[0]
             calls[place, position] += 1
 
 
@@ -53,7 +55,7 @@ def _write_weight(draft: Draft, node: ir.Node, place: Place, cache: dict[int, St
     layer = place.wrapper.layer_info
     name = layer.name if layer.name.endswith(layer.weight_name) else f"{layer.name}.weight"
     if place.qparams is None:
-        draft.replace(site, draft.constant(place.weight().cpu().numpy(), f"{name}_simulated"))
+        draft.replace(site, draft.constant(place.weight(), f"{name}_simulated"))
         return
     if id(place) not in cache:
         cache[id(place)] = weight_of(place)
@@ -92,10 +94,8 @@ def _quantized(draft: Draft, node: ir.Node, place: Place) -> ir.Value:
     if kind not in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         raise ExportError(f"{place.name}: ONNX cannot quantize {kind.name} tensors; use float32.")
     dtype = storage(grid, is_weight=False)
-    scale = place.qparams.scale.detach().float().cpu().numpy()
-    zero = np.broadcast_to(
-        place.qparams.zero_point.detach().cpu().numpy().astype(np.int64), scale.shape
-    )
+    scale = to_array(place.qparams.scale).astype(np.float32)
+    zero = np.broadcast_to(to_array(place.qparams.zero_point).astype(np.int64), scale.shape)
     low, high = bounds(dtype)
     if zero.min() < low or zero.max() > high:
         raise ExportError(

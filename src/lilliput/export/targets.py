@@ -13,7 +13,8 @@ from lilliput.errors import ExportError, nearest
 from lilliput.export.flatten import flatten_linears
 from lilliput.export.graph import Draft, array_of, integer_attribute, layers_of, producer
 from lilliput.export.integers import name_of, read
-from lilliput.export.layers import Layer, integer_type, some_of
+from lilliput.export.layer import Layer, some_of
+from lilliput.export.layers import integer_type
 
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT16)
 _FOUR_BITS = {ir.DataType.INT4: ir.DataType.INT8, ir.DataType.UINT4: ir.DataType.UINT8}

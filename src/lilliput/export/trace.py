@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,69 +17,48 @@ from lilliput.backends.torch.export import _check_norms
 from lilliput.backends.torch.wrapper import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
+from lilliput.export.places import (
+    DOMAIN,
+    Array,
+    Inputs,
+    Key,
+    Marker,
+    Place,
+    Simulation,
+    first_line,
+    key_of,
+)
 from lilliput.ops.qparams import QParams
-from lilliput.speedup.capture import Inputs, quiet
-
-DOMAIN = "lilliput"
+from lilliput.speedup.capture import quiet
 
 
 @dataclass(eq=False)
-class Place:
-    """One tensor of one layer that is quantized: its weight, or its inputs, or its outputs.
-
-    Parameters
-    ----------
-    wrapper : QuantizerModuleWrapper
-        The layer.
-    quant_type : QuantType
-        Which of its tensors.
-    qparams : QParams, optional
-        The integer grid, None if the algorithm has none.
-    results : list of tuples of tensors
-        What the simulation made of it, call by call; empty unless asked for.
-    """
-
-    wrapper: Any
-    quant_type: QuantType
-    qparams: QParams | None = None
-    results: list[tuple[Tensor, ...]] = field(default_factory=list)
-
-    @property
-    def key(self) -> tuple[int, int, QuantType]:
-        """What this place has in common with itself in another run."""
-        return key_of(self.wrapper, self.quant_type)
-
-    @property
-    def name(self) -> str:
-        """The layer and the tensor, as in ``conv1.weight``."""
-        return f"{self.wrapper.name}.{self.quant_type.value}"
-
-    @property
-    def is_weight(self) -> bool:
-        """Whether this is a weight."""
-        return self.quant_type is QuantType.WEIGHT
-
-    def weight(self) -> Tensor:
-        """Return what the layer computes with: masked and quantized."""
-        with torch.no_grad():
-            found: Tensor = getattr(self.wrapper.module, self.wrapper.layer_info.weight_name)
-            return found.detach()
-
-
-def key_of(wrapper: Any, quant_type: QuantType) -> tuple[int, int, QuantType]:
-    """Return what identifies a tensor of a layer; tracing shows proxies in place of wrappers."""
-    return id(wrapper.layer_info), id(wrapper.compressor), quant_type
-
-
-@dataclass(eq=False)
-class Simulation:
-    """What the model does in torch: its places, and its outputs on the example inputs."""
+class TorchSimulation(Simulation):
+    """What the model does in torch."""
 
     model: nn.Module
-    inputs: Inputs
-    places: list[Place]
-    outputs: list[Tensor]
-    names: list[str]
+
+    def again(self, inputs: Inputs, keep: bool = False) -> Simulation:
+        """Run the model on other inputs; ``keep`` what every quantizer returns."""
+        return simulate(self.model, inputs, keep)
+
+    def run(self, marker: Marker) -> list[Tensor]:
+        """Run the model on the inputs with a marker in place of the quantizers."""
+        args, kwargs = self.inputs
+        with evaluating(self.model), marking(marker):
+            return tensors_in(self.model(*args, **kwargs))
+
+    def tensors(self, nested: Any) -> list[Tensor]:
+        """Return the tensors in nested tuples, lists and dicts, in order."""
+        return tensors_in(nested)
+
+    def other_size(self) -> Inputs:
+        """Return the inputs with one row in place of several, or two in place of one."""
+        return other_size(self.inputs)
+
+    def tensor(self, array: Array, like: Tensor) -> Tensor:
+        """Return an array as a tensor where another one is."""
+        return torch.from_numpy(array).to(like)
 
 
 def model_of(quantizer_or_model: Any) -> nn.Module:
@@ -114,7 +93,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def simulate(model: nn.Module, inputs: Inputs, keep: bool = False) -> Simulation:
     """Run the model in eval mode; ``keep`` what every quantizer returns."""
-    places: dict[tuple[int, int, QuantType], Place] = {}
+    places: dict[Key, Place] = {}
 
     def record(
         wrapper: Any, quant_type: QuantType, tensors: tuple[Tensor, ...]
@@ -152,7 +131,7 @@ def simulate(model: nn.Module, inputs: Inputs, keep: bool = False) -> Simulation
                     f"{place.name}; expected a QParams, or None."
                 )
             place.qparams = found
-    return Simulation(model, inputs, list(places.values()), tensors_in(output), _names(output))
+    return TorchSimulation(model, inputs, list(places.values()), tensors_in(output), _names(output))
 
 
 def _names(output: Any) -> list[str]:
@@ -266,9 +245,3 @@ def _explain(model: nn.Module, error: BaseException, dynamic_batch: bool) -> str
 def tensors_in(nested: Any) -> list[Tensor]:
     """Return the tensors in nested tuples, lists and dicts, in order."""
     return [x for x in tree_leaves(nested) if isinstance(x, Tensor)]
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else ""

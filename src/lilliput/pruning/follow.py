@@ -26,10 +26,8 @@ _BUDGETS = {"max_macs": "count_macs", "max_params": "count_parameters"}
 def lay_out(pruner: Any, selection: Selection, obstacle: Callable[[LayerInfo], str]) -> Layout:
     """Return which groups the selected layers prune, from what the pruner knows of the model."""
     groups = pruner.given_groups
-    if groups is None and pruner.example_inputs is not None:
-        from lilliput.speedup.collect import channel_groups
-
-        groups = channel_groups(pruner.bound_model, pruner.example_inputs)
+    if groups is None:
+        groups = _find_groups(pruner)
     if groups is None:
         missing = _find_budgets(selection)
         if missing:
@@ -41,6 +39,20 @@ def lay_out(pruner: Any, selection: Selection, obstacle: Callable[[LayerInfo], s
         layout.selection, problems=(*selection.problems, *layout.selection.problems)
     )
     return layout
+
+
+def _find_groups(pruner: Any) -> Any:
+    """Return the channel groups of the pruner's model, None if they cannot be known."""
+    model, inputs = pruner.bound_model, pruner.example_inputs
+    if pruner._backend.name == "keras":
+        from lilliput.speedup.keras.collect import find_groups
+
+        return find_groups(model, inputs)
+    if inputs is None:
+        return None
+    from lilliput.speedup.collect import channel_groups
+
+    return channel_groups(model, inputs)
 
 
 def find_masks(masker: Any, pruner: Any, asked: Mapping[Any, float | None]) -> Answers:

@@ -223,5 +223,6 @@ def _cut(keep: Flags, slice_: Slice, removed: Flags) -> None:
         np.moveaxis(keep, slice_.dim, 0)[gone] = False
         return
     # Filters lie group behind group; the meaning of an input index depends on the group.
-    blocks = keep.reshape(units.shape[0], -1, *keep.shape[1:])
-    np.moveaxis(blocks, slice_.dim + 1, 1)[gone] = False
+    by_filter = np.moveaxis(keep, (slice_.filters, slice_.dim), (0, 1))
+    for block, lost in zip(np.split(by_filter, len(gone)), gone, strict=True):
+        block[:, lost] = False

@@ -17,18 +17,19 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from lilliput.backends.torch import statistics
-from lilliput.backends.torch.wrapper import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import ConfigError, StageError
+from lilliput.export.grid import spread
+from lilliput.export.places import Array, to_array
 from lilliput.files import write_atomically
 from lilliput.ops.histogram import Histogram
+from lilliput.ops.namespace import Tensor, namespace
 
 _BINS = 64
 
@@ -128,7 +129,8 @@ def quantization_report(
     forward : callable, optional
         ``forward(model, batch)``, as for ``calibrate``.
     result : ExportResult, optional
-        What ``export_onnx`` returned; adds which layers the runtime executes on integers.
+        What ``export_onnx`` or ``export_litert`` returned; adds which layers the runtime executes on
+        integers.
     """
     if not getattr(quantizer, "is_wrapped", False):
         raise StageError("quantization_report() needs a quantizer at work; call compress() first.")
@@ -137,18 +139,28 @@ def quantization_report(
         raise ConfigError("quantization_report() received no batches.")
     watch = _Watch(quantizer)
     error = _Error()
-    model, call = quantizer.bound_model, forward or statistics.call
+    run, default, marking = _framework(quantizer.backend_name)
+    model, call = quantizer.bound_model, forward or default
 
     def both(model: Any, batch: Any) -> None:
         with marking(lambda wrapper, kind, tensors: tensors):
-            plain = _first_tensor(call(model, batch))
+            plain = _first_tensor(call(model, batch), quantizer)
         with marking(watch):
-            error.add(plain, _first_tensor(call(model, batch)))
+            error.add(to_array(plain), to_array(_first_tensor(call(model, batch), quantizer)))
 
-    statistics.run(model, kept, both)
+    run(model, kept, both)
     layers = () if result is None else tuple(result.to_dict()["layers"])
     share = None if result is None else result.integer_share
     return QuantizationReport(tuple(watch.rows()), error.decibel(), share, layers)
+
+
+def _framework(name: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """Return how to run batches, call a model with one, and watch its quantizers."""
+    wrapper = import_module(f"lilliput.backends.{name}.wrapper")
+    running = import_module(
+        f"lilliput.backends.{name}.{'statistics' if name == 'torch' else 'running'}"
+    )
+    return running.run, running.call, wrapper.marking
 
 
 class _Error:
@@ -157,10 +169,10 @@ class _Error:
     def __init__(self) -> None:
         self.signal = self.noise = 0.0
 
-    def add(self, before: Tensor, after: Tensor) -> None:
-        before, after = before.detach().double(), after.detach().double()
-        self.signal += float(before.square().sum())
-        self.noise += float((after - before).square().sum())
+    def add(self, before: Array, after: Array) -> None:
+        before, after = before.astype(np.float64), after.astype(np.float64)
+        self.signal += float((before**2).sum())
+        self.noise += float(((after - before) ** 2).sum())
 
     def decibel(self) -> float:
         if self.noise == 0:
@@ -184,7 +196,7 @@ class _Watch:
             elif kind is QuantType.WEIGHT:
                 return quantized  # it is the same in every batch
             for before, after in zip(tensors, quantized, strict=True):
-                seen.add(before.detach().float(), after.detach().float())
+                seen.add(before, after)
         return quantized
 
     def rows(self) -> list[TensorRow]:
@@ -204,31 +216,36 @@ class _Seen:
         self.low, self.high = math.inf, -math.inf
         self.outside = self.total = 0
 
-    def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        q = self.qparams
-        ends = (torch.full_like(like, end) for end in (q.grid.low, q.grid.high))
-        low, high = (q.to_reals(end) for end in ends)
-        return low, high
+    def outside_of(self, values: Array) -> int:
+        """Return how many values are beyond the ends of the grid."""
+        grid = self.qparams.grid
+        axis = None if grid.axis is None else grid.axis % values.ndim
+        scale, zero = (
+            spread(to_array(x), values.shape, axis, grid.group_size)
+            for x in (self.qparams.scale, self.qparams.zero_point)
+        )
+        low, high = ((end - zero) * scale for end in (grid.low - 0.5, grid.high + 0.5))
+        return int(((values < low) | (values > high)).sum())
 
     def add(self, before: Tensor, after: Tensor) -> None:
-        self.error.add(before, after)
-        self.low = min(self.low, float(before.min()))
-        self.high = max(self.high, float(before.max()))
-        for histogram in (self.before, self.after):
+        """Note what became of a tensor."""
+        array = to_array(before).astype(np.float32)
+        self.error.add(array, to_array(after).astype(np.float32))
+        self.low = min(self.low, float(array.min()))
+        self.high = max(self.high, float(array.max()))
+        xp = namespace(before)
+        for histogram, tensor in ((self.before, before), (self.after, after)):
             histogram.widen(min(self.low, histogram.low), max(self.high, histogram.high))
-        self.before.add(before)
-        self.after.add(after)
+            histogram.add(xp.widen(xp.detach(tensor)))
         if self.qparams is not None:
-            low, high = self.bounds(before)
-            half = self.qparams.spread(self.qparams.scale, before) / 2
-            self.outside += int(((before < low - half) | (before > high + half)).sum())
-            self.total += before.numel()
+            self.outside += self.outside_of(array)
+            self.total += array.size
 
     def row(self) -> TensorRow:
         grid = None if self.qparams is None else self.qparams.grid
         ends: tuple[float | None, float | None] = (None, None)
         if self.qparams is not None and grid is not None:
-            scale, zero = self.qparams.scale, self.qparams.zero_point
+            scale, zero = (to_array(x) for x in (self.qparams.scale, self.qparams.zero_point))
             ends = (
                 float(((grid.low - zero) * scale).min()),
                 float(((grid.high - zero) * scale).max()),
@@ -255,11 +272,11 @@ class _Seen:
         )
 
 
-def _first_tensor(output: Any) -> Tensor:
-    if isinstance(output, Tensor):
+def _first_tensor(output: Any, quantizer: Any) -> Tensor:
+    if quantizer.is_tensor(output):
         return output
     values = output.values() if isinstance(output, dict) else output
-    found = next((x for x in values if isinstance(x, Tensor)), None)
+    found = next((x for x in values if quantizer.is_tensor(x)), None)
     if found is None:
         raise ConfigError("the model, or forward(model, batch), must return a tensor to compare.")
     return found

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
 
-from lilliput.speedup.analysis import Analysis, analyse
 from lilliput.speedup.axes import Column
-from lilliput.speedup.capture import plain_copy
 from lilliput.speedup.groups import ChannelGroups, Group, Pinned, Slice, unit_of
 from lilliput.speedup.labels import Indices
-from lilliput.speedup.norms import find_norm
+
+if TYPE_CHECKING:  # what is shared with Keras below must do without torch
+    from torch import nn
+
+    from lilliput.speedup.analysis import Analysis
 
 Place = tuple[str, int]
 
@@ -39,6 +40,9 @@ def channel_groups(model: nn.Module, example_inputs: Any) -> ChannelGroups:
     1 that stay:
       2.weight (dim 0, 2): they are the model's output
     """
+    from lilliput.speedup.analysis import analyse
+    from lilliput.speedup.capture import plain_copy
+
     plain = plain_copy(model)
     return collect(analyse(plain, example_inputs), plain)
 
@@ -46,21 +50,18 @@ def channel_groups(model: nn.Module, example_inputs: Any) -> ChannelGroups:
 def collect(analysis: Analysis, model: nn.Module) -> ChannelGroups:
     """Return the groups of an analysed model."""
     _pin_what_masks_cannot_show(analysis)
-    columns = _columns(analysis)
-    families = _families(columns)
-    chosen = _choose(analysis, columns, families)
-    named: set[str] = set()
-    groups = [_group(analysis, columns, roots, named) for roots in chosen]
-    groups = [group for group in groups if any(piece.is_output for piece in group.slices)]
+    groups = form_groups(analysis, _columns(analysis))
     nodes = [n for n in analysis.walk.graph.nodes if n.op == "get_attr" and n.users]
     reached = {analysis.captured.names.get(str(n.target)) for n in nodes}
     unreached = tuple(name for name, _ in model.named_parameters() if name not in reached)
-    pinned = _pinned(analysis, groups)
+    pinned = find_pinned(analysis, groups)
     return ChannelGroups(tuple(groups), pinned, unreached, analysis.walk.unknown, analysis)
 
 
 def _pin_what_masks_cannot_show(analysis: Analysis) -> None:
     """Keep channels whose mean or sum is taken where a masked model would see the removed ones."""
+    from lilliput.speedup.norms import find_norm
+
     walk = analysis.walk
     norms = [find_norm(analysis, statistic) for statistic in walk.statistics]
     calls: dict[str, set[Any]] = {}
@@ -92,6 +93,14 @@ def _columns(analysis: Analysis) -> dict[Place, list[Indices]]:
     return found
 
 
+def form_groups(analysis: Any, columns: dict[Place, list[Indices]]) -> list[Group]:
+    """Return the groups of an analysis, given the classes along each dimension of each parameter."""
+    chosen = _choose(analysis, columns, _families(columns))
+    named: set[str] = set()
+    groups = [_group(analysis, columns, roots, named) for roots in chosen]
+    return [group for group in groups if any(piece.is_output for piece in group.slices)]
+
+
 def _families(columns: dict[Place, list[Indices]]) -> list[Indices]:
     """Return classes that appear in exactly the same places, together."""
     rng = np.random.default_rng(0)
@@ -111,7 +120,7 @@ def _families(columns: dict[Place, list[Indices]]) -> list[Indices]:
 
 
 def _choose(
-    analysis: Analysis, columns: dict[Place, list[Indices]], families: list[Indices]
+    analysis: Any, columns: dict[Place, list[Indices]], families: list[Indices]
 ) -> list[Indices]:
     """Return one factor of each product: whole heads, and otherwise the finer one.
 
@@ -152,7 +161,7 @@ def _choose(
 
 
 def _group(
-    analysis: Analysis, columns: dict[Place, list[Indices]], roots: Indices, named: set[str]
+    analysis: Any, columns: dict[Place, list[Indices]], roots: Indices, named: set[str]
 ) -> Group:
     outputs = analysis.walk.outputs
     slices = []
@@ -170,7 +179,7 @@ def _group(
     return Group(name, len(roots), tuple(slices), _rows(analysis, roots), roots)
 
 
-def _rows(analysis: Analysis, roots: Indices) -> Indices | None:
+def _rows(analysis: Any, roots: Indices) -> Indices | None:
     """Return the row of each unit such that equal counts in rows satisfy every balance."""
     cells = np.zeros(len(roots), np.int64)
     for balance in analysis.walk.balances:
@@ -187,7 +196,7 @@ def _rows(analysis: Analysis, roots: Indices) -> Indices | None:
     return cells if cells.any() and np.bincount(cells)[0] > 1 else None
 
 
-def _pinned(analysis: Analysis, groups: list[Group]) -> tuple[Pinned, ...]:
+def find_pinned(analysis: Any, groups: list[Group]) -> tuple[Pinned, ...]:
     """Return every dimension that makes channels of which none can be removed, with the reason."""
     free = {(s.tensor, s.dim) for group in groups for s in group.slices}
     found = []

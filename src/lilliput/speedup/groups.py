@@ -31,12 +31,15 @@ class Slice:
         group): the meaning of an index depends on the group that the filter is in.
     is_output : bool
         Whether the tensor produces these channels, so that its slices tell their importance.
+    filters : int
+        For the input of a grouped convolution, the dimension that counts its filters.
     """
 
     tensor: str
     dim: int
     units: Indices
     is_output: bool
+    filters: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,24 +10,41 @@ Inside a test suite, one test per check reads better::
     @pytest.mark.parametrize("check", pruner_checks(), ids=lambda check: check.__name__)
     def test_my_pruner_conforms(check):
         check(Subject(MyPruner))
+
+These names are for torch models; :mod:`lilliput.testing.keras` has the same ones for Keras models. A name
+is loaded when it is first used, so that nobody imports a framework that he does not use.
 """
 
-from lilliput.testing.battery import (
-    check_pruner,
-    check_quantizer,
-    pruner_checks,
-    quantizer_checks,
-)
-from lilliput.testing.expect import ConformanceError, Report
-from lilliput.testing.models import (
-    Specimen,
-    TinyCNN,
-    TinyLSTM,
-    TinyMLP,
-    TinyTied,
-    TinyTransformer,
-)
-from lilliput.testing.subject import Subject
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lilliput.testing.battery import (
+        check_pruner,
+        check_quantizer,
+        pruner_checks,
+        quantizer_checks,
+    )
+    from lilliput.testing.expect import ConformanceError, Report
+    from lilliput.testing.models import (
+        Specimen,
+        TinyCNN,
+        TinyLSTM,
+        TinyMLP,
+        TinyTied,
+        TinyTransformer,
+    )
+    from lilliput.testing.subject import Subject
+
+_HOMES = {
+    "battery": ("check_pruner", "check_quantizer", "pruner_checks", "quantizer_checks"),
+    "expect": ("ConformanceError", "Report"),
+    "models": ("Specimen", "TinyCNN", "TinyLSTM", "TinyMLP", "TinyTied", "TinyTransformer"),
+    "subject": ("Subject",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ConformanceError",
@@ -44,3 +61,15 @@ __all__ = [
     "pruner_checks",
     "quantizer_checks",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,19 +1,18 @@
-"""Run every check on a class, and report all that is wrong at once."""
+"""Run every check on a class for torch models."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lilliput.core.compressor import Compressor
-from lilliput.errors import AlgorithmError, ConfigError, nearest
 from lilliput.testing.checks_common import COMMON_CHECKS
 from lilliput.testing.checks_graph import GRAPH_CHECKS
 from lilliput.testing.checks_pruner import PRUNER_CHECKS
 from lilliput.testing.checks_quantizer import QUANTIZER_CHECKS
 from lilliput.testing.checks_saving import SAVING_CHECKS
-from lilliput.testing.expect import ConformanceError, Report
+from lilliput.testing.expect import Report
+from lilliput.testing.running import run_checks
 from lilliput.testing.subject import Check, Make, Subject
 
 
@@ -75,6 +74,7 @@ def check_pruner(
 
     Examples
     --------
+    >>> from lilliput.testing import ConformanceError
     >>> from lilliput.torch import Pruner
     >>> class Median(Pruner):
     ...     def calc_mask(self, wrapper, wrapper_idx=None):
@@ -87,8 +87,7 @@ def check_pruner(
     ...     print(error.failures["check_exact_sparsity"])
     sparsity 0 with random weights: layer 'conv1' has 108 zeros of 216, expected 0.
     """
-    _expect_kind(cls, "pruner")
-    return _run(Subject(cls, config, make), pruner_checks(), skip)
+    return run_checks(Subject(cls, config, make), "pruner", pruner_checks(), skip)
 
 
 def check_quantizer(
@@ -130,41 +129,4 @@ def check_quantizer(
     >>> report.skipped
     ('check_compile', 'check_export')
     """
-    _expect_kind(cls, "quantizer")
-    return _run(Subject(cls, config, make), quantizer_checks(), skip)
-
-
-def _expect_kind(cls: type[Compressor], kind: str) -> None:
-    if getattr(cls, "kind", None) != kind:
-        name = getattr(cls, "__name__", repr(cls))
-        raise AlgorithmError(
-            f"check_{kind} received {name}, expected a subclass of {kind.title()}."
-        )
-
-
-def _run(subject: Subject, checks: Iterable[Check], skip: Sequence[str]) -> Report:
-    by_name = {check.__name__: check for check in checks}
-    skipped = _full_names(skip, list(by_name))
-    report = Report(subject.name, skipped=skipped)
-    for name, check in by_name.items():
-        if name in skipped:
-            continue
-        start = time.perf_counter()
-        try:
-            check(subject)
-        except Exception as error:  # whatever an author's code raises is a finding
-            report.failures[name] = error
-        report.seconds[name] = time.perf_counter() - start
-    if report.failures:
-        first = next(iter(report.failures.values()))
-        raise ConformanceError(str(report), report.failures) from first
-    return report
-
-
-def _full_names(skip: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    names = [skip] if isinstance(skip, str) else skip
-    full = [x if x.startswith("check_") else f"check_{x}" for x in names]
-    unknown = [name for name in full if name not in known]
-    if unknown:
-        raise ConfigError(f"skip: no check is called {unknown[0]!r}.{nearest(unknown[0], known)}")
-    return tuple(full)
+    return run_checks(Subject(cls, config, make), "quantizer", quantizer_checks(), skip)

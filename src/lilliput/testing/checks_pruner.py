@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.core.compressor import Compressor
-from lilliput.core.hooks import plan_call
 from lilliput.ops.channels import channel_rows
 from lilliput.quantization.naive import NaiveQuantizer
 from lilliput.testing.expect import expect, expect_close, expect_equal, expect_zero
-from lilliput.testing.models import Specimen, TinyCNN, TinyMLP
+from lilliput.testing.faults import FaultError, break_last_layer, compress_with_fault
+from lilliput.testing.models import TinyCNN, TinyMLP
 from lilliput.testing.observe import Anatomy, entries, outputs, sgd, tensors_of, train
 from lilliput.testing.subject import Check, Subject, seeded
 
@@ -140,18 +140,18 @@ def check_failing_calc_mask_leaves_model_alone(subject: Subject) -> None:
     optimizer = sgd(model)
     anatomy = Anatomy(model, optimizer)
     compressor = subject.build(model, optimizer)
-    if _compress_with_fault(compressor, model):
+    if compress_with_fault(compressor, model):
         anatomy.expect_same(model, "after calc_mask failed", optimizer)
     model = subject.model()
     compressor = subject.compress(model, sgd(model))
     before, inputs = tensors_of(compressor), model.make_input()
     expected = outputs(model, inputs)
-    _break_last_layer(compressor)
+    break_last_layer(compressor)
     updates: tuple[Callable[[], Any], ...] = (compressor.step, lambda: compressor.update_epoch(1))
     for update in updates:
         try:
             update()
-        except _FaultError:
+        except FaultError:
             for key, value in tensors_of(compressor).items():
                 expect_equal(value, before[key], f"{key} after calc_mask failed in an update")
     expect_equal(outputs(model, inputs), expected, "outputs after calc_mask failed in an update")
@@ -164,48 +164,13 @@ def check_compress_works_after_a_failure(subject: Subject) -> None:
     compressor = subject.build(model)
     reference = type(model)()
     reference.load_state_dict(model.state_dict())
-    if _compress_with_fault(compressor, model):
+    if compress_with_fault(compressor, model):
         compressor.compress(model)
         wanted = tensors_of(subject.compress(reference))
         for key, value in tensors_of(compressor).items():
             zeros = [int((x == 0).sum()) for x in (value, wanted[key])]
             what = f"{key} after calc_mask failed once and worked the second time"
             expect(zeros[0] == zeros[1], f"{what}: {zeros[0]} zeros, expected {zeros[1]}.")
-
-
-class _FaultError(Exception):
-    """Raised on purpose."""
-
-
-def _compress_with_fault(compressor: Compressor, model: Specimen) -> bool:
-    """Compress while the last layer fails; return whether that was noticed."""
-    _break_last_layer(compressor)
-    try:
-        compressor.compress(model)
-    except _FaultError:
-        return True
-    finally:
-        _repair(compressor)
-    return False
-
-
-def _break_last_layer(compressor: Any) -> None:
-    """Make ``calc_mask`` of this one object raise, after all layers but the last are done."""
-    call = plan_call(compressor.calc_mask)
-
-    def calc_mask(wrapper: Any, wrapper_idx: int = 0) -> Any:
-        answer = call(wrapper, wrapper.weight, index=wrapper_idx)
-        if wrapper_idx == len(compressor.get_modules_wrapper()) - 1:
-            raise _FaultError("calc_mask fails on purpose.")
-        return answer
-
-    compressor.calc_mask = calc_mask
-    compressor._calc_mask = None
-
-
-def _repair(compressor: Any) -> None:
-    del compressor.calc_mask
-    compressor._calc_mask = None
 
 
 @seeded

@@ -1,17 +1,22 @@
-"""What a check says when it fails, and what the whole battery says in the end."""
+"""What a check says when it fails, and what the whole battery says in the end.
+
+Tensors are compared as NumPy arrays, so that one set of words does for every framework.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from lilliput.errors import LilliputError
 
+Array = Any  # a tensor of torch, or a NumPy array
+
 # Room for another order of summation; a wrong weight is off by far more.
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+_TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
 
 class ConformanceError(LilliputError, AssertionError):
@@ -80,35 +85,46 @@ def expect(condition: object, message: str) -> None:
         raise ConformanceError(message)
 
 
-def expect_equal(actual: Tensor, expected: Tensor, what: str) -> None:
+def expect_equal(actual: Array, expected: Array, what: str) -> None:
     """Expect two tensors to agree in shape, dtype and every bit."""
     _expect_alike(actual, expected, what)
-    expect(
-        torch.equal(actual, expected), f"{what}: {_gap(actual, expected)}, expected no difference."
-    )
+    found, wanted = _values(actual), _values(expected)
+    expect(np.array_equal(found, wanted), f"{what}: {_gap(found, wanted)}, expected no difference.")
 
 
-def expect_close(actual: Tensor, expected: Tensor, what: str) -> None:
+def expect_close(actual: Array, expected: Array, what: str) -> None:
     """Expect two tensors to agree up to rounding."""
     _expect_alike(actual, expected, what)
-    tolerance = _TOLERANCES.get(actual.dtype, 1e-5)
-    scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
-    is_close = torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * scale)
-    expect(is_close, f"{what}: {_gap(actual, expected)}, expected at most {tolerance * scale:g}.")
+    found, wanted = _values(actual), _values(expected)
+    tolerance = _TOLERANCES.get(_dtype(actual), 1e-5)
+    scale = max(1.0, float(np.abs(wanted).max())) if wanted.size else 1.0
+    is_close = np.allclose(found, wanted, rtol=tolerance, atol=tolerance * scale)
+    expect(is_close, f"{what}: {_gap(found, wanted)}, expected at most {tolerance * scale:g}.")
 
 
-def expect_zero(values: Tensor, what: str) -> None:
+def expect_zero(values: Array, what: str) -> None:
     """Expect nothing but exact zeros."""
-    count = int(torch.count_nonzero(values))
-    expect(count == 0, f"{what}: {count} of {values.numel()} are not zero.")
+    found = _values(values)
+    count = int(np.count_nonzero(found))
+    expect(count == 0, f"{what}: {count} of {found.size} are not zero.")
 
 
-def _expect_alike(actual: Tensor, expected: Tensor, what: str) -> None:
-    received = (tuple(actual.shape), actual.dtype)
-    wanted = (tuple(expected.shape), expected.dtype)
+def _expect_alike(actual: Array, expected: Array, what: str) -> None:
+    received = (tuple(actual.shape), _dtype(actual))
+    wanted = (tuple(expected.shape), _dtype(expected))
     expect(received == wanted, f"{what}: received {received}, expected {wanted}.")
 
 
-def _gap(actual: Tensor, expected: Tensor) -> str:
-    gap = (actual.detach().double() - expected.detach().double()).abs().max()
-    return f"they differ by up to {float(gap):.3g}"
+def _dtype(array: Array) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _values(array: Array) -> Any:
+    """Return a tensor as an array of float64, which holds the values of every other dtype."""
+    if hasattr(array, "detach"):
+        array = array.detach().cpu().double().numpy()
+    return np.asarray(array).astype(np.float64)
+
+
+def _gap(actual: Any, expected: Any) -> str:
+    return f"they differ by up to {float(np.abs(actual - expected).max()):.3g}"

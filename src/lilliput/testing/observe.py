@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lilliput.core.compressor import Compressor
 from lilliput.testing.expect import expect, expect_close, expect_equal
 from lilliput.testing.models import Specimen
+from lilliput.testing.parts import Same, expect_same_parts
 from lilliput.testing.subject import set_seed
 
 
@@ -178,12 +179,7 @@ class Anatomy:
         self, model: nn.Module, when: str, optimizer: Any = None, values: bool = True
     ) -> None:
         """Expect the model to be made of the very same parts, and to hold the same values."""
-        now = _parts(model, optimizer)
-        for what, before in self.parts.items():
-            after = now.get(what)
-            expect(after == before, f"{when}, {what}: found {_show(after)}, was {_show(before)}.")
-        surplus = sorted(now.keys() - self.parts.keys())
-        expect(not surplus, f"{when}, the model has new parts: {surplus}.")
+        expect_same_parts(_parts(model, optimizer), self.parts, when)
         if values:
             for key, value in model.state_dict().items():
                 expect_equal(value, self.values[key], f"{when}, {key}")
@@ -194,33 +190,12 @@ def _parts(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     parts: dict[str, Any] = {"the state-dict keys": list(model.state_dict())}
     owners: list[tuple[str, Any]] = [(f"module {k!r}", m) for k, m in model.named_modules()]
     for label, owner in owners if optimizer is None else [*owners, ("the optimizer", optimizer)]:
-        parts[label] = _Same(owner)
+        parts[label] = Same(owner)
         parts[f"the class of {label}"] = type(owner)
         parts[f"the attributes of {label}"] = sorted(vars(owner))
         for name in _HOOKS:
             if hasattr(owner, name):
                 parts[f"{name} of {label}"] = list(getattr(owner, name))
     for key, parameter in model.named_parameters(remove_duplicate=False):
-        parts[f"parameter {key!r}"] = _Same(parameter)
+        parts[f"parameter {key!r}"] = Same(parameter)
     return parts
-
-
-class _Same:
-    """An object that is equal only to itself; the reference keeps its id from being reused."""
-
-    def __init__(self, thing: object) -> None:
-        self.thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.thing is other.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-    def __repr__(self) -> str:
-        return f"{type(self.thing).__name__} at {id(self.thing):#x}"
-
-
-def _show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:197]}..."

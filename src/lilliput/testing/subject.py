@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,14 @@ from torch import nn
 
 from lilliput.backends.torch.discover import DEFAULT_TYPES
 from lilliput.core.compressor import Compressor
-from lilliput.errors import ConfigError
+from lilliput.testing.candidate import Candidate
 from lilliput.testing.models import SPECIMENS, Specimen
 
 Make = Callable[[nn.Module, list[dict[str, Any]], Any], Compressor]
 
 
 @dataclass(frozen=True)
-class Subject:
+class Subject(Candidate):
     """A pruner or quantizer class, with the settings to test it with.
 
     Parameters
@@ -42,29 +42,6 @@ class Subject:
     [{'final_sparsity': 0.5, 'start_epoch': 0, 'end_epoch': 0, 'op_names': ['fc']}]
     """
 
-    cls: Any
-    config: Mapping[str, Any] | None = None
-    make: Make | None = None
-
-    @property
-    def name(self) -> str:
-        """The name of the class."""
-        return str(self.cls.__name__)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What goes into every rule."""
-        return self._defaults() if self.config is None else dict(self.config)
-
-    @property
-    def sparsity_key(self) -> str | None:
-        """The setting that asks for a sparsity in each layer, None if there is none."""
-        return next((k for k in ("final_sparsity", "sparsity") if k in self.settings), None)
-
-    def rules(self, **settings: Any) -> list[dict[str, Any]]:
-        """Return a config list of one rule."""
-        return [{**self.settings, **settings}]
-
     def handles(self, model: type[Specimen] | nn.Module) -> bool:
         """Whether the class compresses any layer of such a model."""
         built = model if isinstance(model, nn.Module) else model()
@@ -79,43 +56,11 @@ class Subject:
         """Return a fresh model for checks that need only one."""
         kind = next((kind for kind in SPECIMENS if self.handles(kind)), None)
         if kind is None:
-            wanted = ", ".join(sorted(self._wanted_types()))
-            raise ConfigError(
-                f"{self.name} compresses {wanted} only, of which no test model has any; set "
-                "config={'op_types': [...]} to layers such as Conv2d or Linear."
-            )
+            raise self.no_model_fits(self._wanted_types(), "Conv2d or Linear")
         return kind()
 
-    def build(self, model: nn.Module, optimizer: Any = None, **settings: Any) -> Compressor:
-        """Return a compressor for a model that is still untouched."""
-        return self.build_from(model, self.rules(**settings), optimizer)
-
-    def build_from(self, model: nn.Module, rules: Any, optimizer: Any = None) -> Compressor:
-        """Return a compressor with exactly this config list."""
-        if self.make is not None:
-            return self.make(model, rules, optimizer)
-        given = (model, rules) if optimizer is None else (model, rules, optimizer)
-        compressor: Compressor = self.cls(*given)
-        return compressor
-
-    def compress(self, model: nn.Module, optimizer: Any = None, **settings: Any) -> Compressor:
-        """Compress a model in place and return the compressor."""
-        compressor = self.build(model, optimizer, **settings)
-        compressor.compress(model)
-        return compressor
-
-    def _defaults(self) -> dict[str, Any]:
-        keys = self.cls.rule.model_fields
-        if "final_sparsity" in keys:
-            return {"final_sparsity": 0.5, "start_epoch": 0, "end_epoch": 0}
-        wanted: dict[str, Any] = {"sparsity": 0.5, "quant_bits": 8}
-        return {key: value for key, value in wanted.items() if key in keys}
-
     def _wanted_types(self) -> set[str]:
-        own = DEFAULT_TYPES if self.cls.default_types is None else self.cls.default_types
-        asked = self.settings.get("op_types", ["default"])
-        names = {x for x in ([asked] if isinstance(asked, str) else asked) if x[:1] != "!"}
-        return (names - {"default"}) | (set(own) if "default" in names or not names else set())
+        return self.wanted_types(DEFAULT_TYPES)
 
 
 Check = Callable[[Subject], None]

@@ -1,0 +1,89 @@
+"""Weights as the integers of their grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lilliput.errors import ExportError
+from lilliput.export.places import Array, Place, to_array
+
+
+def spread(
+    values: Array, shape: tuple[int, ...], axis: int | None, block_size: int | None = None
+) -> Array:
+    """Return scales or zero points in a shape that multiplies with ``shape``.
+
+    Parameters
+    ----------
+    values : array
+        One for all, one per entry of ``axis``, or with ``block_size`` one per block of that axis.
+    """
+    if axis is None:
+        return values
+    if block_size is not None:
+        return np.take(np.repeat(values, block_size, axis=axis), range(shape[axis]), axis=axis)
+    return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+
+
+@dataclass(frozen=True, eq=False)
+class OnGrid:
+    """The integers of a weight, with its scales and zero points; ``axis`` as in its grid."""
+
+    integers: Array
+    scale: Array
+    zero_point: Array
+    axis: int | None
+    block_size: int | None
+
+    def spread(self, values: Array) -> Array:
+        """Return scales or zero points in a shape that multiplies with the integers."""
+        return spread(values, self.integers.shape, self.axis, self.block_size)
+
+    def reals(self) -> Array:
+        """Return the numbers that the integers stand for."""
+        steps = (self.integers - self.spread(self.zero_point)).astype(self.scale.dtype)
+        return np.asarray(steps * self.spread(self.scale))
+
+
+def on_grid(place: Place) -> OnGrid:
+    """Return the integers of the weight that a layer computes with.
+
+    Raises
+    ------
+    ExportError
+        If the weight does not lie on the grid that its quantizer claims.
+    """
+    if place.qparams is None:
+        raise ExportError(f"layer {place.wrapper.name!r}: its weight has no integer grid.")
+    grid = place.qparams.grid
+    weight = place.weight().astype(np.float32)
+    scale = to_array(place.qparams.scale).astype(np.float32)
+    zero = to_array(place.qparams.zero_point).astype(np.int32)
+    zero = np.array(np.broadcast_to(zero, scale.shape))
+    axis = None if grid.axis is None else grid.axis % weight.ndim
+    wide = [spread(x, weight.shape, axis, grid.group_size) for x in (scale, zero)]
+    steps = np.rint(weight.astype(np.float64) / wide[0]) + wide[1]
+    integers = np.clip(steps, grid.low, grid.high).astype(np.int32)
+    found = OnGrid(integers, scale, zero, axis, grid.group_size)
+    _check(place, weight, found)
+    return found
+
+
+def _check(place: Place, weight: Array, found: OnGrid) -> None:
+    """Refuse if integers stand for other numbers than the layer's weight."""
+    error = np.abs(weight.astype(np.float64) - found.reals())
+    rounding = 8 * np.finfo(np.float32).eps
+    if place.is_half:
+        rounding = 0.01  # the weight itself is held in half precision
+    reach = np.abs(found.spread(found.scale)) * max(
+        1, int(np.abs(found.integers - found.spread(found.zero_point)).max(initial=0))
+    )
+    if not (error <= rounding * reach + np.finfo(np.float32).tiny).all():
+        worst = float((error / np.abs(found.spread(found.scale))).max())
+        raise ExportError(
+            f"layer {place.wrapper.name!r}: its weight is not on the grid that "
+            f"{type(place.wrapper.quantizer).__name__}.qparams() gives (off by up to {worst:.3g} "
+            "steps), so integers would not be what was simulated; correct qparams()."
+        )

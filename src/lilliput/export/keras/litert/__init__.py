@@ -1,0 +1,1 @@
+"""LiteRT files: from a graph of floats with quantizers in it to one of integers."""

@@ -1,0 +1,159 @@
+"""From a traced function to a LiteRT model of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lilliput.errors import ExportError
+from lilliput.export.keras.litert.biases import pull_biases
+from lilliput.export.keras.litert.draft import Draft
+from lilliput.export.keras.litert.fuse import fuse, store_weights
+from lilliput.export.keras.litert.propagate import propagate
+from lilliput.export.keras.litert.schema import schema
+from lilliput.export.keras.litert.sites import replace_sites
+from lilliput.export.keras.litert.weights import Found, Known, find_weights
+from lilliput.export.keras.trace import Trace, quiet, require_tensorflow
+from lilliput.export.places import Simulation, first_line
+
+
+def convert(trace: Trace) -> bytes:
+    """Return a traced function as a LiteRT file of floats, with an unknown operator at each site."""
+    tensorflow = require_tensorflow()
+    with quiet():
+        try:
+            converter = tensorflow.lite.TFLiteConverter.from_concrete_functions([trace.concrete])
+            converter.allow_custom_ops = True  # what stands for quantization
+            data: bytes = converter.convert()
+        except Exception as error:
+            raise ExportError(_explain(error)) from error
+    return data
+
+
+def _explain(error: BaseException) -> str:
+    reason = first_line(error).partition("error: ")[2] or first_line(error)
+    text = f"TensorFlow's converter cannot write this model for LiteRT: {reason}"
+    if "static" in reason:
+        text += ". Pass dynamic_batch=False, which fixes the size of the batch."
+    return text
+
+
+def build(
+    data: bytes, trace: Trace, simulation: Simulation, known: Sequence[Known]
+) -> tuple[Draft, dict[int, Found]]:
+    """Return the file as a graph that works on integers where it can, and its weights."""
+    draft = Draft.read(data)
+    replace_sites(draft, trace, simulation)
+    pull_biases(draft)
+    weights = find_weights(draft, known)
+    changed = True
+    while changed:
+        changed = propagate(draft)
+        changed |= fuse(draft, weights)
+    store_weights(draft, weights)
+    draft.sweep()
+    return draft, weights
+
+
+def name_ends(draft: Draft, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Give the inputs and outputs of the file their names, for those who call it by name."""
+    signature = schema().SignatureDefT()
+    signature.signatureKey, signature.subgraphIndex = b"serving_default", 0
+    signature.inputs = [_named(draft, *x) for x in zip(draft.graph.inputs, inputs, strict=True)]
+    signature.outputs = [_named(draft, *x) for x in zip(draft.graph.outputs, outputs, strict=True)]
+    draft.model.signatureDefs = [signature]
+
+
+def _named(draft: Draft, index: int, name: str) -> Any:
+    entry = schema().TensorMapT()
+    entry.name, entry.tensorIndex = name.encode(), index
+    draft.tensor(index).name = name.encode()
+    return entry
+
+
+def integer_ends(draft: Draft, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Let the file take and return int8, as it computes inside."""
+    for number, index in enumerate(draft.graph.inputs):
+        readers = draft.readers(index)
+        first = readers[0].outputs[0] if readers else -1
+        same = all(draft.kind(x) == "QUANTIZE" for x in readers) and all(
+            draft.scales(x.outputs[0]).is_same(draft.scales(first))  # type: ignore[union-attr, arg-type]
+            for x in readers
+        )
+        if draft.dtype(index) != "float32":
+            continue
+        if not readers or not same:
+            raise ExportError(
+                f"input {inputs[number]!r} is read in floating point, so that the file cannot take "
+                "int8; quantize the 'input' of the layers that read it, or pass io='float'."
+            )
+        for reader in readers:
+            draft.replace(reader.outputs[0], first)
+        draft.graph.inputs[number] = first
+    for number, index in enumerate(draft.graph.outputs):
+        source = draft.source(index)
+        if draft.dtype(index) == "float32" and source is None:
+            raise ExportError(
+                f"output {outputs[number]!r} is not quantized, so that the file cannot return int8; "
+                "quantize the 'output' of the last layer, or pass io='float'."
+            )
+        draft.graph.outputs[number] = index if source is None else source
+    _drop_makers(draft)
+    draft.sweep()
+
+
+def _drop_makers(draft: Draft) -> None:
+    """Take out what made the tensors that are inputs now."""
+    draft.graph.operators = [
+        x for x in draft.operators if not set(x.outputs) & set(draft.graph.inputs)
+    ]
+
+
+def serialize(draft: Draft) -> bytes:
+    """Return the bytes of the file; nothing in it tells of the conversion."""
+    import flatbuffers
+
+    _drop_unused(draft)
+    draft.model.description = b"lilliput"
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(draft.model.Pack(builder), file_identifier=b"TFL3")
+    return bytes(builder.Output())
+
+
+def _drop_unused(draft: Draft) -> None:
+    """Leave out tensors, buffers and kinds of operators that nobody uses any more."""
+    model, graph = draft.model, draft.graph
+    used = {*graph.inputs, *graph.outputs}
+    for operator in graph.operators:
+        used |= {x for x in (*operator.inputs, *operator.outputs) if x >= 0}
+        used |= {
+            int(x) for x in (operator.intermediates if operator.intermediates is not None else ())
+        }
+    order = {old: new for new, old in enumerate(sorted(used))}
+    graph.tensors = [graph.tensors[old] for old in sorted(used)]
+    for operator in graph.operators:
+        operator.inputs = [order.get(x, -1) for x in operator.inputs]
+        operator.outputs = [order[x] for x in operator.outputs]
+        if operator.intermediates is not None:
+            operator.intermediates = [order[int(x)] for x in operator.intermediates]
+    graph.inputs, graph.outputs = ([order[x] for x in xs] for xs in (graph.inputs, graph.outputs))
+    for signature in model.signatureDefs or ():
+        for entry in (*signature.inputs, *signature.outputs):
+            entry.tensorIndex = order[entry.tensorIndex]
+    draft.tensors = {key: order[x] for key, x in draft.tensors.items()}
+    _drop_buffers(model)
+    codes = sorted({x.opcodeIndex for g in model.subgraphs for x in g.operators})
+    for subgraph in model.subgraphs:
+        for operator in subgraph.operators:
+            operator.opcodeIndex = codes.index(operator.opcodeIndex)
+    model.operatorCodes = [model.operatorCodes[x] for x in codes]
+
+
+def _drop_buffers(model: Any) -> None:
+    model.metadata, model.metadataBuffer = None, None
+    used = {0, *(tensor.buffer for graph in model.subgraphs for tensor in graph.tensors)}
+    order = {old: new for new, old in enumerate(sorted(used))}
+    model.buffers = [model.buffers[old] for old in sorted(used)]
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            tensor.buffer = order[tensor.buffer]

@@ -1,0 +1,54 @@
+"""What the user should know of a LiteRT file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lilliput.export.keras.litert.draft import Draft
+from lilliput.export.keras.litert.layers import count_operators
+from lilliput.export.keras.litert.sites import fit_int8
+from lilliput.export.keras.litert.weights import Found
+from lilliput.export.layer import Layer, some_of
+from lilliput.export.places import Simulation
+
+
+def find_notes(
+    draft: Draft, simulation: Simulation, weights: Mapping[int, Found], layers: list[Layer]
+) -> list[str]:
+    """Return what keeps a file from being as small and as fast as it could be."""
+    if not simulation.places:
+        return []
+    integers, floats = count_operators(draft)
+    notes = [f"{integers} operators on integers, {floats} on floats{_which(draft)}"]
+    wide = [p.name for p in simulation.places if not p.is_weight and fit_int8(p) is None]
+    if wide:
+        notes.append(
+            f"{some_of(wide)}: activations that do not fit into int8 are quantized in floating point, as "
+            "simulated; use 8 bits or fewer and one scale per tensor for integer kernels."
+        )
+    stored = {found.name for found in weights.values() if found.integers is not None}
+    kept = [p.wrapper.name for p in simulation.places if p.is_weight]
+    left = [name for name in kept if name not in stored]
+    if left:
+        reasons = {found.name: found.reason for found in weights.values()}
+        why = sorted({reasons.get(name, "they are inside a loop") for name in left})
+        notes.append(f"{some_of(left)}: weights stored as float32: {'; '.join(why)}.")
+    only = [x.name for x in layers if x.weight_only]
+    if only:
+        notes.append(
+            f"{some_of(only)}: only the weight is stored as integers: a smaller file, but no faster. "
+            "Quantize 'input' and 'output' as well."
+        )
+    return notes
+
+
+def _which(draft: Draft) -> str:
+    """Return the kinds of the operators on floats."""
+    kinds: dict[str, Any] = {}
+    for operator in draft.operators:
+        kind = draft.kind(operator)
+        is_float = operator.outputs and draft.dtype(operator.outputs[0]) == "float32"
+        if is_float and kind not in ("QUANTIZE", "DEQUANTIZE"):
+            kinds[kind] = kinds.get(kind, 0) + 1
+    return ": " + some_of(sorted(kinds), 6) if kinds else ""

@@ -1,0 +1,67 @@
+"""Execute LiteRT files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lilliput.errors import MissingExtraError
+from lilliput.export.keras.litert.draft import Scales
+from lilliput.export.keras.trace import quiet
+from lilliput.export.places import Array
+from lilliput.export.run import LITERT
+
+PLAIN = "litert_builtin"  # the kernels of LiteRT itself
+FAST = LITERT  # as it comes: with XNNPACK
+
+
+def interpreter_of(data: bytes, runtime: str = FAST, threads: int = 1) -> Any:
+    """Return an interpreter for the bytes of a file."""
+    with quiet():
+        found = _interpreter()
+        kinds = found.OpResolverType
+        resolver = kinds.AUTO if runtime == FAST else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        return found.Interpreter(
+            model_content=data, experimental_op_resolver_type=resolver, num_threads=threads
+        )
+
+
+def _interpreter() -> Any:
+    try:
+        from ai_edge_litert import interpreter
+    except ImportError:
+        try:
+            from tensorflow.lite.python import interpreter
+        except ImportError as error:
+            raise MissingExtraError(
+                "executing LiteRT files needs pip install 'lilliput[litert]'"
+            ) from error
+    return interpreter
+
+
+def run(data: bytes, inputs: Sequence[Array], runtime: str = FAST) -> list[Array]:
+    """Return the outputs of a file, in its order; integers as they are."""
+    interpreter = interpreter_of(data, runtime)
+    details = interpreter.get_input_details()
+    for detail, array in zip(details, inputs, strict=True):
+        if tuple(detail["shape"]) != array.shape:
+            interpreter.resize_tensor_input(detail["index"], array.shape)
+    interpreter.allocate_tensors()
+    for detail, array in zip(details, inputs, strict=True):
+        interpreter.set_tensor(detail["index"], array.astype(detail["dtype"]))
+    interpreter.invoke()
+    return [np.array(interpreter.get_tensor(x["index"])) for x in interpreter.get_output_details()]
+
+
+def quantize(array: Array, scales: Scales) -> Array:
+    """Return numbers as int8."""
+    steps = np.rint(array.astype(np.float64) / scales.scale[0]) + scales.zero[0]
+    return np.asarray(np.clip(steps, -128, 127), np.int8)
+
+
+def dequantize(array: Array, scales: Scales) -> Array:
+    """Return the numbers that integers stand for."""
+    shifted = array.astype(np.float32) - np.float32(scales.zero[0])
+    return np.asarray(shifted * scales.scale[0])

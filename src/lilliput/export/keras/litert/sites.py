@@ -1,0 +1,130 @@
+"""First pass: the quantized activations, as int8 with exactly the scales of the simulation.
+
+In the traced function, an operator of TensorFlow that does nothing stands where an activation is
+quantized, with the number of the site in it. The converter knows nothing of it, and leaves it where
+it is, as an operator of an unknown kind. (It does know TensorFlow's own operator for fake quantization,
+and then moves it, quantizes layers that were to stay in float, or gives softmax a grid of its own.)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lilliput.errors import ExportError
+from lilliput.export.keras.litert.draft import Draft, Scales
+from lilliput.export.keras.trace import Trace, require_tensorflow
+from lilliput.export.places import Array, Place, Simulation, Tensor, to_array
+
+_NAME = re.compile(rb"lilliput_(\d+)_site")
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """The grid of an activation as int8: its scales, and the integers that it may have."""
+
+    scales: Scales
+    low: int
+    high: int
+
+
+def fit_int8(place: Place) -> Fitted | None:
+    """Return an activation's grid as int8, None if it cannot be.
+
+    An unsigned grid is the same one shifted by 128.
+    """
+    if place.qparams is None:
+        return None
+    grid = place.qparams.grid
+    if grid.bits > 8 or grid.axis is not None:
+        return None
+    shift = 0 if grid.is_signed else 128
+    scale = to_array(place.qparams.scale).astype(np.float32).reshape(-1)
+    zero = to_array(place.qparams.zero_point).astype(np.int64).reshape(-1) - shift
+    if scale.size != 1 or not -128 <= zero[0] <= 127:
+        return None
+    return Fitted(Scales(scale, zero), grid.low - shift, grid.high - shift)
+
+
+def mark_site(tensor: Tensor, place: Place, number: int) -> Tensor:
+    """Return an activation behind an operator that holds the number of the site."""
+    if fit_int8(place) is None:
+        return _as_simulated(tensor, place)
+    name = f"lilliput_{number}_site"
+    return require_tensorflow().raw_ops.DebugIdentityV2(input=tensor, op_name=name, name=name)
+
+
+def _as_simulated(tensor: Tensor, place: Place) -> Tensor:
+    """Return what the algorithm itself makes of an activation, in floating point."""
+    if place.qparams is not None and place.qparams.is_result:
+        return tensor  # it was done before
+    (result,) = place.wrapper.compressor.run(place.wrapper, place.quant_type, (tensor,))
+    return result
+
+
+def replace_sites(draft: Draft, trace: Trace, simulation: Simulation) -> None:
+    """Put a QUANTIZE to int8 and a DEQUANTIZE at each site."""
+    for operator in draft.of_kind("CUSTOM"):
+        found = _number(operator)
+        if found is None:
+            continue
+        site = trace.sites[int(found[1])]
+        fitted = fit_int8(simulation.places[site.place])
+        if fitted is None:
+            raise ExportError(f"{simulation.places[site.place].name}: it does not fit into int8.")
+        name = f"{simulation.places[site.place].name}_{int(found[1])}"
+        output = operator.outputs[0]
+        integers = draft.add_tensor(name, output, "int8", fitted.scales)
+        quantize = draft.make("QUANTIZE", operator.inputs, [integers])
+        dequantize = draft.make("DEQUANTIZE", [integers], [output])
+        draft.insert_before(operator, quantize)
+        draft.insert_before(operator, dequantize)
+        draft.remove(operator)
+        draft.tensors[site.place, site.position, site.call] = integers
+        _cut(draft, quantize, fitted)
+    _refuse_unknown(draft, trace, simulation)
+
+
+def _number(operator: Any) -> re.Match[bytes] | None:
+    options = operator.customOptions
+    return None if options is None else _NAME.search(bytes(options))
+
+
+def _refuse_unknown(draft: Draft, trace: Trace, simulation: Simulation) -> None:
+    """Refuse operators that LiteRT does not know, and sites in the bodies of loops."""
+    for graph in draft.model.subgraphs:
+        for operator in graph.operators:
+            code = draft.model.operatorCodes[operator.opcodeIndex].customCode
+            if not code:
+                continue
+            found = _number(operator)
+            if found is not None:
+                place = simulation.places[trace.sites[int(found[1])].place]
+                raise ExportError(
+                    f"{place.name} is quantized inside a loop, which cannot be exported; quantize the "
+                    "weights of recurrent layers only, or unroll them."
+                )
+            raise ExportError(
+                f"LiteRT has no operator {code.decode()!r}, which the model computes with; replace it."
+            )
+
+
+def _cut(draft: Draft, operator: Any, fitted: Fitted) -> None:
+    """Cut the integers to a grid that is narrower than int8."""
+    last, behind = operator.outputs[0], operator
+    for kind, end, is_needed in (
+        ("MAXIMUM", fitted.low, fitted.low > -128),
+        ("MINIMUM", fitted.high, fitted.high < 127),
+    ):
+        if is_needed:
+            name = f"{draft.name(operator.outputs[0])}_{kind.lower()}"
+            limit: Array = np.asarray([end], np.int8)
+            ends = draft.add_tensor(f"{name}_end", last, "int8", fitted.scales, limit)
+            cut = draft.add_tensor(name, last, "int8", fitted.scales)
+            draft.replace(last, cut)
+            new = draft.make(kind, [last, ends], [cut])
+            draft.insert_after(behind, new)
+            last, behind = cut, new

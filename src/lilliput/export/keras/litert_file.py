@@ -1,0 +1,181 @@
+"""export_litert: from a quantized Keras model to a checked LiteRT file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from lilliput.errors import ExportError
+from lilliput.export.keras.examples import examples_for, sample_inputs
+from lilliput.export.keras.known import known_weights
+from lilliput.export.keras.simulation import as_inputs, input_names, model_of, simulate
+from lilliput.export.keras.trace import require_tensorflow, trace
+from lilliput.export.keras.transfer import export_elsewhere
+from lilliput.export.places import Inputs
+from lilliput.export.result import ExportResult
+from lilliput.files import write_atomically
+
+
+def export_litert(
+    quantizer_or_model: Any,
+    path: str | os.PathLike[str],
+    example_inputs: Any = None,
+    *,
+    io: str = "float",
+    dynamic_batch: bool = True,
+    check: bool = True,
+    min_sqnr: float = 30.0,
+    calibration: Iterable[Any] | None = None,
+) -> ExportResult:
+    """Write a Keras model as a LiteRT (TFLite) file that runs on integers, execute it, and compare.
+
+    Weights are stored as int8 and activations are quantized where the simulation does so, with exactly its
+    scales; batch norms are folded. Masks of pruners are applied. What LiteRT has no integer kernel
+    for stays in floating point, as simulated; the result says what, and why. Nothing of the model changes.
+    Keras on JAX or torch exports in a process of its own, with TensorFlow.
+
+    Parameters
+    ----------
+    quantizer_or_model : Compressor or keras.Model
+        A compressor after ``compress()``, or a model with or without compressors on it.
+    path : str or path-like
+        The file to write, ending in ``.tflite``.
+    example_inputs : array, tuple or dict, optional
+        What the model is called with; a tuple holds several arguments. By default what calibration saw,
+        or random numbers.
+    io : str
+        ``"float"``: the file takes and returns float32, as the model does. ``"int8"``: it takes and
+        returns the integers that it computes with.
+    dynamic_batch : bool
+        Whether the file takes batches of any size: the first axis of the inputs.
+    check : bool
+        Whether to execute the file and compare it with the simulation before it is written.
+    min_sqnr : float
+        The lowest signal to noise ratio in dB of the outputs, against the simulation given the same
+        integers, at which the file is written. Quantized tensors may be one step of their grid off.
+    calibration : iterable, optional
+        More inputs to compare on; by default the first batches of ``calibrate()``.
+
+    Returns
+    -------
+    ExportResult
+        Agreement with the simulation, the kernels of all layers, and notes.
+
+    Raises
+    ------
+    ExportError
+        If the model cannot be written exactly, or the executed file differs. No file is left then.
+
+    Examples
+    --------
+    >>> import keras, tempfile
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SKIP
+    ...     result = export_litert(model, f"{folder}/dense.tflite")
+    >>> [layer.kernel for layer in result.layers]  # doctest: +SKIP
+    ['FULLY_CONNECTED float32']
+    """
+    place = checked_path(path, ".tflite")
+    if io not in ("float", "int8"):
+        raise ExportError(f"io: received {io!r}, expected 'float' or 'int8'.")
+    check_options(min_sqnr, calibration)
+    model = model_of(quantizer_or_model)
+    settings: dict[str, Any] = {
+        "io": io,
+        "dynamic_batch": dynamic_batch,
+        "check": check,
+        "min_sqnr": min_sqnr,
+    }
+    inputs, batches = gather_inputs(model, example_inputs, calibration)
+    if keras.backend.backend() != "tensorflow":
+        return export_elsewhere("litert", model, place, inputs, batches, settings)
+    return write_litert(model, place, inputs, batches, **settings)
+
+
+def write_litert(
+    model: Any,
+    place: Path,
+    inputs: Inputs,
+    batches: list[Inputs],
+    *,
+    io: str,
+    dynamic_batch: bool,
+    check: bool,
+    min_sqnr: float,
+) -> ExportResult:
+    """Do the work of :func:`export_litert`, in a process whose Keras runs on TensorFlow."""
+    require_tensorflow()
+    from lilliput.export.keras.litert.build import (
+        build,
+        convert,
+        integer_ends,
+        name_ends,
+        serialize,
+    )
+    from lilliput.export.keras.litert.check import check_file
+    from lilliput.export.keras.litert.layers import list_layers
+    from lilliput.export.keras.litert.notes import find_notes
+    from lilliput.export.keras.litert.sites import mark_site
+
+    simulation = simulate(model, inputs)
+    known = known_weights(model, simulation)  # before tracing, when variables can be read
+    traced = trace(simulation, mark_site, dynamic_batch)
+    draft, found = build(convert(traced), traced, simulation, known)
+    names = input_names(simulation)
+    layers = list_layers(draft, found)
+    notes = find_notes(draft, simulation, found, layers)
+    if io == "int8":
+        integer_ends(draft, names, simulation.names)
+    name_ends(draft, names, simulation.names)
+    data = serialize(draft)
+    result = ExportResult(place, len(data), "litert", layers=layers, notes=notes)
+    if check:
+        check_file(result, data, draft, simulation, min_sqnr, batches)
+    write_file(place, data)
+    return result
+
+
+def gather_inputs(
+    model: Any, example_inputs: Any, calibration: Iterable[Any] | None
+) -> tuple[Inputs, list[Inputs]]:
+    """Return what to trace with, and what else to compare on."""
+    seen = sample_inputs(model) if calibration is None else [as_inputs(x) for x in calibration]
+    if example_inputs is not None:
+        return as_inputs(example_inputs), seen
+    if seen:
+        return seen[0], seen[1:]
+    return examples_for(model), []
+
+
+def check_options(min_sqnr: Any, calibration: Any) -> None:
+    """Raise if an argument is of the wrong kind."""
+    if isinstance(min_sqnr, bool) or not isinstance(min_sqnr, (int, float)):
+        raise ExportError(f"min_sqnr: received {min_sqnr!r}, expected a number of dB.")
+    if calibration is not None and not isinstance(calibration, Iterable):
+        raise ExportError(f"calibration: received {calibration!r}, expected a list of inputs.")
+
+
+def checked_path(path: Any, suffix: str) -> Path:
+    """Return a path to which a file can be written, or raise."""
+    try:
+        place = Path(path)
+    except TypeError:
+        raise ExportError(f"path: received {path!r}, expected a string.") from None
+    if place.suffix != suffix:
+        raise ExportError(f"{place}: expected a name ending in {suffix}.")
+    if not place.parent.is_dir() or place.is_dir():
+        what = "is a folder" if place.is_dir() else "lies in a folder that does not exist"
+        raise ExportError(f"{place}: it {what}; give the path of a file.")
+    return place
+
+
+def write_file(place: Path, data: bytes) -> None:
+    """Write a file in one step."""
+    try:
+        write_atomically(place, data)
+    except OSError as error:
+        raise ExportError(f"{place}: it cannot be written: {error}") from error

@@ -1,0 +1,150 @@
+"""export_onnx for Keras: from a quantized model to a checked ONNX file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from lilliput.errors import ExportError, MissingExtraError
+from lilliput.export.keras.guard import guard_model, kept_if_done, wants_guard
+from lilliput.export.keras.litert_file import (
+    check_options,
+    checked_path,
+    gather_inputs,
+    write_file,
+)
+from lilliput.export.keras.simulation import input_names, model_of, simulate
+from lilliput.export.keras.transfer import export_elsewhere
+from lilliput.export.places import Inputs
+from lilliput.export.result import ExportResult
+
+_OPSETS = range(21, 24)
+
+
+def export_onnx(
+    quantizer_or_model: Any,
+    path: str | os.PathLike[str],
+    example_inputs: Any = None,
+    target: str = "onnxruntime",
+    *,
+    dynamic_batch: bool = True,
+    opset: int = 21,
+    check: bool = True,
+    min_sqnr: float = 30.0,
+    calibration: Iterable[Any] | None = None,
+    guard: bool | str = "auto",
+) -> ExportResult:
+    """Write a Keras model as an ONNX file that runs on integers, execute it, and compare.
+
+    The same as for torch models: weights are stored as integers, activations are quantized where the
+    simulation does so, batch norms are folded, masks of pruners are applied. Nothing of the model changes,
+    but what ``guard`` says. Keras on JAX or torch exports in a process of its own, with TensorFlow.
+
+    Parameters
+    ----------
+    quantizer_or_model : Compressor or keras.Model
+        A compressor after ``compress()``, or a model with or without compressors on it.
+    path : str or path-like
+        The file to write, ending in ``.onnx``.
+    example_inputs : array, tuple or dict, optional
+        What the model is called with; a tuple holds several arguments. By default what calibration saw,
+        or random numbers.
+    target : str
+        ``"onnxruntime"``, ``"openvino"``, or ``"generic"``: exactly as simulated, in the smallest
+        data types.
+    dynamic_batch : bool
+        Whether the file takes batches of any size: the first axis of the inputs.
+    opset : int
+        The version of ONNX's operators, 21 or later.
+    check : bool
+        Whether to execute the file and compare it with the simulation before it is written.
+    min_sqnr : float
+        The lowest signal to noise ratio in dB at which the file is written: of each quantized tensor and
+        of the outputs, against the simulation given the same inputs.
+    calibration : iterable, optional
+        More inputs to compare on, and for the guard; by default the first batches of ``calibrate()``.
+    guard : bool or 'auto'
+        Whether to make weights coarser where sums would saturate on a CPU without VNNI; 'auto': if
+        this is such a CPU. It changes the scales of the quantizer for good, and says which.
+
+    Returns
+    -------
+    ExportResult
+        Agreement with the simulation, the kernels of all layers, and notes.
+
+    Raises
+    ------
+    ExportError
+        If the model cannot be written exactly, or the executed file differs. No file is left then.
+    """
+    place = checked_path(path, ".onnx")
+    check_options(min_sqnr, calibration)
+    if opset not in _OPSETS:
+        raise ExportError(f"opset: received {opset!r}, expected {_OPSETS[0]} to {_OPSETS[-1]}.")
+    _require_onnx()
+    from lilliput.export.targets import check_target
+
+    check_target(target)
+    model = model_of(quantizer_or_model)
+    settings: dict[str, Any] = {"target": target, "dynamic_batch": dynamic_batch, "opset": opset}
+    settings |= {"check": check, "min_sqnr": min_sqnr, "guard": wants_guard(guard, target)}
+    inputs, batches = gather_inputs(model, example_inputs, calibration)
+    if keras.backend.backend() != "tensorflow":
+        return export_elsewhere("onnx", model, place, inputs, batches, settings)
+    return write_onnx(model, place, inputs, batches, **settings)
+
+
+def write_onnx(
+    model: Any,
+    place: Path,
+    inputs: Inputs,
+    batches: list[Inputs],
+    *,
+    target: str,
+    dynamic_batch: bool,
+    opset: int,
+    check: bool,
+    min_sqnr: float,
+    guard: bool,
+) -> ExportResult:
+    """Do the work of :func:`export_onnx`, in a process whose Keras runs on TensorFlow."""
+    from lilliput.export.check import check_file
+    from lilliput.export.finish import finish, serialize
+    from lilliput.export.keras.onnx.convert import draft_of
+    from lilliput.export.keras.onnx.rewrite import rewrite
+    from lilliput.export.keras.onnx.weights import write_weights
+    from lilliput.export.layers import list_layers
+    from lilliput.export.targets import find_notes
+
+    with kept_if_done(model):
+        guarded = guard_model(model, [inputs, *batches]) if guard else []
+        simulation = simulate(model, inputs)
+        draft = draft_of(simulation, dynamic_batch, opset)
+        write_weights(draft, simulation)
+        rewrite(draft)
+        for value, name in zip(draft.graph.inputs, input_names(simulation), strict=True):
+            value.name = name
+        finish(draft, target, simulation.names)
+        data = serialize(draft)
+        layers = list_layers(draft.graph)
+        notes = [*draft.notes, *find_notes(layers, draft, target)]
+        result = ExportResult(place, len(data), target, layers=layers, notes=notes)
+        result.guarded = guarded
+        if check:
+            check_file(result, data, draft, simulation, min_sqnr, batches)
+        write_file(place, data)
+    return result
+
+
+def _require_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnx_ir  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            "writing ONNX files of Keras models needs pip install 'lilliput[litert,onnx]'"
+        ) from error

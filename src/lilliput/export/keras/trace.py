@@ -1,0 +1,154 @@
+"""Trace the simulation as a function of TensorFlow, with something in place of each quantization."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import keras
+from keras import tree
+
+from lilliput.backends.keras.wrapper import marking
+from lilliput.config.layer import QuantType
+from lilliput.errors import ExportError, LilliputError, MissingExtraError
+from lilliput.export.keras.simulation import call, reason_of
+from lilliput.export.places import Array, Key, Place, Simulation, Tensor, key_of, to_array
+
+
+@dataclass(frozen=True)
+class Site:
+    """One quantization of an activation in the traced function: which, and the how manieth call."""
+
+    place: int
+    position: int
+    call: int
+
+
+@dataclass(eq=False)
+class Trace:
+    """A function of TensorFlow that computes what a model does, and what its sites stand for."""
+
+    function: Any
+    concrete: Any
+    specs: list[Any]
+    sites: list[Site]
+
+
+Activation = Callable[[Tensor, Place, int], Tensor]
+
+
+def require_tensorflow() -> Any:
+    """Return the module, or say how to install it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        import tensorflow
+    except ImportError as error:
+        raise MissingExtraError(
+            "exporting a Keras model needs TensorFlow: pip install 'lilliput[litert]'"
+        ) from error
+    return tensorflow
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what TensorFlow and its converters say of their own doings."""
+    import logging
+
+    loggers = [logging.getLogger(name) for name in ("absl", "tensorflow", "tf2onnx")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def trace(
+    simulation: Simulation,
+    activation: Activation,
+    dynamic_batch: bool,
+    weights: Mapping[Key, str] = MappingProxyType({}),
+) -> Trace:
+    """Return a model as a function, with ``activation`` in place of the quantizers of activations.
+
+    ``activation(tensor, place, number)`` gets the number of the site. Places without an integer grid are
+    traced as the operations that their algorithm is made of. Quantized weights are constants of the
+    function, but for those that ``weights`` names: these are inputs of it, after those of the model.
+    """
+    tensorflow = require_tensorflow()
+    numbers = {place.key: i for i, place in enumerate(simulation.places)}
+    calls: dict[tuple[int, int], int] = defaultdict(int)
+    sites: list[Site] = []
+
+    def mark(wrapper: Any, kind: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        number = numbers[key_of(wrapper, kind)]
+        place = simulation.places[number]
+        if place.is_weight:
+            return (given[place.key],) if place.key in given else (place.weight(),)
+        if place.qparams is None or place.qparams.is_result:
+            tensors = wrapper.compressor.run(wrapper, kind, tensors)
+        if place.qparams is None:
+            return tensors
+        found = []
+        for position, tensor in enumerate(tensors):
+            sites.append(Site(number, position, calls[number, position]))
+            calls[number, position] += 1
+            found.append(activation(tensor, place, len(sites) - 1))
+        return tuple(found)
+
+    args, given = simulation.inputs[0], dict[Key, Tensor]()
+    arrays = [to_array(x) for x in tree.flatten(args)]
+
+    def run(*flat: Tensor) -> Any:
+        given.update(zip(weights, flat[len(arrays) :], strict=True))
+        packed = tree.pack_sequence_as(args, flat[: len(arrays)])
+        with marking(mark):
+            return tree.flatten(call(simulation.model, (packed, {})))
+
+    specs = [
+        tensorflow.TensorSpec(shape, x.dtype, f"lilliput_input_{i}")
+        for i, (shape, x) in enumerate(_shapes(arrays, dynamic_batch))
+    ]
+    held = {place.key: place.weight() for place in simulation.places if place.is_weight}
+    specs += [
+        tensorflow.TensorSpec(held[key].shape, held[key].dtype, name)
+        for key, name in weights.items()
+    ]
+    with quiet():
+        try:
+            function = tensorflow.function(run, input_signature=specs, autograph=False)
+            return Trace(function, function.get_concrete_function(), specs, sites)
+        except LilliputError:
+            raise
+        except Exception as error:
+            text = f"TensorFlow cannot trace {type(simulation.model).__name__}: "
+            text += reason_of(error)
+            if dynamic_batch:
+                text += " If the model needs this batch size, pass dynamic_batch=False."
+            raise ExportError(text) from error
+
+
+def _shapes(arrays: list[Array], dynamic_batch: bool) -> list[tuple[list[int | None], Array]]:
+    """Return the shapes to trace with: the first axis is left open where it is that of the batch."""
+    rows = next((len(x) for x in arrays if x.ndim), None)
+    found = []
+    for array in arrays:
+        is_open = dynamic_batch and array.ndim and len(array) == rows
+        found.append(([None, *array.shape[1:]] if is_open else list(array.shape), array))
+    return found
+
+
+def check_backend() -> None:
+    """Raise unless Keras computes with TensorFlow."""
+    if keras.backend.backend() != "tensorflow":
+        raise ExportError(f"Keras runs on {keras.backend.backend()}, expected tensorflow.")

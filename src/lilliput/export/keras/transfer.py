@@ -1,0 +1,211 @@
+"""Export a model of Keras on JAX or torch: in another process, whose Keras runs on TensorFlow.
+
+The plain model travels as a ``.keras`` file, each quantizer as its class, its rules and its state, pruners
+as their masks, the inputs as arrays; the file and the result come back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import tree
+
+from lilliput import errors
+from lilliput.errors import ExportError, LilliputError
+from lilliput.export.keras.examples import quantizers_on
+from lilliput.export.keras.guard import set_scales
+from lilliput.export.keras.simulation import call, reason_of
+from lilliput.export.layer import Layer
+from lilliput.export.places import Array, Inputs, to_array
+from lilliput.export.result import ExportResult, Guarded
+from lilliput.export.run import Agreement, sqnr
+from lilliput.files import write_atomically
+
+MODEL, JOB, ARRAYS, REPORT, RESULT = (
+    *("model.keras", "job.json", "arrays.npz"),
+    *("report.json", "result.npz"),
+)
+_SAME = 10.0  # dB: two backends that compute the same model, with roundings that fall otherwise
+_OWN = ("op_types", "op_names")
+
+
+def export_elsewhere(
+    kind: str,
+    model: Any,
+    place: Path,
+    inputs: Inputs,
+    batches: list[Inputs],
+    settings: dict[str, Any],
+) -> ExportResult:
+    """Export a model in a process with TensorFlow; ``kind`` is 'litert' or 'onnx'."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _save_model(model, folder / MODEL)
+        job: dict[str, Any] = {"kind": kind, "settings": settings, "file": f"model{place.suffix}"}
+        job |= {"quantizers": _save_quantizers(model, folder)}
+        arrays = _masks(model)
+        job["masks"] = list(arrays)
+        arrays = {f"mask {i}": x for i, x in enumerate(arrays.values())}
+        job["calls"] = [_packed(call_, arrays) for call_ in (inputs, *batches)]
+        np.savez(folder / ARRAYS, **arrays)  # type: ignore[arg-type]
+        (folder / JOB).write_text(json.dumps(job))
+        report = _run(folder)
+        received = dict(np.load(folder / RESULT))
+        _compare(model, inputs, received)
+        _take_scales(model, report, received)
+        data = (folder / str(job["file"])).read_bytes()
+    try:
+        write_atomically(place, data)
+    except OSError as error:
+        raise ExportError(f"{place}: it cannot be written: {error}") from error
+    return _result(place, report)
+
+
+def _save_model(model: Any, path: Path) -> None:
+    try:
+        model.save(path)
+    except Exception as error:
+        raise ExportError(
+            f"exporting needs TensorFlow, and {type(model).__name__} cannot be moved there from Keras on "
+            f"{keras.backend.backend()} as a .keras file: {reason_of(error)}. Give its class and layers "
+            "a get_config(), or run with KERAS_BACKEND=tensorflow."
+        ) from error
+
+
+def _save_quantizers(model: Any, folder: Path) -> list[dict[str, Any]]:
+    found = []
+    for number, quantizer in enumerate(quantizers_on(model)):
+        cls = type(quantizer)
+        if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+            raise ExportError(
+                f"exporting needs TensorFlow, and {cls.__name__} cannot be moved there from Keras on "
+                f"{keras.backend.backend()}: its class is not in a module that can be imported. Put it "
+                "into one, or run with KERAS_BACKEND=tensorflow."
+            )
+        quantizer.state().save(folder / f"quantizer_{number}")
+        found.append(
+            {
+                "module": cls.__module__,
+                "name": cls.__qualname__,
+                "rules": [_rule(wrapper) for wrapper in quantizer.get_modules_wrapper()],
+                "options": _options(quantizer),
+            }
+        )
+    return found
+
+
+def _rule(wrapper: Any) -> dict[str, Any]:
+    settings = {key: value for key, value in wrapper.config.items() if key not in _OWN}
+    return {**settings, "op_names": [wrapper.name]}
+
+
+def _options(quantizer: Any) -> dict[str, Any]:
+    """Return the plain attributes of a quantizer: what its constructor was given."""
+    found = {}
+    for name, value in vars(quantizer).items():
+        if not name.startswith("_") and isinstance(value, (bool, int, float, str, type(None))):
+            found[name] = value
+    return {key: value for key, value in found.items() if key not in ("config_list", "is_wrapped")}
+
+
+def _masks(model: Any) -> dict[str, Array]:
+    """Return the masks of all pruners on a model; the zeros themselves are in the weights."""
+    found: dict[str, Array] = {}
+    for layer in model._flatten_layers():
+        for wrapper in getattr(vars(layer).get("_lilliput"), "wrappers", ()):
+            if wrapper.compressor.kind == "pruner" and not wrapper.layer_info.is_parameter:
+                mask = np.asarray(to_array(wrapper.weight_mask))
+                found[wrapper.name] = found.get(wrapper.name, np.ones_like(mask)) * mask
+    return found
+
+
+def _packed(inputs: Inputs, arrays: dict[str, Array]) -> Any:
+    """Return arguments as plain data, with names in place of arrays."""
+
+    def pack(x: Any) -> Any:
+        if isinstance(x, Mapping):
+            return {"dict": {str(key): pack(value) for key, value in x.items()}}
+        if isinstance(x, (list, tuple)):
+            return {type(x).__name__ if type(x) is tuple else "list": [pack(y) for y in x]}
+        name = f"input {len(arrays)}"
+        arrays[name] = np.asarray(to_array(x))
+        return name
+
+    return pack(inputs[0])
+
+
+def unpacked(packed: Any, arrays: Mapping[str, Array]) -> Any:
+    """Return what :func:`_packed` was given."""
+    if isinstance(packed, str):
+        return arrays[packed]
+    ((kind, content),) = packed.items()
+    if kind == "dict":
+        return {key: unpacked(value, arrays) for key, value in content.items()}
+    items = [unpacked(value, arrays) for value in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    """Run the other process, and return its report, or raise what it raised."""
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": "tensorflow",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    command = [sys.executable, "-m", "lilliput.export.keras.worker", str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if not (folder / REPORT).exists():
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise ExportError(
+            f"the process that exports with TensorFlow ended with code {done.returncode}: "
+            f"{lines[-1][:300] if lines else ''}"
+        )
+    report: dict[str, Any] = json.loads((folder / REPORT).read_text())
+    if "error" in report:
+        cls = getattr(errors, report["error"], ExportError)
+        is_ours = isinstance(cls, type) and issubclass(cls, LilliputError)
+        raise (cls if is_ours else ExportError)(report["message"])
+    return report
+
+
+def _compare(model: Any, inputs: Inputs, received: Mapping[str, Array]) -> None:
+    """Refuse if the model computes something else on TensorFlow."""
+    for number, output in enumerate(tree.flatten(call(model, inputs))):
+        found = sqnr(to_array(output), received[f"output {number}"])
+        if not found >= _SAME:
+            raise ExportError(
+                f"{type(model).__name__} computes something else on TensorFlow than on "
+                f"{keras.backend.backend()}: output {number} is {found:.1f} dB apart. Does it use "
+                "functions of one backend, or weights that its file does not hold?"
+            )
+
+
+def _take_scales(model: Any, report: Mapping[str, Any], received: Mapping[str, Array]) -> None:
+    """Take over the scales that a guard has changed."""
+    names = [tuple(x) for x in report["scales"]]
+    set_scales(model, {(x[0], x[1]): received[f"scale {i}"] for i, x in enumerate(names)})
+
+
+def _result(place: Path, report: Mapping[str, Any]) -> ExportResult:
+    found = report["result"]
+    runtimes = {
+        name: Agreement(**{**x, "sqnr": math.inf if x["sqnr"] is None else x["sqnr"]})
+        for name, x in found["runtimes"].items()
+    }
+    result = ExportResult(place, found["bytes"], found["target"], runtimes)
+    result.layers = [Layer(**x) for x in found["layers"]]
+    result.notes = list(found["notes"])
+    result.guarded = [Guarded(**x) for x in found["guarded"]]
+    result._compare = lambda runtime: list(report["rows"].get(runtime, ()))
+    return result

@@ -1,0 +1,94 @@
+"""The process in which models of Keras on JAX and torch are exported; see :mod:`transfer`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import tree
+
+from lilliput.core.pruner import Pruner
+from lilliput.core.state import CompressionState
+from lilliput.errors import ExportError, LilliputError
+from lilliput.export.keras.guard import scales_of
+from lilliput.export.keras.litert_file import write_litert
+from lilliput.export.keras.onnx_file import write_onnx
+from lilliput.export.keras.simulation import call, reason_of
+from lilliput.export.keras.transfer import ARRAYS, JOB, MODEL, REPORT, RESULT, unpacked
+from lilliput.export.places import Array, Inputs, to_array
+
+_WRITERS = {"litert": write_litert, "onnx": write_onnx}
+
+
+class HeldMasks(Pruner):
+    """Prune by masks that are known beforehand."""
+
+    def __init__(self, model: Any, masks: dict[str, Array]) -> None:
+        self.masks = masks
+        super().__init__(model, [{"op_names": list(masks)}])
+
+    def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:
+        """Return the mask of a layer."""
+        return {"weight_mask": self.masks[wrapper.name]}
+
+
+def main(folder: Path) -> None:
+    """Do the job in a folder, and leave the result there."""
+    try:
+        report = _work(folder)
+    except LilliputError as error:
+        report = {"error": type(error).__name__, "message": str(error)}
+    (folder / REPORT).write_text(json.dumps(report))
+
+
+def _work(folder: Path) -> dict[str, Any]:
+    job, arrays = json.loads((folder / JOB).read_text()), dict(np.load(folder / ARRAYS))
+    model = _load(folder / MODEL)
+    if job["masks"]:
+        masks = {name: arrays[f"mask {i}"] for i, name in enumerate(job["masks"])}
+        HeldMasks(model, masks).compress()
+    for number, found in enumerate(job["quantizers"]):
+        _compress(model, found, folder / f"quantizer_{number}")
+    calls: list[Inputs] = [(unpacked(x, arrays), {}) for x in job["calls"]]
+    inputs, batches = calls[0], calls[1:]
+    before = scales_of(model)
+    write: Any = _WRITERS[job["kind"]]
+    result = write(model, folder / job["file"], inputs, batches, **job["settings"])
+    changed = {k: x for k, x in scales_of(model).items() if not np.array_equal(x, before[k])}
+    outputs = [to_array(x) for x in tree.flatten(call(model, inputs))]
+    found = {f"scale {i}": x for i, x in enumerate(changed.values())}
+    found |= {f"output {i}": x for i, x in enumerate(outputs)}
+    np.savez(folder / RESULT, **found)
+    rows = {runtime: result.compare_layers(runtime) for runtime in result.runtimes}
+    return {"result": result.to_dict(), "scales": list(changed), "rows": rows}
+
+
+def _load(path: Path) -> Any:
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except Exception as error:
+        raise ExportError(
+            f"exporting needs TensorFlow, and the model cannot be loaded there: {reason_of(error)}. "
+            "Custom layers have to be in modules that can be imported; or run with "
+            "KERAS_BACKEND=tensorflow."
+        ) from error
+
+
+def _compress(model: Any, found: dict[str, Any], folder: Path) -> None:
+    cls: Any = import_module(found["module"])
+    for name in found["name"].split("."):
+        cls = getattr(cls, name)
+    quantizer = cls(model, found["rules"])
+    for name, value in found["options"].items():
+        setattr(quantizer, name, value)
+    quantizer.compress()
+    quantizer.load_state(CompressionState.load(folder, "keras"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,73 @@
+"""What is said of one layer of a file, whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+
+@dataclass
+class Layer:
+    """One layer of the file.
+
+    Parameters
+    ----------
+    name : str
+        The path of its module.
+    op : str
+        Conv, ConvTranspose, Gemm or MatMul.
+    weight_dtype : str
+        How its weight is stored; empty where two activations are multiplied.
+    macs : int, optional
+        Multiplications of one forward, of one example where the batch is dynamic.
+    integer : bool
+        Whether the runtime computes it on integers.
+    kernel : str
+        What the runtime executes in its place.
+    reason : str
+        Why it stays in floating point.
+    weight_only : bool
+        Whether its weight is integers and its input is not; a kernel may unpack them on the way.
+    """
+
+    name: str
+    op: str
+    weight_dtype: str
+    macs: int | None
+    integer: bool = False
+    kernel: str = ""
+    reason: str = ""
+    weight_only: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+
+def count_macs(op: str, first: Sequence[int], second: Sequence[int], output: Sequence[int]) -> int:
+    """Return the multiplications of a layer, from the shapes of its inputs and its output.
+
+    Examples
+    --------
+    >>> count_macs("Conv", (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 6, 6))
+    15552
+    """
+    if op == "Conv":
+        return prod(output) * prod(second[1:])
+    if op == "ConvTranspose":
+        return prod(first) * prod(second[1:])
+    return prod(output) * first[-1]
+
+
+def some_of(names: list[str], count: int = 4) -> str:
+    """Return a few of many names.
+
+    Examples
+    --------
+    >>> some_of(["a", "b", "c"], count=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more

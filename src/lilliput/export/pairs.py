@@ -1,0 +1,58 @@
+"""How large sums of two products get in integer kernels that add them up in 16 bits; see saturation."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import numpy as np
+
+from lilliput.export.places import Array
+
+LIMIT = 32767  # on both sides: a folded batch norm may turn signs around
+MARGIN = 1.1  # other data may have somewhat larger activations than what was seen
+AIM = LIMIT - 510  # rounding anew may enlarge the sum of a pair: by 255 each
+CPUINFO = Path("/proc/cpuinfo")
+_X86 = frozenset({"x86_64", "amd64", "x86", "i386", "i486", "i586", "i686"})
+
+
+def cpu_has_wide_dot(machine: str | None = None, cpuinfo: Path = CPUINFO) -> bool:
+    """Whether this CPU adds products of 8-bit integers in 32 bits; False if that is not known."""
+    machine = (platform.machine() if machine is None else machine).lower()
+    if machine not in _X86 or not cpuinfo.is_file():
+        return machine not in {"", *_X86}
+    return not {"avx512_vnni", "avx_vnni"}.isdisjoint(cpuinfo.read_text().split())
+
+
+def worst_pairs(weight: Array, largest: Array | None = None, groups: int = 1) -> Array:
+    """Return how large the sum of a pair of products can get in each output channel, in magnitude.
+
+    Parameters
+    ----------
+    weight : array
+        The integers: (outputs, inputs), or (outputs, inputs per group, *kernel).
+    largest : array, optional
+        Two rows: the largest stored integer of each input channel, and the largest sum of each channel
+        and the next at the same place; by default all activations are 255.
+    groups : int
+        The groups of the convolution.
+    """
+    channels, outputs = weight.shape[1], len(weight) // groups
+    if weight.ndim > 2 and channels == outputs == 1:
+        return np.zeros(len(weight), np.float32)
+    if largest is None:
+        largest = np.broadcast_to([[255.0], [510.0]], (2, groups * channels))
+    single, double = largest.astype(np.float32).reshape(2, groups, 1, channels)
+    # The last channel is paired with the first one at the next position of the kernel.
+    double = np.concatenate([double[..., :-1], single[..., -1:] + single[..., :1]], -1)
+    integers = np.moveaxis(weight.astype(np.float32), 1, -1).reshape(groups, outputs, -1)
+    integers = np.pad(integers, ((0, 0), (0, 0), (0, integers.shape[-1] % 2)))
+    order = np.arange(integers.shape[-1]) % channels
+    first, second = single[..., order[0::2]], single[..., order[1::2]]
+    together = double[..., order[0::2]]
+    sums = []
+    for part in (integers.clip(min=0), -integers.clip(max=0)):
+        left, right = part[..., 0::2], part[..., 1::2]
+        both = np.minimum(left, right)
+        sums.append(both * together + (left - both) * first + (right - both) * second)
+    return np.asarray(np.maximum(*sums).max(-1).reshape(-1))

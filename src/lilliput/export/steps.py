@@ -1,0 +1,128 @@
+"""Compare what a runtime computed with the simulation, tensor by tensor.
+
+A rounding that falls the other way by the last bit of a float makes the next layers round otherwise, too:
+after a few layers two correct computations of the same network differ as much as rounding does
+altogether. So each quantized tensor is compared on its own. The simulation runs once more, and every
+tensor that it quantizes is replaced by what the runtime made of it, after the difference was noted. What
+is left is the error of one layer, which is at most one step of its grid.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from lilliput.config.layer import QuantType
+from lilliput.export.places import Array, Place, Simulation, Tensor, to_array
+from lilliput.export.run import sqnr
+
+ONE_STEP = 1.01
+_FEW = 0.05
+Key = tuple[int, int, int]  # place, position, call
+
+
+@dataclass(frozen=True)
+class Step:
+    """One quantized tensor: how far the runtime is from the simulation.
+
+    ``lsb`` is the largest difference in steps of the grid, ``share`` how many entries differ at all.
+    """
+
+    layer: str
+    tensor: str
+    lsb: float
+    sqnr: float
+    share: float
+
+    def is_off(self, min_sqnr: float) -> bool:
+        """Whether this is more than a few roundings that fell the other way."""
+        return self.sqnr < min_sqnr and (self.lsb > ONE_STEP or self.share > _FEW)
+
+
+@dataclass(frozen=True)
+class Integers:
+    """A tensor of the file as the runtime holds it: integers, their scale and zero point."""
+
+    name: str
+    scale: float
+    zero: float
+
+    def reals(self, integers: Array) -> Array:
+        """Return the numbers that integers stand for."""
+        shifted = integers.astype(np.float32) - np.float32(self.zero)
+        return np.asarray(shifted * np.float32(self.scale))
+
+
+def compare_steps(
+    simulation: Simulation, tensors: Mapping[Key, Integers], values: Mapping[str, Array]
+) -> tuple[list[Step], list[Array]]:
+    """Return all steps in order of execution, and the model's outputs that follow from them.
+
+    Parameters
+    ----------
+    simulation : Simulation
+        The model on the inputs that the runtime was given.
+    tensors : mapping
+        Where the file holds which quantized activation.
+    values : mapping
+        What the runtime computed, by the names of tensors.
+    """
+    numbers = {(id(p.wrapper), p.quant_type): i for i, p in enumerate(simulation.places)}
+    calls: dict[int, int] = defaultdict(int)
+    steps: list[Step] = []
+
+    def force(wrapper: Any, kind: QuantType, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = wrapper.compressor.run(wrapper, kind, given)
+        if kind is QuantType.WEIGHT:
+            return results
+        number = numbers[id(wrapper), kind]
+        call, calls[number] = calls[number], calls[number] + 1
+        return tuple(forced(number, x, (number, i, call)) for i, x in enumerate(results))
+
+    def forced(number: int, expected: Tensor, key: Key) -> Tensor:
+        found = tensors.get(key)
+        if found is None or values[found.name].size != prod(expected.shape):
+            return expected
+        wanted = to_array(expected)
+        received = aligned(found.reals(values[found.name]), wanted)
+        steps.append(_step(simulation.places[number], found, wanted, received))
+        return simulation.tensor(received, expected)
+
+    outputs = simulation.run(force)
+    return steps, [to_array(x).astype(np.float32) for x in outputs]
+
+
+def aligned(received: Array, expected: Array) -> Array:
+    """Return a tensor of a file in the shape of the simulation.
+
+    A file may have the axes in another order, channels in front for example; where sizes do not tell,
+    the values do.
+    """
+    found = [received.reshape(expected.shape)]
+    if received.ndim > 2:
+        found.append(np.moveaxis(received, 1, -1).reshape(expected.shape))
+    if received.ndim == expected.ndim:
+        turned = (received.transpose(order) for order in permutations(range(received.ndim)))
+        found += [x for x in turned if x.shape == expected.shape]
+    best, smallest = found[0], np.inf
+    for candidate in found:
+        error = float(np.abs(candidate - expected).max(initial=0.0))
+        if error < smallest:
+            best, smallest = candidate, error
+        if error == 0.0:
+            break
+    return np.asarray(best)
+
+
+def _step(place: Place, found: Integers, expected: Array, received: Array) -> Step:
+    wanted = expected.astype(np.float32)
+    steps_off = np.abs(wanted - received) / found.scale
+    lsb, share = float(steps_off.max(initial=0.0)), float((steps_off > 0.5).mean())
+    name, kind = place.wrapper.name, place.quant_type.value
+    return Step(name, kind, round(lsb, 3), sqnr(wanted, received), share)

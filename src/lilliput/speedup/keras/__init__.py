@@ -1,0 +1,1 @@
+"""Channel groups of Keras models, and cutting masked channels out of them."""

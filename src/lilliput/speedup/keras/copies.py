@@ -1,0 +1,80 @@
+"""New layers like old ones: from their configs, with what no config can hold put back by hand."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import keras
+
+from lilliput.backends.keras.instrument import unshadowed
+from lilliput.errors import UnsupportedModelError
+
+Config = dict[str, Any]
+
+
+def copy_operation(
+    old: Any, edit: Callable[[Config], Config], dtype: str | None, known: dict[str, Any]
+) -> Any:
+    """Return a new layer or operation like an old one.
+
+    Parameters
+    ----------
+    old : keras.Operation
+        What to copy.
+    edit : callable
+        Makes the config of the new one from that of the old one.
+    dtype : str, optional
+        Compute in this precision.
+    known : dict
+        Classes and functions of the user's own, by name.
+    """
+    own: Any = unshadowed(type(old))
+    is_layer = isinstance(old, keras.Layer)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # a config is made for no file, so a lambda does no harm
+            config = edit(old.get_config())
+        if dtype is not None and is_layer and "float" in str(old.compute_dtype):
+            config["dtype"] = dtype
+        return _make(own, old, config, known)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        if not is_layer:
+            return old  # an operation holds nothing, and can have many calls
+        raise UnsupportedModelError(
+            f"layer {old.name!r} ({own.__name__}) cannot be made again from its get_config(): {error}"
+        ) from error
+
+
+def _make(own: Any, old: Any, config: Config, known: dict[str, Any]) -> Any:
+    if isinstance(old, keras.layers.Lambda):
+        held = {"name": old.name, "dtype": config["dtype"]}
+        return own(old.function, old._output_shape, old.mask, old.arguments, **held)
+    activation = getattr(old, "activation", None)
+    is_own = isinstance(activation, FunctionType) and _is_foreign(activation)
+    if is_own and "activation" in config:
+        config = {**config, "activation": None}
+    with keras.saving.custom_object_scope(known):
+        new = own.from_config(config)
+    if is_own and "activation" in config:
+        new.activation = activation
+    return new
+
+
+def custom_objects(model: Any) -> dict[str, Any]:
+    """Return the classes and functions that the layers of a model use, but those of Keras, by name."""
+    found = {}
+    for layer in model._flatten_layers():
+        for value in (layer, *vars(layer).values()):
+            named = value if isinstance(value, (FunctionType, type)) else unshadowed(type(value))
+            if _is_foreign(named):
+                found[named.__name__] = named
+    return found
+
+
+def _is_foreign(named: Any) -> bool:
+    return named.__module__.partition(".")[0] not in ("keras", "builtins", "collections", "numpy")

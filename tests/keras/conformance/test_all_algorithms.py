@@ -1,0 +1,102 @@
+"""Every registered algorithm that is for Keras passes the battery; the others say so."""
+
+import pytest
+
+from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
+from lilliput.errors import UnsupportedModelError
+from lilliput.testing.keras import Subject, TinyCNN, pruner_checks, quantizer_checks
+from lilliput.testing.keras.observe import Anatomy
+
+# What Keras does itself when it turns its variables into arrays, on JAX and torch.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+# Settings for algorithms whose defaults do not fit networks this small, by registered name.
+SETTINGS: dict[str, dict[str, object]] = {"bnn": {"quant_types": ["weight"]}}
+
+# All checks of all algorithms take minutes. These three stand for all that the engine can be asked to
+# do: single weights, channels with their companions, activations.
+THOROUGH = {"level", "l1", "qat"}
+# What is due to the engine, and does not depend on the algorithm.
+ENGINE = {
+    "check_activation_collectors",
+    "check_compiled_mixed_precision",
+    "check_compressed_model_saves_plain_file",
+    "check_fit_keeps_zeros",
+    "check_functions_from_before_are_renewed",
+    "check_jit_compile",
+    "check_layers_know_of_training",
+    "check_models_compute_with_compressed_weights",
+    "check_plain_weights_load",
+    "check_strip_keeps_outputs",
+    "check_strip_leaves_float_weights",
+    "check_strip_restores_model",
+    "check_stripped_model_saves_plain_file",
+    "check_train_on_batch_keeps_zeros",
+    "check_training_is_followed",
+}
+# All but a line of each is that of another one.
+SAME = {"l2", "fpgm", "linear"}
+OWN = {
+    "check_determinism",
+    "check_exact_sparsity",
+    "check_masks",
+    "check_training_continues_from_files",
+}
+
+
+def is_slow(name, check):
+    if name in SAME:
+        return check not in OWN
+    return name not in THOROUGH and check in ENGINE
+
+
+def cases(names, find, checks):
+    return [
+        pytest.param(
+            name,
+            check,
+            id=f"{name}-{check.__name__.removeprefix('check_')}",
+            marks=[pytest.mark.slow] if is_slow(name, check.__name__) else [],
+        )
+        for name in names
+        if "keras" in find(name).backends
+        for check in checks
+    ]
+
+
+@pytest.mark.parametrize(("name", "check"), cases(list_pruners(), pruner, pruner_checks()))
+def test_pruner_conforms(name, check):
+    check(Subject(pruner(name), SETTINGS.get(name)))
+
+
+@pytest.mark.parametrize(("name", "check"), cases(list_quantizers(), quantizer, quantizer_checks()))
+def test_quantizer_conforms(name, check):
+    check(Subject(quantizer(name), SETTINGS.get(name)))
+
+
+ALL = {
+    name: find(name)
+    for find, names in ((pruner, list_pruners()), (quantizer, list_quantizers()))
+    for name in names
+}
+
+
+def test_most_algorithms_are_for_keras():
+    """So that a mistake in the lists above does not go unnoticed."""
+    assert {name for name, cls in ALL.items() if "keras" in cls.backends} >= {
+        *("level", "agp", "linear", "sensitivity", "l1", "l2", "fpgm"),
+        *("naive", "qat", "ptq", "dorefa", "bnn"),
+    }
+    assert set(ALL) >= THOROUGH | SAME
+
+
+@pytest.mark.parametrize("name", [name for name, cls in ALL.items() if "keras" not in cls.backends])
+def test_an_algorithm_for_torch_says_so_and_leaves_the_model_alone(name):
+    model = TinyCNN()
+    anatomy = Anatomy(model)
+    settings = Subject(ALL[name]).settings
+    with pytest.raises(
+        UnsupportedModelError, match="works on torch models, received a keras model"
+    ):
+        ALL[name](model, [settings]).compress()
+    anatomy.expect_same(model, "after it was refused")

@@ -1,0 +1,96 @@
+"""Models of Keras on JAX and torch are exported in a process with TensorFlow; from TensorFlow, too."""
+
+import keras
+import numpy as np
+import pytest
+from models_to_export import data, layers, quantized, sequential
+
+from lilliput.errors import ExportError, StageError
+from lilliput.export.keras.simulation import as_inputs
+from lilliput.export.keras.transfer import export_elsewhere
+from lilliput.keras import LevelPruner, PTQQuantizer, Quantizer, export_litert
+
+LITERT = {"io": "float", "dynamic_batch": True, "check": True, "min_sqnr": 30.0}
+ONNX = {"target": "onnxruntime", "dynamic_batch": True, "opset": 21, "check": True}
+
+
+@pytest.fixture(scope="module")
+def pruned_and_quantized():
+    keras.utils.set_random_seed(0)
+    model = sequential((8, 8, 2), layers.Conv2D(4, 3, name="conv"), layers.BatchNormalization())
+    inputs = model.inputs[0]
+    x = layers.Flatten()(layers.ReLU()(model(inputs)))
+    model = keras.Model(inputs, layers.Dense(3, name="head")(x))
+    batch = data(4, 8, 8, 2)
+    LevelPruner(model, [{"op_types": ["Dense"], "sparsity": 0.5}]).compress()
+    return model, quantized(model, batch), batch
+
+
+def test_a_litert_file_comes_back_with_its_result(pruned_and_quantized, tmp_path):
+    model, _, x = pruned_and_quantized
+    place = tmp_path / "model.tflite"
+    if keras.backend.backend() == "tensorflow":
+        result = export_elsewhere("litert", model, place, as_inputs(x), [as_inputs(x[:2])], LITERT)
+    else:
+        result = export_litert(model, place, x, calibration=[x[:2]])
+    assert result.path == place and result.bytes == place.stat().st_size
+    assert result.integer_share == 1
+    assert [layer.name.rpartition("/")[2] for layer in result.layers] == ["conv", "head"]
+    assert result.runtimes["litert"].local_lsb <= 1.001
+    assert {row["tensor"] for row in result.compare_layers()} == {"input", "output"}
+    from models_to_export import execute
+
+    expected = keras.ops.convert_to_numpy(model(x))
+    assert np.abs(execute(place, x)[0] - expected).max() < 0.1 * np.abs(expected).max()
+
+
+def test_an_onnx_file_comes_back_and_so_do_coarser_scales(tmp_path):
+    pytest.importorskip("tf2onnx")
+    model, x = sequential((64,), layers.Dense(16, name="dense")), np.abs(data(8, 64))
+    model.get_layer("dense").kernel.assign(np.full((64, 16), 0.5))
+    quantizer = quantized(model, x)
+    (wrapper,) = quantizer.get_modules_wrapper()
+    settings = {**ONNX, "min_sqnr": 30.0, "guard": True}
+    result = export_elsewhere("onnx", model, tmp_path / "model.onnx", as_inputs(x), [], settings)
+    assert result.guarded[0].layer == "dense" and result.layers[0].kernel == "QGemm"
+    assert float(keras.ops.max(wrapper.weight_coarse)) > 1.1
+
+
+def test_what_is_wrong_there_is_raised_here(tmp_path):
+    model, x = sequential((6,), layers.Dense(4)), data(2, 6)
+    PTQQuantizer(model, [{"op_types": ["Dense"]}]).compress()
+    with pytest.raises(StageError, match="not known yet"):
+        export_elsewhere("litert", model, tmp_path / "m.tflite", as_inputs(x), [], LITERT)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_class_that_cannot_be_imported_is_refused(tmp_path):
+    class Local(Quantizer):
+        def quantize_weight(self, weight, config, **kwargs):
+            return weight
+
+    model, x = sequential((6,), layers.Dense(4)), data(2, 6)
+    Local(model, [{"op_types": ["Dense"]}]).compress()
+    with pytest.raises(ExportError, match=r"Local cannot be moved there.*KERAS_BACKEND=tensorflow"):
+        export_elsewhere("litert", model, tmp_path / "m.tflite", as_inputs(x), [], LITERT)
+
+
+class Unsaved(keras.Model):
+    """Has a constructor with an argument, and no get_config()."""
+
+    def __init__(self, dense):
+        super().__init__()
+        self.dense = dense
+
+    def call(self, x):
+        return self.dense(x)
+
+    def get_config(self):
+        raise NotImplementedError
+
+
+def test_a_model_that_cannot_be_saved_is_refused(tmp_path):
+    model, x = Unsaved(layers.Dense(4)), data(2, 6)
+    model(x)
+    with pytest.raises(ExportError, match=r"cannot be moved there.*get_config\(\)"):
+        export_elsewhere("litert", model, tmp_path / "m.tflite", as_inputs(x), [], LITERT)

@@ -1,0 +1,162 @@
+"""The new model is like the old one in everything but its channels."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from lilliput.speedup.keras.shrink import speedup
+
+
+def net(**options):
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 3), name="image"),
+            layers.Conv2D(8, 3, kernel_regularizer="l2", name="conv", **options),
+            layers.BatchNormalization(momentum=0.7, name="norm"),
+            layers.ReLU(name="relu"),
+            layers.Flatten(name="flat"),
+            layers.Dense(3, kernel_initializer="he_normal", name="head"),
+        ],
+        name="net",
+    )
+
+
+def shrunk(model, group_masks, shaken):
+    masks = group_masks(shaken(model))
+    return speedup(model, masks=masks).model
+
+
+def test_names_options_and_initializers_are_kept(group_masks, shaken):
+    model = net()
+    model.optimizer = None
+    new = shrunk(model, group_masks, shaken)
+    assert new is not model and new.name == "net"
+    assert [x.name for x in new.layers] == [x.name for x in model.layers]
+    assert new.get_layer("norm").momentum == 0.7
+    assert isinstance(new.get_layer("conv").kernel_regularizer, keras.regularizers.L2)
+    assert isinstance(new.get_layer("head").kernel_initializer, keras.initializers.HeNormal)
+    assert not new.compiled
+
+
+def test_what_is_frozen_stays_frozen(group_masks, shaken):
+    model = net()
+    model.get_layer("norm").trainable = False
+    model.get_layer("head").bias.trainable = False
+    new = shrunk(model, group_masks, shaken)
+    assert [x.trainable for x in new.layers] == [x.trainable for x in model.layers]
+    assert not new.get_layer("head").bias.trainable
+    assert len(new.trainable_weights) == len(model.trainable_weights)
+
+
+def test_a_frozen_model_with_a_layer_that_trains(group_masks, shaken):
+    model = net()
+    model.trainable = False
+    model.get_layer("head").trainable = True
+    new = shrunk(model, group_masks, shaken)
+    assert not new.trainable
+    assert [x.trainable for x in new.layers] == [x.trainable for x in model.layers]
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
+def test_mixed_precision_is_kept(group_masks, shaken, policy):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = net()
+    finally:
+        keras.config.set_dtype_policy(before)
+    new = shrunk(model, group_masks, shaken)
+    assert new.dtype_policy.name == model.dtype_policy.name == policy
+    assert {x.dtype_policy.name for x in new.layers} == {policy}
+    assert new.get_layer("conv").filters == 4
+
+
+def test_the_model_itself_is_left_alone(group_masks, shaken):
+    model = net()
+    masks = group_masks(shaken(model))
+    nodes = [len(x._inbound_nodes) for x in model.layers]
+    values = [keras.ops.convert_to_numpy(x) for x in model.weights]
+    config = model.get_config()
+    speedup(model, masks=masks)
+    assert nodes == [len(x._inbound_nodes) for x in model.layers]
+    after = [keras.ops.convert_to_numpy(x) for x in model.weights]
+    assert all(np.array_equal(x, y) for x, y in zip(values, after, strict=True))
+    assert model.get_config() == config
+
+
+def test_the_new_model_trains(group_masks, shaken):
+    new = shrunk(net(), group_masks, shaken)
+    new.compile("adam", "mse")
+    before = keras.ops.convert_to_numpy(new.get_layer("conv").kernel)
+    data = np.ones((4, 6, 6, 3), "float32"), np.ones((4, 3), "float32")
+    new.fit(*data, epochs=1, verbose=0)
+    assert not np.array_equal(before, keras.ops.convert_to_numpy(new.get_layer("conv").kernel))
+
+
+def test_it_saves_as_a_plain_smaller_file(group_masks, shaken, tmp_path):
+    model = keras.Sequential(
+        [keras.Input((40,)), layers.Dense(400, "relu"), layers.Dense(300), layers.Dense(5)]
+    )
+    new = shrunk(model, group_masks, shaken)
+    model.save(tmp_path / "large.keras")
+    new.save(tmp_path / "small.keras")
+    again = keras.models.load_model(tmp_path / "small.keras")
+    x = np.random.default_rng(0).standard_normal((3, 40)).astype("float32")
+    assert np.array_equal(new.predict(x, verbose=0), again.predict(x, verbose=0))
+    assert (tmp_path / "small.keras").stat().st_size < (tmp_path / "large.keras").stat().st_size / 2
+
+
+def test_a_table_that_initialized_weights_is_forgotten(group_masks, shaken, tmp_path):
+    table = np.arange(40.0).reshape(5, 8)
+    start = keras.initializers.Constant(table.tolist())
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            layers.Embedding(5, 8, embeddings_initializer=start, name="table"),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(2),
+        ]
+    )
+    new = shrunk(model, group_masks, shaken)
+    assert new.get_layer("table").output_dim == 4
+    new.save(tmp_path / "small.keras")
+    keras.models.load_model(tmp_path / "small.keras")
+
+
+class Scale(layers.Layer):
+    """A layer of a user's own, which no rule knows."""
+
+    def build(self, shape):
+        self.factor = self.add_weight(shape=(shape[-1],), initializer="ones", name="factor")
+
+    def call(self, x):
+        return x * self.factor
+
+
+def cube(x):
+    return x * x * x
+
+
+def test_layers_and_functions_of_ones_own_are_copied(shrink):
+    inputs = keras.Input((5,))
+    x = layers.Dense(6, activation=cube, name="a")(inputs)
+    x = Scale(name="scale")(x)
+    x = layers.Lambda(lambda x: x + 1, name="lambda")(layers.Dense(8, "relu", name="b")(x))
+    x = layers.TimeDistributed(layers.Dense(4, activation=cube))(layers.RepeatVector(2)(x))
+    x = layers.Dense(6, "relu", name="c")(x)
+    new = shrink(keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))).model
+    assert [new.get_layer(name).units for name in "abc"] == [6, 8, 3]
+    assert new.get_layer("a").activation is cube
+
+
+class Custom(keras.Model):
+    def extra(self):
+        return 7
+
+
+def test_a_functional_model_of_ones_own_class_keeps_it(shrink):
+    inputs = keras.Input((5,))
+    x = layers.Dense(6, "relu")(inputs)
+    new = shrink(Custom(inputs, layers.Dense(2)(x))).model
+    assert type(new) is Custom and new.extra() == 7

@@ -1,0 +1,86 @@
+"""Nobody who tests an algorithm for one framework imports the other one."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+import lilliput.testing
+
+needs_keras = pytest.mark.skipif(find_spec("keras") is None, reason="needs Keras")
+NAMES = """
+    ConformanceError Report Specimen Subject TinyCNN TinyLSTM TinyMLP TinyTied TinyTransformer check_pruner
+    check_quantizer pruner_checks quantizer_checks
+"""
+KERAS_NAMES = """
+    ConformanceError Report Specimen Subject TinyAttention TinyCNN TinyLSTM TinyMLP TinyNested
+    TinySubclassed TinyUntold check_pruner check_quantizer make_input pruner_checks quantizer_checks
+"""
+
+# As if it were not installed: with None in sys.modules, SciPy would think that it is there.
+NO_TORCH = """
+import sys
+
+class Absent:
+    def find_spec(self, name, *others):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("torch is not installed here", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def in_a_fresh_process(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_public_names_are_what_they_were():
+    assert sorted(lilliput.testing.__all__) == sorted(NAMES.split())
+    assert dir(lilliput.testing) == sorted(NAMES.split())
+    assert all(hasattr(lilliput.testing, name) for name in NAMES.split())
+    with pytest.raises(AttributeError, match="'lilliput.testing' has no attribute 'check_prune'"):
+        _ = lilliput.testing.check_prune
+
+
+def test_the_import_alone_loads_no_framework():
+    code = "import sys, lilliput.testing; print([m for m in ('torch', 'keras', 'jax') if m in sys.modules])"
+    assert in_a_fresh_process(code) == "[]"
+
+
+def test_users_of_torch_do_not_import_keras():
+    code = (
+        "import sys; sys.modules['keras'] = None\n"
+        "from lilliput.testing import Subject, check_pruner, pruner_checks\n"
+        "from lilliput.torch import LevelPruner\n"
+        "others = [x.__name__ for x in pruner_checks() if x.__name__ != 'check_pruning_again']\n"
+        "print(check_pruner(LevelPruner, skip=others).failures)"
+    )
+    assert in_a_fresh_process(code) == "{}"
+
+
+@needs_keras
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_users_of_keras_do_not_need_torch(backend):
+    if find_spec(backend) is None:
+        pytest.skip(f"needs {backend}")
+    code = (
+        f"{NO_TORCH}\nimport os\n"
+        f"os.environ['KERAS_BACKEND'] = {backend!r}; os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n"
+        "from lilliput.keras import LevelPruner\n"
+        "from lilliput.testing.keras import check_pruner, pruner_checks\n"
+        "others = [x.__name__ for x in pruner_checks() if x.__name__ != 'check_pruning_again']\n"
+        "print(check_pruner(LevelPruner, skip=others).failures)"
+    )
+    assert in_a_fresh_process(code) == "{}"
+
+
+@needs_keras
+def test_the_names_for_keras_are_what_they_were():
+    code = (
+        "import os; os.environ.setdefault('KERAS_BACKEND', 'tensorflow')\n"
+        "import lilliput.testing.keras as t; print(*sorted(t.__all__), all(hasattr(t, n) for n in t.__all__))"
+    )
+    assert in_a_fresh_process(code) == " ".join([*sorted(KERAS_NAMES.split()), "True"])
