@@ -80,7 +80,10 @@ def test_a_schedule_comes_to_its_pattern_step_by_step():
     ("rule", "message"),
     [
         ({"granularity": "2:3"}, "rule 0 → granularity: layer '0' has 8 inputs, which 3 does not"),
-        ({"granularity": [3, 2], "sparsity": 0.5}, "has 10×8 outputs and inputs, which blocks of 3×2"),
+        (
+            {"granularity": [3, 2], "sparsity": 0.5},
+            "has 10×8 outputs and inputs, which blocks of 3×2",
+        ),
         ({"granularity": "4:4"}, "removes nothing"),
         ({"granularity": "2:4", "sparsity": 0.6}, "has a sparsity of 0.5, 'sparsity' asks for 0.6"),
         ({"granularity": "2-4"}, "granularity"),
