@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.backends.torch.wrapper import marking
+from lilliput.backends.wrapping import marking
 from lilliput.testing.observe import Anatomy
 from lilliput.torch import LSQQuantizer, QATQuantizer, QuantType
 

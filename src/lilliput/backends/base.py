@@ -43,9 +43,19 @@ class Backend(ABC):
     def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
         """Raise if two weights share memory without being one parameter."""
 
-    @abstractmethod
     def check_unchanged(self, model: Any, wrappers: Sequence[Any]) -> None:
         """Raise if the model's layers are no longer those the wrappers were made for."""
+        layers = {layer.name: layer for layer in self.layers(model)}
+        parameters = self.parameters(model)
+        for wrapper in wrappers:
+            current = parameters if wrapper.layer_info.is_parameter else layers
+            found = current.get(wrapper.name)
+            owners = [] if found is None else [owner.module for owner in found.owners]
+            if owners != [owner.module for owner in wrapper.layer_info.owners]:
+                raise StageError(
+                    f"layer {wrapper.name!r} was replaced, or its weight tied, after the compressor "
+                    "was made; make the compressor when the model is complete."
+                )
 
     @abstractmethod
     def attach(self, wrapper: Any) -> None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.export import _check_norms
-from lilliput.backends.torch.wrapper import marking
+from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
 from lilliput.export.places import (

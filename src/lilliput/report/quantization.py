@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import ConfigError, StageError
 from lilliput.export.grid import spread
@@ -139,7 +140,7 @@ def quantization_report(
         raise ConfigError("quantization_report() received no batches.")
     watch = _Watch(quantizer)
     error = _Error()
-    run, default, marking = _framework(quantizer.backend_name)
+    run, default = _framework(quantizer.backend_name)
     model, call = quantizer.bound_model, forward or default
 
     def both(model: Any, batch: Any) -> None:
@@ -154,13 +155,12 @@ def quantization_report(
     return QuantizationReport(tuple(watch.rows()), error.decibel(), share, layers)
 
 
-def _framework(name: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """Return how to run batches, call a model with one, and watch its quantizers."""
-    wrapper = import_module(f"lilliput.backends.{name}.wrapper")
+def _framework(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return how to run batches, and call a model with one."""
     running = import_module(
         f"lilliput.backends.{name}.{'statistics' if name == 'torch' else 'running'}"
     )
-    return running.run, running.call, wrapper.marking
+    return running.run, running.call
 
 
 class _Error:

@@ -33,7 +33,7 @@ from lilliput.backends.keras.wrapper import (
 )
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.core.grad import QuantGrad
-from lilliput.errors import AlgorithmError, ConfigError, StageError, UnsupportedModelError
+from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError
 from lilliput.ops.flow import Flow
 
 Tensor = Any
@@ -89,20 +89,6 @@ class KerasBackend(Backend):
 
     def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
         """Do nothing: variables of Keras never share memory."""
-
-    def check_unchanged(self, model: Any, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Raise if a layer was replaced since the wrappers were made."""
-        layers = {layer.name: layer for layer in discover(model)}
-        parameters = find_parameters(model)
-        for wrapper in wrappers:
-            current = parameters if wrapper.layer_info.is_parameter else layers
-            found = current.get(wrapper.name)
-            owners = [] if found is None else [owner.module for owner in found.owners]
-            if owners != [owner.module for owner in wrapper.layer_info.owners]:
-                raise StageError(
-                    f"layer {wrapper.name!r} was replaced after the compressor was made; make the "
-                    "compressor when the model is complete."
-                )
 
     def attach(self, wrapper: ModuleWrapper) -> None:
         """Shadow the layer's attributes, in every layer that owns them."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import count
 from typing import Any, ClassVar
 
@@ -14,29 +13,15 @@ from keras import ops
 from lilliput.backends.keras.functions import retrace
 from lilliput.backends.keras.scopes import is_training, sync
 from lilliput.backends.keras.variables import OURS, raw, read, tensor_of, to_array, track
+from lilliput.backends.wrapping import OwnAttributes, marker
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError
 
 Tensor = Any
-Marker = Callable[["QuantizerModuleWrapper", QuantType, tuple[Tensor, ...]], tuple[Tensor, ...]]
-_markers: list[Marker] = []
 _numbers = count()
 
 
-@contextmanager
-def marking(marker: Marker) -> Iterator[None]:
-    """Call ``marker(wrapper, quant_type, tensors)`` wherever a quantizer would have been called.
-
-    This is how an exporter learns where in the graph quantization happens.
-    """
-    _markers.append(marker)
-    try:
-        yield
-    finally:
-        _markers.pop()
-
-
-class ModuleWrapper:
+class ModuleWrapper(OwnAttributes):
     """One layer of the model as a compressor sees it.
 
     Tensors among its attributes are non-trainable variables of the layer while it is compressed, so
@@ -66,10 +51,6 @@ class ModuleWrapper:
         self.roles: tuple[str, ...] = ()
         self.compressor = self.pruner = self.quantizer = compressor
         self._fix()
-
-    def _fix(self) -> None:
-        """Note which attributes are the engine's; those that come later are the algorithm's."""
-        self.__dict__["_fixed"] = frozenset({*self.__dict__, "_fixed"})
 
     @property
     def module(self) -> Any:
@@ -155,17 +136,6 @@ class ModuleWrapper:
         tensors = {name: to_array(variable) for name, variable in self._variables.items()}
         return tensors, self.attributes()
 
-    def attributes(self) -> dict[str, Any]:
-        """Return the plain attributes that an algorithm set."""
-        own = self.__dict__.keys() - self._fixed
-        return {name: self.__dict__[name] for name in sorted(own) if not name.startswith("_")}
-
-    def reset_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Go back to the plain attributes of an earlier moment."""
-        for name in self.attributes().keys() - attributes.keys():
-            delattr(self, name)
-        self.__dict__.update(attributes)
-
     def find_faults(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
         """Return what of a snapshot does not fit, by name."""
         faults = {
@@ -178,10 +148,6 @@ class ModuleWrapper:
             elif tuple(saved.shape) != tuple(held.shape):
                 faults[key] = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
         return faults
-
-    def is_reserved(self, name: str) -> bool:
-        """Whether a name belongs to the engine."""
-        return name.startswith("_") or name in self._fixed or hasattr(type(self), name)
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Put a snapshot back."""
@@ -277,8 +243,9 @@ class QuantizerModuleWrapper(ModuleWrapper):
         return self._run(QuantType.OUTPUT, (tensor,))[0]
 
     def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if _markers:
-            return _markers[-1](self, quant_type, tensors)
+        mark = marker()
+        if mark is not None:
+            return mark(self, quant_type, tensors)
         return self.compressor.run(self, quant_type, tensors)  # type: ignore[no-any-return]
 
 

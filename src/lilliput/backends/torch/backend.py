@@ -78,20 +78,6 @@ class TorchBackend(Backend):
         """Raise if two weights share memory without being one parameter."""
         check_overlaps(layers)
 
-    def check_unchanged(self, model: nn.Module, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Raise if a layer was replaced, or its weight tied, since the wrappers were made."""
-        layers = {layer.name: layer for layer in discover(model)}
-        parameters = find_parameters(model)
-        for wrapper in wrappers:
-            current = parameters if wrapper.layer_info.is_parameter else layers
-            found = current.get(wrapper.name)
-            owners = [] if found is None else [owner.module for owner in found.owners]
-            if owners != [owner.module for owner in wrapper.layer_info.owners]:
-                raise StageError(
-                    f"layer {wrapper.name!r} was replaced, or its weight tied, after the compressor "
-                    "was made; make the compressor when the model is complete."
-                )
-
     def attach(self, wrapper: ModuleWrapper) -> None:
         """Shadow the layer's attributes, in every module that owns them."""
         for owner in wrapper.layer_info.owners:

@@ -7,32 +7,16 @@ it, so that its buffers are saved, moved and broadcast with the model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lilliput.backends.torch.weights import is_binary, raw, whole
+from lilliput.backends.wrapping import OwnAttributes, marker
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError, StageError
-
-Marker = Callable[["QuantizerModuleWrapper", QuantType, tuple[Tensor, ...]], tuple[Tensor, ...]]
-_markers: list[Marker] = []
-
-
-@contextmanager
-def marking(marker: Marker) -> Iterator[None]:
-    """Call ``marker(wrapper, quant_type, tensors)`` wherever a quantizer would have been called.
-
-    This is how an exporter learns where in the graph quantization happens.
-    """
-    _markers.append(marker)
-    try:
-        yield
-    finally:
-        _markers.pop()
 
 
 class Link:
@@ -52,7 +36,7 @@ class Link:
         return Link, ()
 
 
-class ModuleWrapper(nn.Module):
+class ModuleWrapper(OwnAttributes, nn.Module):
     """One layer of the model as a compressor sees it.
 
     Attributes
@@ -79,7 +63,7 @@ class ModuleWrapper(nn.Module):
         self.config = layer.config
         self.roles: tuple[str, ...] = ()
         self._link = Link(compressor)
-        self._fixed = frozenset({*self.__dict__, "_fixed"})
+        self._fix()
 
     @property
     def module(self) -> nn.Module:
@@ -152,17 +136,6 @@ class ModuleWrapper(nn.Module):
         tensors = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
         return tensors, self.attributes()
 
-    def attributes(self) -> dict[str, Any]:
-        """Return the plain attributes that an algorithm set."""
-        own = self.__dict__.keys() - self._fixed
-        return {name: self.__dict__[name] for name in sorted(own) if not name.startswith("_")}
-
-    def reset_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Go back to the plain attributes of an earlier moment."""
-        for name in self.attributes().keys() - attributes.keys():
-            delattr(self, name)
-        self.__dict__.update(attributes)
-
     def find_faults(
         self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
     ) -> dict[str, str]:
@@ -177,10 +150,6 @@ class ModuleWrapper(nn.Module):
             elif saved.shape != held.shape:
                 faults[key] = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
         return faults
-
-    def is_reserved(self, name: str) -> bool:
-        """Whether a name belongs to the engine."""
-        return name.startswith("_") or name in self._fixed or hasattr(type(self), name)
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Put a snapshot back."""
@@ -221,7 +190,7 @@ class PrunerModuleWrapper(ModuleWrapper):
         self.roles = ("weight", "bias")
         self.register_buffer("weight_mask", torch.ones_like(self.weight.detach()))
         self.register_buffer("bias_mask", None)
-        self._fixed = frozenset({*self.__dict__, "_fixed"})
+        self._fix()
 
     def find_faults(
         self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
@@ -266,7 +235,7 @@ class QuantizerModuleWrapper(ModuleWrapper):
         super().__init__(layer, compressor)
         self.roles = tuple(compressor.targets_of(layer))
         self.config["quant_types"] = list(self.roles)
-        self._fixed = frozenset({*self.__dict__, "_fixed"})
+        self._fix()
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
         """Quantize a raw weight."""
@@ -285,8 +254,9 @@ class QuantizerModuleWrapper(ModuleWrapper):
         return self._run(QuantType.OUTPUT, (tensor,))[0]
 
     def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if _markers:
-            return _markers[-1](self, quant_type, tensors)
+        mark = marker()
+        if mark is not None:
+            return mark(self, quant_type, tensors)
         return self._quantizer().run(self, quant_type, tensors)  # type: ignore[no-any-return]
 
     def _quantizer(self) -> Any:

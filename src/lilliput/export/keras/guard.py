@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import keras
@@ -98,27 +99,57 @@ def _candidates(quantizer: Any) -> Iterator[tuple[Any, QParams]]:
 
 @dataclass(frozen=True)
 class _Sums:
-    """What a layer adds up: its weight as (outputs, inputs, *positions), groups and input channels."""
+    """What a layer adds up.
 
-    rows: Callable[[Array], Array]
-    groups: int
+    ``outputs`` and ``inputs`` are axes of its kernel, the others are positions; ``data`` are the axes of
+    what it is called with that go with ``inputs``. ``channels`` of data are in ``groups``.
+    """
+
+    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]
+    data: tuple[int, ...]
     channels: int
+    groups: int = 1
+
+    def rows(self, kernel: Array) -> Array:
+        """Return a kernel as (outputs, inputs, *positions)."""
+        count = len(self.outputs) + len(self.inputs)
+        moved = np.moveaxis(kernel, (*self.outputs, *self.inputs), range(count))
+        return moved.reshape(prod(moved.shape[: len(self.outputs)]), -1, *moved.shape[count:])
 
 
 def _sums_of(wrapper: Any) -> _Sums | None:
     """Return what a layer adds up, None for layers that never saturate."""
     layer, shape = wrapper.module, wrapper.layer_info.shape
+    last = len(shape) - 1
     if isinstance(layer, keras.layers.Dense):
-        return _Sums(lambda kernel: kernel.T, 1, shape[0])
+        return _Sums((1,), (0,), (-1,), shape[0])
+    if isinstance(layer, keras.layers.EinsumDense):
+        return _sums_of_einsum(layer.equation, shape)
+    data = (1 if getattr(layer, "data_format", "") == "channels_first" else -1,)
     if isinstance(layer, (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)):
-        count = shape[-2]
-        return _Sums(
-            lambda x: np.moveaxis(x.reshape(*shape[:-2], -1, 1), (-2, -1), (0, 1)), count, count
-        )
+        return _Sums((last - 1, last), (), data, shape[-2], shape[-2])
     if isinstance(layer, (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)):
-        rows = lambda kernel: np.moveaxis(kernel, (-1, -2), (0, 1))  # noqa: E731
-        return _Sums(rows, layer.groups, shape[-2] * layer.groups)
+        return _Sums((last,), (last - 1,), data, shape[-2] * layer.groups, layer.groups)
     return None
+
+
+def _sums_of_einsum(equation: str, shape: tuple[int, ...]) -> _Sums | None:
+    """Return what a product like ``abc,cde->abde`` adds up, None if it is of another kind.
+
+    Examples
+    --------
+    >>> _sums_of_einsum("abc,cde->abde", (8, 2, 4))
+    _Sums(outputs=(1, 2), inputs=(0,), data=(-1,), channels=8, groups=1)
+    """
+    given, _, result = equation.partition("->")
+    data, _, kernel = given.replace("...", "").partition(",")
+    inputs = tuple(i for i, x in enumerate(kernel) if x not in result)
+    outputs = tuple(i for i, x in enumerate(kernel) if x in result)
+    if not inputs or any(kernel[i] in data for i in outputs) or outputs[-1:] != (len(shape) - 1,):
+        return None
+    axes = tuple(data.index(kernel[i]) - len(data) for i in inputs)
+    return _Sums(outputs, inputs, axes, prod(shape[i] for i in inputs))
 
 
 def _examine(quantizer: Any, wrapper: Any, largest: Array | None) -> tuple[Array, int]:
@@ -132,8 +163,10 @@ def _examine(quantizer: Any, wrapper: Any, largest: Array | None) -> tuple[Array
     if largest is not None:
         largest = np.minimum(largest * MARGIN, [[255.0], [510.0]])
     worst = worst_pairs(sums.rows(integers), largest, sums.groups)
-    # Depthwise layers have a scale for all outputs of an input.
-    return worst.reshape(layer.shape[layer.out_axis], -1).max(1), qparams.grid.bits
+    # One scale may be for several outputs.
+    worst = worst.reshape([layer.shape[axis] for axis in sums.outputs])
+    others = tuple(i for i, axis in enumerate(sums.outputs) if axis != layer.out_axis)
+    return worst.max(axis=others), qparams.grid.bits
 
 
 def _watch(quantizer: Any, batches: Sequence[Inputs]) -> dict[str, Array]:
@@ -155,20 +188,28 @@ def _watch(quantizer: Any, batches: Sequence[Inputs]) -> dict[str, Array]:
 def _watcher(wrapper: Any, qparams: QParams, seen: dict[str, Array]) -> Callable[..., None]:
     """Return a function that notes the largest integers among what a layer is called with."""
     shift = 128 * qparams.grid.is_signed
-    axis = 1 if getattr(wrapper.module, "data_format", "") == "channels_first" else -1
     sums = _sums_of(wrapper)
-    channels = 0 if sums is None else sums.channels
     is_padded = getattr(wrapper.module, "padding", "valid") != "valid"
     zero = float(to_array(qparams.zero_point).max()) + shift if is_padded else 0.0
 
     def watch(_: Any, given: Any, output: Any) -> None:
         for tensor in tree.flatten(given):
-            if tensor.ndim < 2 or tensor.shape[axis] != channels:
+            rows = None if sums is None else _channels(tensor, sums)
+            if rows is None:
                 continue
-            integers = to_array(qparams.to_integers(ops.convert_to_tensor(tensor))) + shift
-            rows = np.nan_to_num(np.moveaxis(integers, axis, 0).reshape(channels, -1), nan=255.0)
-            double = np.concatenate([rows[:-1] + rows[1:], rows[-1:]]).max(1).clip(min=2 * zero)
-            largest = np.stack([rows.max(1).clip(min=zero), double])
+            integers = to_array(qparams.to_integers(ops.convert_to_tensor(rows))) + shift
+            integers = np.nan_to_num(integers, nan=255.0)
+            double = np.concatenate([integers[:-1] + integers[1:], integers[-1:]]).max(1)
+            largest = np.stack([integers.max(1).clip(min=zero), double.clip(min=2 * zero)])
             seen[wrapper.name] = np.maximum(seen.get(wrapper.name, largest), largest)
 
     return watch
+
+
+def _channels(tensor: Any, sums: _Sums) -> Array | None:
+    """Return what a layer is called with as one row for each channel, None if it is something else."""
+    if len(tensor.shape) < 2:
+        return None
+    array = np.moveaxis(to_array(tensor), sums.data, range(len(sums.data)))
+    is_it = prod(array.shape[: len(sums.data)]) == sums.channels
+    return array.reshape(sums.channels, -1) if is_it else None

@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops, tree
 
 from lilliput.backends.keras.graph import function_of
-from lilliput.backends.keras.wrapper import marking
+from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
 from lilliput.export.places import (

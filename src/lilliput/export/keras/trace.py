@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import keras
 from keras import tree
 
-from lilliput.backends.keras.wrapper import marking
+from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import ExportError, LilliputError, MissingExtraError
 from lilliput.export.keras.simulation import call, reason_of
@@ -146,9 +145,3 @@ def _shapes(arrays: list[Array], dynamic_batch: bool) -> list[tuple[list[int | N
         is_open = dynamic_batch and array.ndim and len(array) == rows
         found.append(([None, *array.shape[1:]] if is_open else list(array.shape), array))
     return found
-
-
-def check_backend() -> None:
-    """Raise unless Keras computes with TensorFlow."""
-    if keras.backend.backend() != "tensorflow":
-        raise ExportError(f"Keras runs on {keras.backend.backend()}, expected tensorflow.")

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from lilliput.backends.torch.weights import plain_type
-from lilliput.backends.torch.wrapper import marking
+from lilliput.backends.wrapping import marking
 from lilliput.ops.flow import Flow, ModuleCall, Operation
 
 _PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -9,7 +9,7 @@ from lilliput.errors import ExportError
 from lilliput.export.keras.litert.biases import pull_biases
 from lilliput.export.keras.litert.draft import Draft
 from lilliput.export.keras.litert.fuse import fuse, store_weights
-from lilliput.export.keras.litert.propagate import propagate
+from lilliput.export.keras.litert.propagate import propagate, quantized_to
 from lilliput.export.keras.litert.schema import schema
 from lilliput.export.keras.litert.sites import replace_sites
 from lilliput.export.keras.litert.weights import Found, Known, find_weights
@@ -74,22 +74,17 @@ def _named(draft: Draft, index: int, name: str) -> Any:
 def integer_ends(draft: Draft, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Let the file take and return int8, as it computes inside."""
     for number, index in enumerate(draft.graph.inputs):
-        readers = draft.readers(index)
-        first = readers[0].outputs[0] if readers else -1
-        same = all(draft.kind(x) == "QUANTIZE" for x in readers) and all(
-            draft.scales(x.outputs[0]).is_same(draft.scales(first))  # type: ignore[union-attr, arg-type]
-            for x in readers
-        )
         if draft.dtype(index) != "float32":
             continue
-        if not readers or not same:
+        if quantized_to(draft, index) is None:
             raise ExportError(
                 f"input {inputs[number]!r} is read in floating point, so that the file cannot take "
                 "int8; quantize the 'input' of the layers that read it, or pass io='float'."
             )
+        readers = draft.readers(index)
         for reader in readers:
-            draft.replace(reader.outputs[0], first)
-        draft.graph.inputs[number] = first
+            draft.replace(reader.outputs[0], readers[0].outputs[0])
+        draft.graph.inputs[number] = readers[0].outputs[0]
     for number, index in enumerate(draft.graph.outputs):
         source = draft.source(index)
         if draft.dtype(index) == "float32" and source is None:

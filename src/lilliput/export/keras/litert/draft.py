@@ -52,13 +52,10 @@ class Draft:
         All of the file.
     tensors : dict
         From (place, position, call) to the tensor that holds the quantized activation.
-    notes : list of str
-        What the user should know.
     """
 
     model: Any
     tensors: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, data: bytes) -> Draft:
