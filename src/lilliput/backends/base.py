@@ -148,6 +148,10 @@ class Backend(ABC):
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[Any]) -> None:
         """Raise if the optimizer cannot be hooked or does not hold the weights."""
 
+    def to_flags(self, mask: Any) -> Any:
+        """Return a mask that passed :meth:`check_mask` as booleans, a copy."""
+        return mask != 0
+
     @abstractmethod
     def check_mask(self, wrapper: Any, key: str, mask: Any) -> str | None:
         """Return what is wrong with a mask for this wrapper, or None."""

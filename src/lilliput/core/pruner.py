@@ -125,5 +125,5 @@ class Pruner(Compressor):
                 )
             if mask is not None:
                 # A copy: the algorithm may fill one buffer for all layers.
-                checked[name] = mask != 0
+                checked[name] = self._backend.to_flags(mask)
         return checked

@@ -291,3 +291,39 @@ def test_a_copy_of_a_compressed_model_is_plain():
     clone.fit(X, np.zeros((40, 4)), verbose=0)
     moved = ops.convert_to_numpy(clone.layers[1].moving_mean)
     assert np.abs(moved).max() > 0  # it knows of training
+
+
+def test_a_callback_with_nothing_to_follow_is_refused():
+    model = make_model()
+    pruner = LevelPruner(model, [{"sparsity": 0.5}])
+    with pytest.raises(StageError, match="before compress"):
+        model.fit(X, Y, verbose=0, callbacks=[pruner.callback()])
+    pruner.compress()
+    pruner.strip()
+    with pytest.raises(StageError, match="after strip"):
+        model.fit(X, Y, verbose=0, callbacks=[pruner.callback()])
+
+
+def test_the_list_of_weights_is_that_of_the_plain_model():
+    model = make_model()
+    before, count = model.get_weights(), model.count_params()
+    pruner = AGPPruner(model, [{"final_sparsity": 0.75, "end_epoch": 1}])
+    pruner.compress()
+    assert model.count_params() == count
+    stop = keras.callbacks.EarlyStopping("loss", mode="max", patience=9, restore_best_weights=True)
+    model.fit(X, Y, epochs=3, verbose=0, callbacks=[pruner.callback(), stop])
+    model.set_weights(before)  # masks are no weights: they stay
+    pruner.strip()
+    assert (model.get_weights()[0] == 0).mean() == 0.75
+
+
+def test_masks_may_be_booleans_of_any_kind():
+    class Small(Pruner):
+        def calc_mask(self, wrapper, wrapper_idx=None):
+            return ops.abs(wrapper.weight) > 0.2
+
+    model = make_model()
+    Small(model, RULES).compress()
+    kernel = ops.convert_to_numpy(ops.stop_gradient(model.layers[0].kernel))
+    assert 0 < (kernel == 0).sum() < kernel.size
+    assert np.abs(kernel[kernel != 0]).min() > 0.2

@@ -13,15 +13,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 # Settings for algorithms whose defaults do not fit networks this small, by registered name.
 SETTINGS: dict[str, dict[str, object]] = {"bnn": {"quant_types": ["weight"]}}
 
-# All checks of all algorithms take minutes. These three stand for all that the engine can be asked to
-# do: single weights, channels with their companions, activations.
-THOROUGH = {"level", "l1", "qat"}
+# All checks of all algorithms take many minutes. Two of them stand for what the engine can be asked to
+# do, and a third one, which prunes more than it was told to, for what that might break.
+THOROUGH = {"level", "qat"}
 # What is due to the engine, and does not depend on the algorithm.
 ENGINE = {
     "check_activation_collectors",
     "check_compiled_mixed_precision",
     "check_compressed_model_saves_plain_file",
+    "check_evaluation_before_training",
     "check_fit_keeps_zeros",
+    "check_float_weights_train",
     "check_functions_from_before_are_renewed",
     "check_jit_compile",
     "check_layers_know_of_training",
@@ -33,6 +35,13 @@ ENGINE = {
     "check_stripped_model_saves_plain_file",
     "check_train_on_batch_keeps_zeros",
     "check_training_is_followed",
+}
+NEEDED_ALL_THE_SAME = {
+    ("l1", "check_compressed_model_saves_plain_file"),
+    ("l1", "check_models_compute_with_compressed_weights"),
+    ("l1", "check_strip_keeps_outputs"),
+    ("l1", "check_strip_restores_model"),
+    ("ptq", "check_evaluation_before_training"),
 }
 # All but a line of each is that of another one.
 SAME = {"l2", "fpgm", "linear"}
@@ -47,7 +56,7 @@ OWN = {
 def is_slow(name, check):
     if name in SAME:
         return check not in OWN
-    return name not in THOROUGH and check in ENGINE
+    return check in ENGINE and name not in THOROUGH and (name, check) not in NEEDED_ALL_THE_SAME
 
 
 def cases(names, find, checks):

@@ -220,6 +220,8 @@ def test_sequences_run_on_integers_whatever_their_batch(tmp_path):
     )
     result = export_litert(quantized(model, x), tmp_path / "model.tflite", x)
     assert result.integer_share == 1 and result.runtimes["litert"].local_lsb <= 1.001
+    macs = [layer.macs for layer in result.layers]
+    assert macs == [10 * 6 * 8, 8 * 3 * 8 * 4, 6 * 3 * 4, 6 * 4 * 5]
 
 
 def test_dilated_and_transposed_convolutions_run_on_integers(tmp_path):

@@ -119,6 +119,10 @@ class KerasBackend(Backend):
         """Return a NumPy array of booleans as it is."""
         return np.asarray(keep)
 
+    def to_flags(self, mask: Any) -> Any:
+        """Return a mask of any type as a NumPy array of booleans."""
+        return to_array(mask) != 0
+
     def check_mask(self, wrapper: ModuleWrapper, key: str, mask: Any) -> str | None:
         """Return what is wrong with a mask, or None."""
         return fault_of(wrapper, key, mask)
@@ -128,7 +132,7 @@ class KerasBackend(Backend):
         apply_masks(wrappers, optimizer)
 
     def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Do nothing: without gradient and memory, no optimizer of Keras moves a zero."""
+        """Do nothing: without gradient and memory hardly an optimizer moves a zero, and masks hold."""
 
     def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
         """Return the raw weight with its masks applied."""

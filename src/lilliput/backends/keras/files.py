@@ -19,8 +19,13 @@ def dump_tensors(tensors: Mapping[str, Any]) -> bytes:
     """Return tensors as the bytes of a safetensors file."""
     from safetensors.numpy import save  # here: importing Lilliput is to be quick
 
-    arrays = {key: to_array(tensor).copy(order="C") for key, tensor in tensors.items()}
+    arrays = {key: _readable(to_array(tensor)).copy(order="C") for key, tensor in tensors.items()}
     return bytes(save(arrays))
+
+
+def _readable(array: Any) -> Any:
+    """Widen bfloat16, which NumPy does not know."""
+    return array.astype("float32") if str(array.dtype) == "bfloat16" else array
 
 
 def parse_tensors(data: bytes) -> dict[str, Any]:

@@ -242,6 +242,7 @@ def shadow_class(base: Any, names: tuple[str, ...]) -> type:
         "call": _make_call(base),
         "save_own_variables": _without_ours(base.save_own_variables),
         "load_own_variables": _without_ours(base.load_own_variables),
+        "weights": property(_plain_weights),
     }
     return subclass_like(base, members)
 
@@ -305,6 +306,12 @@ def _make_call(base: Any) -> Callable[..., Any]:
 
     call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
     return call
+
+
+def _plain_weights(self: Any) -> list[Any]:
+    """Return what ``get_weights`` and ``set_weights`` are about: none of our variables."""
+    hidden = {id(variable) for variable in vars(self).get("_lilliput_variables", ())}
+    return [x for x in super(type(self), self).weights if id(x) not in hidden]
 
 
 def _without_ours(method: Any) -> Callable[..., Any]:

@@ -43,18 +43,27 @@ def _masked(wrappers: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _slots(optimizer: Any, variable: Any) -> Iterator[Any]:
-    """Yield what an optimizer remembers of a variable, entry by entry."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    trained = getattr(optimizer, "_trainable_variables", None) or []
-    index = next((i for i, held in enumerate(trained) if held is variable), None)
-    if index is None:
-        return
-    for slots in vars(optimizer).values():
-        is_listed = isinstance(slots, list) and len(slots) == len(trained) and slots is not trained
-        if is_listed and slots[index] is not variable:
-            slot = slots[index]
-            if getattr(slot, "shape", None) == variable.shape and hasattr(slot, "assign"):
+    """Yield what an optimizer remembers of a variable, entry by entry, but what it divides by."""
+    for inner in _parts(optimizer):
+        trained = getattr(inner, "_trainable_variables", None) or []
+        index = next((i for i, held in enumerate(trained) if held is variable), None)
+        if index is None:
+            continue
+        for slots in vars(inner).values():
+            is_listed = isinstance(slots, list) and len(slots) == len(trained)
+            slot = slots[index] if is_listed and slots is not trained else variable
+            is_memory = slot is not variable and "accumulator" not in getattr(slot, "path", "")
+            if is_memory and getattr(slot, "shape", None) == variable.shape:
                 yield slot
+
+
+def _parts(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer, and those inside it."""
+    yield optimizer
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    for part in inner:
+        if part is not None:
+            yield from _parts(part)
 
 
 def fault_of(wrapper: Any, key: str, mask: Any) -> str | None:

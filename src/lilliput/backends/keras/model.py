@@ -283,11 +283,16 @@ class CompressionCallback(StepFollower):
         self.compressor = compressor
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuse to follow another model than that of the compressor."""
+        """Refuse to follow what is not compressed, or another model than that of the compressor."""
         super().on_train_begin(logs)
+        if not self.compressor.is_wrapped:
+            raise StageError(
+                f"fit was given the callback of {type(self.compressor).__name__} before compress(), or "
+                "after strip(): there is nothing to follow."
+            )
         if self.model is not self.compressor.bound_model:
             raise StageError(
-                f"this callback is of a {type(self.compressor).__name__} for the model "
+                f"this callback is that of {type(self.compressor).__name__} for the model "
                 f"{self.compressor.bound_model.name!r}, fit trains {self.model.name!r}; make the "
                 "compressor for that one (op_names choose the layers of a model inside it: 'inner/*')."
             )

@@ -12,7 +12,7 @@ from lilliput.core.grad import QuantGrad, gradient_rule
 from lilliput.core.quantizer import Quantizer
 from lilliput.pruning.level import LevelPruner
 from lilliput.testing.expect import expect, expect_close, expect_equal, expect_zero
-from lilliput.testing.keras.models import TinyCNN, TinyMLP
+from lilliput.testing.keras.models import TinyAttention, TinyCNN, TinyLSTM, TinyMLP
 from lilliput.testing.keras.observe import (
     Anatomy,
     entries,
@@ -32,8 +32,8 @@ def check_levels(subject: Subject) -> None:
     has_bits = "quant_bits" in subject.cls.rule.model_fields
     if not has_bits or not subject.cls.counts_levels:
         return
-    for bits in (2, 4):
-        for model in subject.models():
+    for bits, kinds in ((2, (TinyCNN, TinyLSTM, TinyAttention)), (4, (TinyMLP,))):
+        for model in subject.models(*kinds):
             compiled(model)
             quantizer = subject.compress(model, quant_bits=bits)
             for when in ("after compress()", "after training"):

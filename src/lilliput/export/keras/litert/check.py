@@ -11,7 +11,8 @@ import numpy as np
 from lilliput.errors import ExportError, StageError
 from lilliput.export.keras.litert.build import serialize
 from lilliput.export.keras.litert.draft import Draft, Scales
-from lilliput.export.keras.litert.run import FAST, PLAIN, dequantize, quantize, run
+from lilliput.export.keras.litert.layers import fill_costs
+from lilliput.export.keras.litert.run import FAST, PLAIN, dequantize, quantize, run, shapes_of
 from lilliput.export.places import Array, Inputs, Simulation, first_line, to_array
 from lilliput.export.result import ExportResult
 from lilliput.export.run import Agreement, compare, sqnr
@@ -41,6 +42,9 @@ def check_file(
     fault = check.other_size(min_sqnr)
     if fault:
         raise ExportError(fault)
+    feeds = check.feeds(simulation.inputs)
+    rows = len(feeds[0]) if check.is_open else 1
+    fill_costs(result.layers, draft, shapes_of(data, feeds), rows)
 
 
 class _Check:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from lilliput.export.keras.litert.draft import Draft
@@ -60,18 +61,33 @@ def _weight_type(draft: Draft, index: int) -> str:
     return "" if draft.constant(index) is None else draft.dtype(index)
 
 
-def count_macs(draft: Draft, operator: Any) -> int:
-    """Return the multiplications of one example."""
+def fill_costs(
+    layers: list[Layer], draft: Draft, shapes: Mapping[int, Sequence[int]], rows: int
+) -> None:
+    """Count multiplications by the shapes that tensors had in a run, where the file leaves them open."""
+    operators = draft.of_kind(*_LAYERS, *_PRODUCTS)
+    for layer, operator in zip(layers, operators, strict=True):
+        layer.macs = count_macs(draft, operator, shapes) // rows
+
+
+def count_macs(
+    draft: Draft, operator: Any, shapes: Mapping[int, Sequence[int]] = MappingProxyType({})
+) -> int:
+    """Return the multiplications of an operator; sizes that are open count as one."""
+
+    def shape_of(index: int) -> Sequence[int]:
+        return shapes.get(index, draft.shape(index))
+
     kind = draft.kind(operator)
-    weight = draft.shape(operator.inputs[WEIGHTS[kind][0]])
-    output = draft.shape(operator.outputs[0])
+    weight = shape_of(operator.inputs[WEIGHTS[kind][0]])
+    output = shape_of(operator.outputs[0])
     if kind == "TRANSPOSE_CONV":
-        return prod(draft.shape(operator.inputs[2])) * prod(weight[:3])
+        return prod(shape_of(operator.inputs[2])) * prod(weight[:3])
     if kind == "DEPTHWISE_CONV_2D":
         return prod(output) * prod(weight[1:3])
     if kind == "CONV_3D":
         return prod(output) * prod(weight[:4])
     if kind == "BATCH_MATMUL":
-        first = draft.shape(operator.inputs[0])
+        first = shape_of(operator.inputs[0])
         return prod(output) * first[-2 if operator.builtinOptions.adjX else -1]
     return prod(output) * prod(weight[1:])

@@ -43,6 +43,17 @@ def _interpreter() -> Any:
 
 def run(data: bytes, inputs: Sequence[Array], runtime: str = FAST) -> list[Array]:
     """Return the outputs of a file, in its order; integers as they are."""
+    interpreter = _invoked(data, inputs, runtime)
+    return [np.array(interpreter.get_tensor(x["index"])) for x in interpreter.get_output_details()]
+
+
+def shapes_of(data: bytes, inputs: Sequence[Array]) -> dict[int, tuple[int, ...]]:
+    """Return the shapes that all tensors of a file have in a run, by their numbers."""
+    details = _invoked(data, inputs, PLAIN).get_tensor_details()
+    return {int(x["index"]): tuple(int(size) for size in x["shape"]) for x in details}
+
+
+def _invoked(data: bytes, inputs: Sequence[Array], runtime: str) -> Any:
     interpreter = interpreter_of(data, runtime)
     details = interpreter.get_input_details()
     for detail, array in zip(details, inputs, strict=True):
@@ -52,7 +63,7 @@ def run(data: bytes, inputs: Sequence[Array], runtime: str = FAST) -> list[Array
     for detail, array in zip(details, inputs, strict=True):
         interpreter.set_tensor(detail["index"], array.astype(detail["dtype"]))
     interpreter.invoke()
-    return [np.array(interpreter.get_tensor(x["index"])) for x in interpreter.get_output_details()]
+    return interpreter
 
 
 def quantize(array: Array, scales: Scales) -> Array:
