@@ -3,7 +3,7 @@
     ./run python benchmarks/data.py fashion-mnist
     ./run python benchmarks/keras_accuracy.py
 
-A CNN of 0.1 million weights is trained in float; from there go: the same epochs once more in float, AGP
+A CNN of 0.36 million weights is trained in float; from there go: the same epochs once more in float, AGP
 to 80 % zeros, QAT to int8, and QAT on top of the pruned one. All four are executed by the LiteRT
 interpreter on the 10,000 test images. One seed.
 """
@@ -37,8 +37,8 @@ def make_model() -> Any:
     for filters, stride in ((32, 2), (64, 2), (128, 2)):
         x = layers.Conv2D(filters, 3, strides=stride, padding="same", use_bias=False)(x)
         x = layers.ReLU()(layers.BatchNormalization()(x))
-    x = layers.Dropout(0.2)(layers.GlobalAveragePooling2D()(x))
-    return keras.Model(inputs, layers.Dense(10)(x))
+    x = layers.Dense(128, activation="relu")(layers.Flatten()(x))
+    return keras.Model(inputs, layers.Dense(10)(layers.Dropout(0.3)(x)))
 
 
 def compile_model(model: Any, rate: float, steps: int) -> None:

@@ -6,9 +6,6 @@ from keras import layers
 from lilliput.backends.keras.graph import read_graph
 from lilliput.errors import UnsupportedModelError
 
-# What Keras does itself when it turns its variables into arrays, on JAX and torch.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def summary(graph):
     return [

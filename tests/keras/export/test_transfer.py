@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from models_to_export import data, layers, quantized, sequential
 
-from lilliput.errors import ExportError, StageError
+from lilliput.errors import ExportError, MissingExtraError, StageError
+from lilliput.export.keras import transfer
 from lilliput.export.keras.simulation import as_inputs
 from lilliput.export.keras.transfer import export_elsewhere
 from lilliput.keras import LevelPruner, PTQQuantizer, Quantizer, export_litert
@@ -72,6 +73,13 @@ def test_a_class_that_cannot_be_imported_is_refused(tmp_path):
     model, x = sequential((6,), layers.Dense(4)), data(2, 6)
     Local(model, [{"op_types": ["Dense"]}]).compress()
     with pytest.raises(ExportError, match=r"Local cannot be moved there.*KERAS_BACKEND=tensorflow"):
+        export_elsewhere("litert", model, tmp_path / "m.tflite", as_inputs(x), [], LITERT)
+
+
+def test_tensorflow_is_asked_for_where_it_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "find_spec", lambda name: None)
+    model, x = sequential((6,), layers.Dense(4)), data(2, 6)
+    with pytest.raises(MissingExtraError, match=r"pip install 'lilliput\[litert\]'"):
         export_elsewhere("litert", model, tmp_path / "m.tflite", as_inputs(x), [], LITERT)
 
 

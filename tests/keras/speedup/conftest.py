@@ -1,5 +1,7 @@
 """Masks of whole groups by chance, and the masked model to compare a shrunk one with."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -9,12 +11,9 @@ from lilliput.pruning.layout import _cut
 from lilliput.speedup.keras.collect import channel_groups
 from lilliput.speedup.keras.shrink import speedup
 
-
-def pytest_collection_modifyitems(items):
-    # What Keras does itself when it turns its variables into arrays, on JAX and torch.
-    mark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-    for item in items:
-        item.add_marker(mark)
+if keras.backend.backend() == "jax":  # compiling is nearly all that these tests do there
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    os.environ.setdefault("XLA_FLAGS", quick)
 
 
 def array(x):

@@ -19,6 +19,8 @@ from lilliput.errors import ExportError, LilliputError, MissingExtraError
 from lilliput.export.keras.simulation import call, reason_of
 from lilliput.export.places import Array, Key, Place, Simulation, Tensor, key_of, to_array
 
+NEEDS_TENSORFLOW = "exporting a Keras model needs TensorFlow: pip install 'lilliput[litert]'"
+
 
 @dataclass(frozen=True)
 class Site:
@@ -48,9 +50,7 @@ def require_tensorflow() -> Any:
     try:
         import tensorflow
     except ImportError as error:
-        raise MissingExtraError(
-            "exporting a Keras model needs TensorFlow: pip install 'lilliput[litert]'"
-        ) from error
+        raise MissingExtraError(NEEDS_TENSORFLOW) from error
     return tensorflow
 
 

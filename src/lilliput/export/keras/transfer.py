@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ import numpy as np
 from keras import tree
 
 from lilliput import errors
-from lilliput.errors import ExportError, LilliputError
+from lilliput.errors import ExportError, LilliputError, MissingExtraError
 from lilliput.export.keras.examples import quantizers_on
 from lilliput.export.keras.guard import set_scales
 from lilliput.export.keras.simulation import call, reason_of
+from lilliput.export.keras.trace import NEEDS_TENSORFLOW
 from lilliput.export.layer import Layer
 from lilliput.export.places import Array, Inputs, to_array
 from lilliput.export.result import ExportResult, Guarded
@@ -48,6 +50,8 @@ def export_elsewhere(
     settings: dict[str, Any],
 ) -> ExportResult:
     """Export a model in a process with TensorFlow; ``kind`` is 'litert' or 'onnx'."""
+    if find_spec("tensorflow") is None:
+        raise MissingExtraError(NEEDS_TENSORFLOW)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _save_model(model, folder / MODEL)

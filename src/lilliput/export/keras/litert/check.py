@@ -43,7 +43,7 @@ def check_file(
     if fault:
         raise ExportError(fault)
     feeds = check.feeds(simulation.inputs)
-    rows = len(feeds[0]) if check.is_open else 1
+    rows = next(len(x) for x in feeds if x.ndim) if check.is_open else 1
     fill_costs(result.layers, draft, shapes_of(data, feeds), rows)
 
 

@@ -63,7 +63,10 @@ def why_float(draft: Draft, operator: Any, weights: Mapping[int, Found]) -> str:
         return "its input is not quantized to int8"
     wanted = quantized_to(draft, operator.outputs[0])
     if wanted is None:
-        return "its output is not quantized to int8"
+        return (
+            "its output is not quantized to int8: right after it, or after an activation inside the layer "
+            "that is no ReLU (make that a layer of its own)"
+        )
     return _why_not(draft, operator, found, wanted)
 
 
