@@ -110,7 +110,7 @@ def check_training_continues_from_files(subject: Subject) -> None:
     expect_equal(outputs(other), outputs(model), "outputs after load_state()")
     for each, its in ((model, compressor), (other, second)):
         set_seed(5)
-        train(each, 2, its)
+        train(each, 1, its)
         its.update_epoch(1)
         train(each, 1, its)
     expect_same_tensors(second, compressor, "after load_state() and further training")

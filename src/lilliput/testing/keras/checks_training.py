@@ -49,7 +49,7 @@ def check_pruned_weights_stay_zero(subject: Subject) -> None:
     """Neither momentum from before, nor weight decay, nor Adam moves a pruned weight."""
     if subject.cls.regrows:
         return
-    for model in subject.models(TinyCNN, TinyUntold, TinyLSTM, TinyAttention):
+    for model in subject.models(TinyCNN, TinyLSTM, TinyAttention):
         _check_zeros(subject, model, _decaying())
     for model in subject.models(TinyMLP):
         _check_zeros(subject, model, adamw())
