@@ -1,0 +1,26 @@
+"""The names of the Keras façade, written out, and their likeness to those of torch."""
+
+import lilliput
+import lilliput.keras
+
+NAMES = """
+    AGPPruner AGP_Pruner AGPruner BNNQuantizer ChannelGroups ChannelMasker ChannelPruner
+    CompressionCallback CompressionState Compressor DoReFaQuantizer ExportResult FPGMPruner Grid
+    L1FilterPruner L1NormPruner L2FilterPruner L2NormPruner LayerInfo LevelPruner LinearPruner
+    ModuleWrapper NaiveQuantizer ObserverQuantizer OneShotPruner PTQQuantizer Pruner
+    PrunerModuleWrapper PtqQuantizer QATQuantizer QAT_Quantizer QATquantizer QParams QuantGrad
+    QuantType QuantizationReport Quantizer QuantizerModuleWrapper RangeQuantizer ScoreMasker
+    SensitivityAnalysis SensitivityPruner SpeedupResult WeightMasker channel_groups export_litert
+    export_onnx litert_latency quantization_report speedup strip
+"""
+
+
+def test_the_facade_is_what_it_was():
+    assert sorted(lilliput.keras.__all__) == sorted(NAMES.split())
+    assert all(hasattr(lilliput.keras, name) for name in lilliput.keras.__all__)
+
+
+def test_all_doors_lead_to_the_same_classes():
+    shared = set(lilliput.__all__) & set(lilliput.keras.__all__)
+    assert len(shared) > 10
+    assert all(getattr(lilliput, name) is getattr(lilliput.keras, name) for name in shared)
