@@ -23,7 +23,7 @@ from lilliput.backends.keras.flow import flow_of
 from lilliput.backends.keras.functions import retrace
 from lilliput.backends.keras.grad import with_gradient
 from lilliput.backends.keras.graph import function_of
-from lilliput.backends.keras.masks import apply_masks, check_quantizers, fault_of
+from lilliput.backends.keras.masks import apply_masks, check_quantizers, fault_of, moves_zeros
 from lilliput.backends.keras.scopes import sync
 from lilliput.backends.keras.variables import forget_in_torch, raw, tensor_of, to_array
 from lilliput.backends.keras.wrapper import (
@@ -132,7 +132,12 @@ class KerasBackend(Backend):
         apply_masks(wrappers, optimizer)
 
     def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Do nothing: without gradient and memory hardly an optimizer moves a zero, and masks hold."""
+        """Zero pruned weights again after the steps of Muon; others move none without a gradient."""
+        optimizer = (
+            getattr(wrappers[0].compressor.bound_model, "optimizer", None) if wrappers else None
+        )
+        if optimizer is not None and moves_zeros(optimizer):
+            apply_masks(wrappers)
 
     def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
         """Return the raw weight with its masks applied."""

@@ -52,9 +52,19 @@ def _slots(optimizer: Any, variable: Any) -> Iterator[Any]:
         for slots in vars(inner).values():
             is_listed = isinstance(slots, list) and len(slots) == len(trained)
             slot = slots[index] if is_listed and slots is not trained else variable
-            is_memory = slot is not variable and "accumulator" not in getattr(slot, "path", "")
-            if is_memory and getattr(slot, "shape", None) == variable.shape:
+            if slot is not variable and _is_memory(slot) and slot.shape == variable.shape:
                 yield slot
+
+
+def _is_memory(slot: Any) -> bool:
+    """Whether a slot says where a weight was going; sums of squares only scale its steps."""
+    path = getattr(slot, "path", "accumulator")
+    return "accumulator" not in path or "gradient_accumulator" in path
+
+
+def moves_zeros(optimizer: Any) -> bool:
+    """Whether an optimizer moves weights that have neither gradient nor memory."""
+    return any(type(part).__name__ == "Muon" for part in _parts(optimizer))
 
 
 def _parts(optimizer: Any) -> Iterator[Any]:
