@@ -69,6 +69,7 @@ def executed(path: Path, images: Any, labels: Any) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--only", choices=("pruned",), help="float, and pruned and quantized")
     options = parser.parse_args()
     keras.utils.set_random_seed(0)
     train, test = (
@@ -99,11 +100,12 @@ def main() -> None:
         print(f"{name:<28}", {k: round(float(v), 3) for k, v in results[name].items()}, flush=True)
 
     note("float", model)
-    compile_model(model, 1e-3, steps)
-    model.fit(**fit, epochs=options.epochs)
-    note("float, the same epochs more", model)
+    if not options.only:
+        compile_model(model, 1e-3, steps)
+        model.fit(**fit, epochs=options.epochs)
+        note("float, the same epochs more", model)
 
-    for is_pruned in (False, True):
+    for is_pruned in (True,) if options.only else (False, True):
         model.set_weights(trained)
         compile_model(model, 1e-3, steps)
         if is_pruned:

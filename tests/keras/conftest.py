@@ -4,6 +4,9 @@ import os
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+if os.environ["KERAS_BACKEND"] == "jax":  # compiling is nearly all that these tests do there
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    os.environ.setdefault("XLA_FLAGS", quick)
 
 import pytest
 

@@ -1,7 +1,5 @@
 """Masks of whole groups by chance, and the masked model to compare a shrunk one with."""
 
-import os
-
 import keras
 import numpy as np
 import pytest
@@ -10,10 +8,6 @@ from lilliput.backends.keras.graph import function_of
 from lilliput.pruning.layout import _cut
 from lilliput.speedup.keras.collect import channel_groups
 from lilliput.speedup.keras.shrink import speedup
-
-if keras.backend.backend() == "jax":  # compiling is nearly all that these tests do there
-    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    os.environ.setdefault("XLA_FLAGS", quick)
 
 
 def array(x):
