@@ -253,6 +253,8 @@ class RangeQuantizer(PlacedQuantizer):
         factor = self._backend.norm_factor(wrapper)
         # A channel that the norm multiplies by zero is rounded like the widest one.
         xp = namespace(factor)
+        if xp.size(factor) != layer.shape[layer.out_axis]:
+            return None  # several channels for each slice of the weight: they share no factor
         widest = xp.max(xp.abs(factor))
         widest = xp.where(widest > 0, widest, xp.ones_like(widest))
         factor = xp.where(factor == 0, widest, factor)

@@ -63,7 +63,10 @@ def discover(model: Any) -> list[LayerInfo]:
                 continue
             if variable is not None:
                 by_weight[id(variable)] = len(found)
-            found.append(_describe(paths[0], layer, parents, owner, variable, len(weights) == 1))
+            info = _describe(paths[0], layer, parents, owner, variable, len(weights) == 1)
+            # What goes into a layer of several weights, and comes out, belongs to the first of them.
+            is_first = name == weights[0][0]
+            found.append(info if is_first else replace(info, is_bypassed=True))
     return found
 
 
