@@ -13,8 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 # Settings for algorithms whose defaults do not fit networks this small, by registered name.
 SETTINGS: dict[str, dict[str, object]] = {"bnn": {"quant_types": ["weight"]}}
 
-# All checks of all algorithms take many minutes. Two of them stand for what the engine can be asked to
-# do, and a third one, which prunes more than it was told to, for what that might break.
+# All checks of all algorithms take many minutes. These two stand for what the engine can be asked to do.
 THOROUGH = {"level", "qat"}
 # What is due to the engine, and does not depend on the algorithm.
 ENGINE = {
@@ -36,6 +35,7 @@ ENGINE = {
     "check_train_on_batch_keeps_zeros",
     "check_training_is_followed",
 }
+# But channels have companions, which other pruners do not have, and calibration is training too.
 NEEDED_ALL_THE_SAME = {
     ("l1", "check_compressed_model_saves_plain_file"),
     ("l1", "check_models_compute_with_compressed_weights"),

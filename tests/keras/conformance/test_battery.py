@@ -177,14 +177,14 @@ class Unrepeatable(Plain):
 
 
 class Reopens(Plain):
-    """Prunes one end of the weight at first, the other ever after."""
+    """Prunes one end of the weight at first, and nothing ever after."""
 
     def calc_mask(self, wrapper, wrapper_idx=None):
         is_first = not hasattr(wrapper, "was_here")
         wrapper.was_here = True
         mask = np.ones(array(wrapper.weight).size, "float32")
-        mask[: wanted(wrapper)] = 0
-        return (mask if is_first else mask[::-1]).reshape(array(wrapper.weight).shape)
+        mask[: wanted(wrapper) if is_first else 0] = 0
+        return mask.reshape(array(wrapper.weight).shape)
 
 
 class EditsWeights(Plain):
@@ -220,7 +220,7 @@ class ForgetsProgress(Plain):
         self.steps += 1
 
     def calc_mask(self, wrapper, wrapper_idx=None):
-        count = wanted(wrapper) + (5 if self.steps > 3 else 0)
+        count = wanted(wrapper) + (5 if self.steps > 2 else 0)
         return smallest(wrapper.weight, min(count, array(wrapper.weight).size))
 
 
