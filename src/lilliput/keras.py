@@ -61,7 +61,10 @@ if TYPE_CHECKING:
         QATquantizer,
         RangeQuantizer,
     )
+    from lilliput.report.executed import open_file
+    from lilliput.report.measure import measure, measure_all
     from lilliput.report.quantization import QuantizationReport, quantization_report
+    from lilliput.report.receipt import Figures, Receipt, take_receipt
     from lilliput.speedup.groups import ChannelGroups
     from lilliput.speedup.keras.collect import channel_groups
     from lilliput.speedup.keras.result import SpeedupResult
@@ -72,7 +75,10 @@ _LAZY = {
     "lilliput.export.keras": ("ExportResult", "export_litert", "export_onnx", "litert_latency"),
     "lilliput.pruning": _HOMES["lilliput.pruning"],
     "lilliput.quantization": _HOMES["lilliput.quantization"],
+    "lilliput.report.executed": ("open_file",),
+    "lilliput.report.measure": ("measure", "measure_all"),
     "lilliput.report.quantization": ("QuantizationReport", "quantization_report"),
+    "lilliput.report.receipt": ("Figures", "Receipt", "take_receipt"),
     "lilliput.speedup.groups": ("ChannelGroups",),
     "lilliput.speedup.keras.collect": ("channel_groups",),
     "lilliput.speedup.keras.result": ("SpeedupResult",),
@@ -93,6 +99,7 @@ __all__ = [
     "DoReFaQuantizer",
     "ExportResult",
     "FPGMPruner",
+    "Figures",
     "Grid",
     "L1FilterPruner",
     "L1NormPruner",
@@ -119,6 +126,7 @@ __all__ = [
     "Quantizer",
     "QuantizerModuleWrapper",
     "RangeQuantizer",
+    "Receipt",
     "ScoreMasker",
     "SensitivityAnalysis",
     "SensitivityPruner",
@@ -128,9 +136,13 @@ __all__ = [
     "export_litert",
     "export_onnx",
     "litert_latency",
+    "measure",
+    "measure_all",
+    "open_file",
     "quantization_report",
     "speedup",
     "strip",
+    "take_receipt",
 ]
 
 

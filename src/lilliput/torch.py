@@ -71,7 +71,10 @@ if TYPE_CHECKING:
         QATquantizer,
         RangeQuantizer,
     )
+    from lilliput.report.executed import open_file
+    from lilliput.report.measure import measure, measure_all
     from lilliput.report.quantization import QuantizationReport, quantization_report
+    from lilliput.report.receipt import Figures, Receipt, take_receipt
     from lilliput.speedup.collect import channel_groups
     from lilliput.speedup.groups import ChannelGroups
     from lilliput.speedup.model_speedup import ModelSpeedup
@@ -85,7 +88,10 @@ _LAZY = {
     "lilliput.export": ("ExportResult", "export_onnx"),
     "lilliput.pruning": _HOMES["lilliput.pruning"],
     "lilliput.quantization": _HOMES["lilliput.quantization"],
+    "lilliput.report.executed": ("open_file",),
+    "lilliput.report.measure": ("measure", "measure_all"),
     "lilliput.report.quantization": ("QuantizationReport", "quantization_report"),
+    "lilliput.report.receipt": ("Figures", "Receipt", "take_receipt"),
     "lilliput.speedup.collect": ("channel_groups",),
     "lilliput.speedup.groups": ("ChannelGroups",),
     "lilliput.speedup.model_speedup": ("ModelSpeedup",),
@@ -112,6 +118,7 @@ __all__ = [
     "DoReFaQuantizer",
     "ExportResult",
     "FPGMPruner",
+    "Figures",
     "Grid",
     "L1FilterPruner",
     "L1NormPruner",
@@ -143,6 +150,7 @@ __all__ = [
     "Quantizer",
     "QuantizerModuleWrapper",
     "RangeQuantizer",
+    "Receipt",
     "ScoreMasker",
     "SensitivityAnalysis",
     "SensitivityPruner",
@@ -154,10 +162,14 @@ __all__ = [
     "channel_groups",
     "export_onnx",
     "load",
+    "measure",
+    "measure_all",
+    "open_file",
     "preflight",
     "quantization_report",
     "speedup",
     "strip",
+    "take_receipt",
 ]
 
 

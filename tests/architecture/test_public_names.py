@@ -6,14 +6,15 @@ import lilliput.torch
 TORCH = """
     AGPPruner AGP_Pruner AGPruner ActivationAPoZRankFilterPruner ActivationAPoZRankPruner
     ActivationMeanRankFilterPruner ActivationMeanRankPruner BNNQuantizer ChannelGroups ChannelMasker
-    ChannelPruner CompressionState Compressor DoReFaQuantizer ExportResult FPGMPruner Grid L1FilterPruner
-    L1NormPruner L2FilterPruner L2NormPruner LSQPlusQuantizer LSQQuantizer LayerInfo LevelPruner
-    LinearPruner LsqPlusQuantizer LsqQuantizer ModelSpeedup ModuleWrapper NaiveQuantizer
-    ObserverQuantizer OneShotPruner PTQQuantizer Pruner PrunerModuleWrapper PtqQuantizer QATQuantizer QParams
-    QAT_Quantizer QATquantizer QuantGrad QuantType QuantizationReport Quantizer QuantizerModuleWrapper
-    RangeQuantizer ScoreMasker SensitivityAnalysis SensitivityPruner SlimPruner SpeedupResult
-    TaylorFOWeightFilterPruner TaylorFOWeightPruner WeightMasker channel_groups export_onnx load
-    preflight quantization_report speedup strip
+    ChannelPruner CompressionState Compressor DoReFaQuantizer ExportResult FPGMPruner Figures Grid
+    L1FilterPruner L1NormPruner L2FilterPruner L2NormPruner LSQPlusQuantizer LSQQuantizer LayerInfo
+    LevelPruner LinearPruner LsqPlusQuantizer LsqQuantizer ModelSpeedup ModuleWrapper NaiveQuantizer
+    ObserverQuantizer OneShotPruner PTQQuantizer Pruner PrunerModuleWrapper PtqQuantizer QATQuantizer
+    QAT_Quantizer QATquantizer QParams QuantGrad QuantType QuantizationReport Quantizer
+    QuantizerModuleWrapper RangeQuantizer Receipt ScoreMasker SensitivityAnalysis SensitivityPruner
+    SlimPruner SpeedupResult TaylorFOWeightFilterPruner TaylorFOWeightPruner WeightMasker channel_groups
+    export_onnx load measure measure_all open_file preflight quantization_report speedup strip
+    take_receipt
 """
 TOP = """
     AGPPruner AGP_Pruner AGPruner ActivationAPoZRankFilterPruner ActivationAPoZRankPruner

@@ -5,13 +5,13 @@ import lilliput.keras
 
 NAMES = """
     AGPPruner AGP_Pruner AGPruner BNNQuantizer ChannelGroups ChannelMasker ChannelPruner
-    CompressionCallback CompressionState Compressor DoReFaQuantizer ExportResult FPGMPruner Grid
+    CompressionCallback CompressionState Compressor DoReFaQuantizer ExportResult FPGMPruner Figures Grid
     L1FilterPruner L1NormPruner L2FilterPruner L2NormPruner LayerInfo LevelPruner LinearPruner
-    ModuleWrapper NaiveQuantizer ObserverQuantizer OneShotPruner PTQQuantizer Pruner
-    PrunerModuleWrapper PtqQuantizer QATQuantizer QAT_Quantizer QATquantizer QParams QuantGrad
-    QuantType QuantizationReport Quantizer QuantizerModuleWrapper RangeQuantizer ScoreMasker
-    SensitivityAnalysis SensitivityPruner SpeedupResult WeightMasker channel_groups export_litert
-    export_onnx litert_latency quantization_report speedup strip
+    ModuleWrapper NaiveQuantizer ObserverQuantizer OneShotPruner PTQQuantizer Pruner PrunerModuleWrapper
+    PtqQuantizer QATQuantizer QAT_Quantizer QATquantizer QParams QuantGrad QuantType QuantizationReport
+    Quantizer QuantizerModuleWrapper RangeQuantizer Receipt ScoreMasker SensitivityAnalysis
+    SensitivityPruner SpeedupResult WeightMasker channel_groups export_litert export_onnx litert_latency
+    measure measure_all open_file quantization_report speedup strip take_receipt
 """
 
 

@@ -17,7 +17,7 @@ from lilliput.export.result import ExportResult
 from lilliput.export.saturation import cpu_has_wide_dot
 from lilliput.export.trace import model_of, simulate, trace
 from lilliput.files import write_atomically
-from lilliput.speedup.capture import as_inputs
+from lilliput.speedup.capture import as_inputs, plain_copy
 
 if TYPE_CHECKING:
     from lilliput.export.graph import Draft
@@ -118,6 +118,7 @@ def export_onnx(
         layers = list_layers(draft.graph)
         notes = [*draft.notes, *find_notes(layers, draft, target)]
         result = ExportResult(place, len(data), target, layers=layers, notes=notes, guarded=guarded)
+        result._source = lambda: (plain_copy(model), example_inputs)
         if check:
             check_file(result, data, draft, simulation, min_sqnr, batches)
         try:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from lilliput.errors import StageError
 from lilliput.export.layer import Layer, some_of
 from lilliput.export.run import FAST, LITERT, Agreement
+from lilliput.report.receipt import Receipt, take_receipt
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class ExportResult:
     notes: list[str] = field(default_factory=list)
     guarded: list[Guarded] = field(default_factory=list)
     _compare: Callable[[str], list[dict[str, Any]]] | None = field(default=None, repr=False)
+    # Returns the model without compressors, and its inputs.
+    _source: Callable[[], tuple[Any, Any]] | None = field(default=None, repr=False)
 
     @property
     def integer_share(self) -> float:
@@ -61,6 +66,25 @@ class ExportResult:
         total = sum(layer.macs or 0 for layer in self.layers)
         done = sum(layer.macs or 0 for layer in self.layers if layer.integer)
         return done / total if total else 0.0
+
+    @cached_property
+    def receipt(self) -> Receipt:
+        """Before → after: the model in its framework, and the file in its runtime.
+
+        Measured when it is first asked for, so that an export that nobody asks costs nothing.
+        """
+        from lilliput.report.measure import measure_all
+
+        if self._source is None:
+            raise StageError(
+                "this result came without its model; use measure() and take_receipt()."
+            )
+        model, inputs = self._source()
+        names = ["float model", self.path.name]
+        before, after = measure_all([model, self.path], inputs, names=names)
+        known = {"parameters": before.parameters, "macs": before.macs}
+        found = [x.max_error for x in self.runtimes.values()]
+        return take_receipt(before, after, max_difference=max(found, default=None), **known)
 
     def compare_layers(self, runtime: str = "") -> list[dict[str, Any]]:
         """Return how close each quantized tensor of the file is to the simulation.

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from lilliput.report.receipt import Receipt
 from lilliput.speedup.attributes import Attributes
 from lilliput.speedup.cuts import Cut
 from lilliput.speedup.groups import count
@@ -62,6 +63,8 @@ class SpeedupResult:
         Per group: units removed and units there were.
     notes : tuple of str
         What a reader should know.
+    receipt : Receipt
+        Before → after, with the time that both take here.
     """
 
     model: nn.Module
@@ -74,6 +77,7 @@ class SpeedupResult:
     notes: tuple[str, ...]
     source: dict[str, list[int]]  # names and shapes of the tensors there were
     example_inputs: Any
+    receipt: Receipt
 
     @property
     def kind(self) -> Kind:
@@ -102,6 +106,28 @@ class SpeedupResult:
             *(f"note        {note}" for note in self.notes),
         ]
         return "\n".join(lines)
+
+
+def make_receipt(
+    plain: nn.Module, shrunk: nn.Module, inputs: Any, macs: tuple[int, int], error: float
+) -> Receipt:
+    """Time the model before and after, for a moment, and put that beside the counts."""
+    from lilliput.report.measure import figures_of, time_calls
+    from lilliput.report.measure_torch import count_stored, measured
+
+    models, batch = (plain, shrunk), measured.batch(inputs)
+    times = time_calls([measured.caller(model, inputs) for model in models], runs=20, seconds=0.1)
+    before, after = (
+        figures_of(
+            name,
+            f"{measured.runtime()}, batch {batch}",
+            {**count_stored(models[i]), "macs": macs[i] // batch},
+            times[i],
+        )
+        for i, name in enumerate(("before", "after"))
+    )
+    note = "the difference of outputs is relative to the largest output of the masked model"
+    return Receipt(before, after, max_difference=error, notes=(note,))
 
 
 def _arrow(pair: tuple[int, int]) -> str:

@@ -46,7 +46,7 @@ from lilliput.speedup.leave import (
     release,
 )
 from lilliput.speedup.norms import narrow_norms
-from lilliput.speedup.result import Plan, SpeedupResult
+from lilliput.speedup.result import Plan, SpeedupResult, make_receipt
 from lilliput.speedup.rewrite import Edit, find_edits, has_casts
 from lilliput.speedup.track import Failure, describe, failing_module
 from lilliput.speedup.verify import Reference, disturb, make_reference
@@ -106,17 +106,19 @@ def speedup(
     source = shapes_of(work.plain)
     plan, error = work.find_plan(allow_graph)
     shrunk = work.carry_out(plan, optimizer)
+    macs = work.costs(work.groups.count_macs)
     return SpeedupResult(
         model=shrunk,
         plan=plan,
         error=error,
         parameters=work.costs(work.groups.count_parameters),
-        macs=work.costs(work.groups.count_macs),
+        macs=macs,
         removed=work.removed_units(),
         seconds=time.perf_counter() - start,
         notes=tuple(work.notes),
         source=source,
         example_inputs=example_inputs,
+        receipt=make_receipt(work.plain, shrunk, example_inputs, macs, error),
     )
 
 

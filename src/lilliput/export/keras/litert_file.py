@@ -12,7 +12,13 @@ import keras
 from lilliput.errors import ExportError
 from lilliput.export.keras.examples import examples_for, sample_inputs
 from lilliput.export.keras.known import known_weights
-from lilliput.export.keras.simulation import as_inputs, input_names, model_of, simulate
+from lilliput.export.keras.simulation import (
+    as_inputs,
+    input_names,
+    model_of,
+    plain_source,
+    simulate,
+)
 from lilliput.export.keras.trace import require_tensorflow, trace
 from lilliput.export.keras.transfer import export_elsewhere
 from lilliput.export.places import Inputs
@@ -92,8 +98,11 @@ def export_litert(
     }
     inputs, batches = gather_inputs(model, example_inputs, calibration)
     if keras.backend.backend() != "tensorflow":
-        return export_elsewhere("litert", model, place, inputs, batches, settings)
-    return write_litert(model, place, inputs, batches, **settings)
+        result = export_elsewhere("litert", model, place, inputs, batches, settings)
+    else:
+        result = write_litert(model, place, inputs, batches, **settings)
+    result._source = lambda: plain_source(model, inputs)
+    return result
 
 
 def write_litert(

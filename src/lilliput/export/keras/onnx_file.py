@@ -17,7 +17,7 @@ from lilliput.export.keras.litert_file import (
     gather_inputs,
     write_file,
 )
-from lilliput.export.keras.simulation import input_names, model_of, simulate
+from lilliput.export.keras.simulation import input_names, model_of, plain_source, simulate
 from lilliput.export.keras.transfer import export_elsewhere
 from lilliput.export.places import Inputs
 from lilliput.export.result import ExportResult
@@ -94,8 +94,11 @@ def export_onnx(
     settings |= {"check": check, "min_sqnr": min_sqnr, "guard": wants_guard(guard, target)}
     inputs, batches = gather_inputs(model, example_inputs, calibration)
     if keras.backend.backend() != "tensorflow":
-        return export_elsewhere("onnx", model, place, inputs, batches, settings)
-    return write_onnx(model, place, inputs, batches, **settings)
+        result = export_elsewhere("onnx", model, place, inputs, batches, settings)
+    else:
+        result = write_onnx(model, place, inputs, batches, **settings)
+    result._source = lambda: plain_source(model, inputs)
+    return result
 
 
 def write_onnx(

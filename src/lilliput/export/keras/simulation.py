@@ -124,6 +124,14 @@ def _as_array(value: Any) -> Array:
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
+def plain_source(model: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Return a copy of a model without compressors, and what ``predict_on_batch`` takes."""
+    plain = keras.models.clone_model(model)
+    plain.set_weights(model.get_weights())
+    args = inputs[0]
+    return plain, args[0] if len(args) == 1 else list(args)
+
+
 def call(model: Any, inputs: Inputs) -> Any:
     """Return what a model makes of inputs, in inference."""
     return model(*inputs[0], training=False, **inputs[1])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from lilliput.report.receipt import Receipt
 from lilliput.speedup.groups import count
 from lilliput.speedup.keras.cuts import Cut
 
@@ -37,6 +41,26 @@ class SpeedupResult:
     removed: dict[str, tuple[int, int]]
     seconds: float
     notes: tuple[str, ...]
+    masked: Any
+    example_inputs: Any
+
+    @cached_property
+    def receipt(self) -> Receipt:
+        """Before → after; measured when it is first asked for.
+
+        The masked model and the shrunk one are run on the example inputs, or on zeros.
+        """
+        from lilliput.report.measure import measure_all
+
+        inputs = self.example_inputs
+        if inputs is None:
+            shapes = [(2, *(n or 1 for n in x.shape[1:])) for x in self.model.inputs]
+            arrays = [np.zeros(s, x.dtype) for s, x in zip(shapes, self.model.inputs, strict=True)]
+            inputs = arrays[0] if len(arrays) == 1 else arrays
+        names = ["before", "after"]
+        before, after = measure_all([self.masked, self.model], inputs, names=names, runs=20)
+        note = "the difference of outputs is relative to the largest output of the masked model"
+        return Receipt(before, after, max_difference=self.error, notes=(note,))
 
     @property
     def kind(self) -> str:

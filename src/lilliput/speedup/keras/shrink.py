@@ -97,6 +97,8 @@ def speedup(
         removed={name: (int(x.sum()), len(x)) for name, x in units.items() if x.any()},
         seconds=time.perf_counter() - start,
         notes=tuple(dict.fromkeys(work.notes)),
+        masked=model,
+        example_inputs=example_inputs,
     )
 
 

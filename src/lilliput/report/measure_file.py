@@ -1,0 +1,77 @@
+"""What a written file holds and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from lilliput.report.executed import ExecutedFile, OnnxFile
+
+_SCALES = {"QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "MatMulNBits": (2, 3)}
+
+
+class MeasuredFile:
+    """How a file in its runtime is counted and called."""
+
+    def __init__(self, file: ExecutedFile) -> None:
+        self.file = file
+
+    def counts(self, model: ExecutedFile, inputs: Any) -> dict[str, Any]:
+        """Return the bytes, and of an ONNX file parameters, nonzeros and macs."""
+        known = _count_onnx(model) if isinstance(model, OnnxFile) else {}
+        return {**known, "bytes": model.path.stat().st_size}
+
+    def caller(self, model: ExecutedFile, inputs: Any) -> Callable[[], Any]:
+        """Return a function that executes the file once."""
+        named = inputs if isinstance(inputs, Mapping) else {}
+        given = () if named else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+        arrays = [_array(x) for x in (*given, *named.values())]
+        return lambda: model.run(arrays, list(named))
+
+    def runtime(self) -> str:
+        """Return the name of the runtime and its threads."""
+        threads = self.file.threads
+        return f"{self.file.runtime}, {threads} thread{'s' if threads > 1 else ''}"
+
+    def batch(self, inputs: Any) -> int:
+        """Return how many examples the inputs hold."""
+        first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
+        return max(len(first[0] if isinstance(first, (tuple, list)) else first), 1)
+
+
+def _array(value: Any) -> Any:
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+
+
+def _count_onnx(file: OnnxFile) -> dict[str, Any]:
+    """Count what an ONNX file stores besides scales, zero points and shapes."""
+    import onnx_ir
+
+    from lilliput.export.layers import list_layers
+
+    graph = onnx_ir.load(file.path).graph
+    scales = {
+        value.name
+        for node in graph
+        for i, value in enumerate(node.inputs)
+        if value is not None and i in _SCALES.get(node.op_type, ())
+    }
+    stored = [
+        value.const_value.numpy()
+        for name, value in graph.initializers.items()
+        if name not in scales and value.const_value is not None and _is_trained(value.const_value)
+    ]
+    layers = [layer.macs for layer in list_layers(graph)]
+    macs = [x for x in layers if x is not None]
+    return {
+        "parameters": sum(x.size for x in stored),
+        "nonzeros": sum(int(np.count_nonzero(x)) for x in stored),
+        "macs": sum(macs) if macs and len(macs) == len(layers) else None,
+    }
+
+
+def _is_trained(tensor: Any) -> bool:
+    """Whether an initializer holds weights: shapes and indices are 64-bit integers."""
+    return bool(tensor.dtype.is_floating_point() or tensor.dtype.bitwidth <= 32)

@@ -1,0 +1,125 @@
+"""What a receipt says, and that it says so in words."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lilliput.errors import StateError
+from lilliput.report.receipt import Figures, Receipt, take_receipt
+
+BEFORE = Figures("model", "PyTorch", 1000, 990, 50_000, 4000, 2.0, 2.5, 50, 0.91)
+AFTER = Figures("small.onnx", "ONNX Runtime", 250, 240, 12_500, 1000, 0.5, 0.7, 50, 0.905)
+
+
+def changed(figures, **fields):
+    return Figures.from_dict({**figures.to_dict(), **fields})
+
+
+def test_the_verdict_names_size_speed_and_metric():
+    receipt = Receipt(BEFORE, AFTER, metric_name="accuracy")
+    assert receipt.verdict == "4.0× smaller on disk and 4.0× faster, accuracy -0.0050."
+
+
+def test_masks_alone_are_not_called_smaller():
+    masked = changed(BEFORE, nonzeros=200)
+    receipt = Receipt(BEFORE, masked)
+    assert receipt.masked_only
+    assert receipt.verdict.startswith(
+        "masks only: 80% of the weights are zero, but nothing is smaller"
+    )
+    assert "speedup()" in receipt.verdict
+    assert not Receipt(BEFORE, AFTER).masked_only
+
+
+def test_a_loss_is_told_as_one():
+    worse = changed(BEFORE, bytes=6000, p50=3.0)
+    assert Receipt(BEFORE, worse).verdict.startswith("1.50× larger on disk and 1.50× slower here")
+
+
+def test_a_difference_within_the_noise_is_not_called_faster():
+    assert "no faster here" in Receipt(BEFORE, changed(AFTER, p50=1.95)).verdict
+
+
+def test_what_was_not_measured_is_left_out():
+    unknown = Figures("file.tflite", bytes=100)
+    receipt = Receipt(Figures("model", bytes=400), unknown)
+    assert [row[0] for row in receipt.rows()] == ["bytes on disk"]
+    assert receipt.verdict == "4.0× smaller on disk."
+
+
+def test_a_receipt_takes_from_the_model_what_a_file_does_not_tell():
+    receipt = take_receipt(BEFORE, Figures("x.tflite", bytes=9), parameters=250, macs=7)
+    assert (receipt.after.parameters, receipt.after.macs) == (250, 7)
+    kept = take_receipt(BEFORE, AFTER, parameters=1)
+    assert kept.after.parameters == 250
+
+
+@pytest.mark.parametrize("show", [str, lambda x: x._repr_html_()])
+def test_every_figure_is_shown(show):
+    text = show(Receipt(BEFORE, AFTER, "accuracy", 0.125, ("read me",)))
+    for part in (
+        "1,000",
+        "250",
+        "50,000",
+        "4,000",
+        "0.5 ms",
+        "0.9050",
+        "0.125",
+        "read me",
+        "small.onnx",
+    ):
+        assert part in text
+
+
+def test_the_table_fits_a_terminal_of_100_columns():
+    assert max(len(line) for line in str(Receipt(BEFORE, AFTER)).splitlines()) <= 100
+
+
+def test_names_cannot_bring_markup_into_a_notebook_or_a_terminal():
+    from rich.console import Console
+
+    receipt = Receipt(changed(BEFORE, name="<script>[bold]"), AFTER)
+    assert "<script>" not in receipt._repr_html_()
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(receipt)
+    assert "<script>[bold]" in shown.get()
+
+
+@given(
+    st.builds(
+        Figures,
+        name=st.text(max_size=8),
+        parameters=st.none() | st.integers(0, 10**12),
+        nonzeros=st.none() | st.integers(0, 10**12),
+        bytes=st.none() | st.integers(0, 10**12),
+        p50=st.none() | st.floats(0, 1e6),
+        metric=st.none() | st.floats(-1e6, 1e6),
+    ),
+    st.builds(
+        Figures,
+        name=st.text(max_size=8),
+        parameters=st.none() | st.integers(0, 10**12),
+        nonzeros=st.none() | st.integers(0, 10**12),
+        bytes=st.none() | st.integers(0, 10**12),
+        p50=st.none() | st.floats(0, 1e6),
+    ),
+)
+def test_any_figures_make_a_receipt_that_survives_json(before, after):
+    receipt = Receipt(before, after)
+    assert Receipt.from_dict(receipt.to_dict()) == receipt
+    assert receipt.verdict.endswith(".")
+    assert str(receipt)
+
+
+def test_a_receipt_is_saved_and_read(tmp_path):
+    receipt = Receipt(BEFORE, AFTER, "accuracy", 0.5)
+    receipt.save(tmp_path / "receipt.json")
+    assert Receipt.load(tmp_path / "receipt.json") == receipt
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"before": 1, "after": 2}', '{"befor": {}}'])
+def test_a_damaged_receipt_is_refused(tmp_path, text):
+    (tmp_path / "receipt.json").write_text(text)
+    with pytest.raises(StateError):
+        Receipt.load(tmp_path / "receipt.json")
