@@ -12,10 +12,11 @@ def test_the_demo_shrinks_a_network_that_still_reads_digits(monkeypatch, tmp_pat
     monkeypatch.setattr(demo, "INTEGER_EPOCHS", 1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    files, result = demo.run(Console(quiet=True), tmp_path)
-    figures = demo.compare(files, result)
+    journey = demo.run(Console(quiet=True), tmp_path)
+    receipt, points = demo.compare(journey)
     torch.set_num_threads(threads)
-    before, smaller, integers = figures["accuracy"]
+    result, files = journey.shrunk, journey.files
+    before, smaller, integers = (point["metric"] for point in points)
     assert before > 0.95
     assert smaller > before - 0.03
     assert integers > smaller - 0.01
@@ -27,7 +28,10 @@ def test_the_demo_shrinks_a_network_that_still_reads_digits(monkeypatch, tmp_pat
     channels = [1, 16, 24, 24]
     convs = sum((9 * a + 1 + 2) * b for a, b in zip(channels, channels[1:], strict=False))
     assert result.parameters[1] == convs + (24 * 16 + 1) * 40 + 40 * 10 + 10
-    large, small, least = figures["bytes of the ONNX file"]
+    assert receipt.after.parameters == result.parameters[1] - 2 * sum(
+        channels[1:]
+    )  # norms are folded
+    large, small, least = (point["bytes"] for point in points)
     assert small == pytest.approx(4 * result.parameters[1], rel=0.3)
     assert large > 4 * small
     assert small > 2.5 * least

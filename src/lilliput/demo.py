@@ -1,35 +1,42 @@
 """The demo: train a small CNN on real digits, cut channels out, go over to integers, run all three.
 
-Run with ``./run demo`` or ``python -m lilliput.demo``. The data comes with scikit-learn.
+Run with ``./run demo`` or ``lilliput demo``. The data comes with scikit-learn. It leaves three ONNX files
+and a report in the folder ``lilliput-demo``.
 """
 
 from __future__ import annotations
 
-import statistics
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lilliput.errors import MissingExtraError
 
 try:
-    import onnxruntime
+    import onnxruntime  # noqa: F401
     import torch
     from rich.console import Console
-    from rich.table import Table
     from sklearn.datasets import load_digits
     from torch import Tensor, nn
 except ImportError as error:
     raise MissingExtraError("the demo needs pip install 'lilliput[torch,onnx,demo]'") from error
 
+from lilliput.report.build import build_report
+from lilliput.report.snapshot import Snapshot, snapshot
 from lilliput.torch import (
     AGPPruner,
+    ChannelGroups,
     ExportResult,
     QATQuantizer,
+    QuantizationReport,
+    Receipt,
     SpeedupResult,
+    channel_groups,
     export_onnx,
+    measure_all,
+    quantization_report,
     speedup,
+    take_receipt,
 )
 
 SPARSITY = 0.7
@@ -70,45 +77,30 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, data: Digits
         optimizer.step()
 
 
-class Exported:
-    """A model as an ONNX file, executed by ONNX Runtime."""
+class Journey(NamedTuple):
+    """What the demo leaves behind."""
 
-    def __init__(self, model_or_quantizer: Any, path: Path, data: Digits) -> None:
-        self.data = data
-        self.result: ExportResult = export_onnx(model_or_quantizer, path, data.test[0][:BATCH])
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
-
-    def run(self, images: Tensor) -> Any:
-        """Return the outputs for some images."""
-        return self.session.run(None, {self.session.get_inputs()[0].name: images.numpy()})[0]
-
-    def accuracy(self) -> float:
-        """Return the share of test digits that are read correctly."""
-        images, labels = self.data.test
-        return float((self.run(images).argmax(1) == labels.numpy()).mean())
-
-    def microseconds(self) -> float:
-        """Return how long one batch takes."""
-        start = time.perf_counter()
-        self.run(self.data.test[0][:BATCH])
-        return (time.perf_counter() - start) * 1e6
+    data: Digits
+    groups: ChannelGroups
+    shrunk: SpeedupResult
+    files: list[ExportResult]  # before, smaller, integers
+    layers: tuple[Snapshot, Snapshot]  # before and after
+    tensors: QuantizationReport
 
 
-def run(console: Console, folder: Path) -> tuple[list[Exported], SpeedupResult]:
-    """Train, prune, shrink, quantize; return the files on the way, and what was cut out."""
+def run(console: Console, folder: Path) -> Journey:
+    """Train, prune, shrink, quantize, with a file of each stage."""
     torch.manual_seed(0)
-    data = Digits()
-    model = build_model()
+    data, model = Digits(), build_model()
+    batch, example = data.test[0][:BATCH], data.test[0][:2]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     console.print(f"training a CNN on {len(data.train)} handwritten digits …")
     for _ in range(TRAIN_EPOCHS):
         train_epoch(model, optimizer, data)
-    large = Exported(model, folder / "before.onnx", data)
+    large = export_onnx(model, folder / "before.onnx", batch)
+    before, groups = snapshot(model, batch), channel_groups(model, example)
 
     console.print(f"pruning {SPARSITY:.0%} of the channels over {PRUNE_EPOCHS} epochs (AGP) …")
-    example = data.test[0][:2]
     rule = {"op_types": ["Conv2d", "Linear"], "final_sparsity": SPARSITY, "end_epoch": PRUNE_EPOCHS}
     rules = [rule | {"round_to": 8}]  # kernels like multiples of eight
     pruner = AGPPruner(model, rules, optimizer, pruning_algorithm="l1", example_inputs=example)
@@ -118,10 +110,10 @@ def run(console: Console, folder: Path) -> tuple[list[Exported], SpeedupResult]:
         train_epoch(model, optimizer, data)
 
     console.print("cutting them out, and fine-tuning the smaller network …")
-    result = speedup(model, example, optimizer=optimizer)
+    shrunk = speedup(model, example, optimizer=optimizer)
     for _ in range(FINETUNE_EPOCHS):
         train_epoch(model, optimizer, data)
-    small = Exported(model, folder / "small.onnx", data)
+    small = export_onnx(model, folder / "smaller.onnx", batch)
 
     console.print("going over to 8-bit integers (QAT) …")
     for group in optimizer.param_groups:
@@ -130,45 +122,58 @@ def run(console: Console, folder: Path) -> tuple[list[Exported], SpeedupResult]:
     quantizer.compress()
     for _ in range(INTEGER_EPOCHS):
         train_epoch(model, optimizer, data)
-    integers = Exported(quantizer, folder / "integers.onnx", data)
-    return [large, small, integers], result
+    integers = export_onnx(quantizer, folder / "integers.onnx", batch)
+    tensors = quantization_report(quantizer, [batch], result=integers)
+    layers = before, snapshot(model, batch)
+    return Journey(data, groups, shrunk, [large, small, integers], layers, tensors)
 
 
-def compare(files: list[Exported], result: SpeedupResult) -> dict[str, list[float]]:
-    """Return the figures of all files; their runs take turns, so that all meet the same machine."""
-    times = [[file.microseconds() for file in files] for _ in range(210)][10:]
-    before, after = result.parameters
-    return {
-        "accuracy": [file.accuracy() for file in files],
-        "parameters": [before, after, after],
-        "bytes of the ONNX file": [file.result.bytes for file in files],
-        f"µs per batch of {BATCH}": [statistics.median(x) for x in zip(*times, strict=True)],
-    }
+def compare(journey: Journey) -> tuple[Receipt, list[dict[str, Any]]]:
+    """Execute all three files; return the receipt, and one point per file for the report."""
+    images, labels = journey.data.test
+
+    def accuracy(network: Any) -> float:
+        return float((network(images).argmax(1) == labels).float().mean())
+
+    paths = [file.path for file in journey.files]
+    measured = measure_all(paths, images[:BATCH], evaluate=accuracy, runs=200)
+    agreement = journey.files[-1].runtimes["onnxruntime"]
+    receipt = take_receipt(
+        *(measured[0], measured[-1]), metric_name="accuracy", max_difference=agreement.max_error
+    )
+    points = [
+        {"name": x.name, "bytes": x.bytes, "macs": x.macs, "p50": x.p50, "metric": x.metric}
+        for x in measured
+    ]
+    return receipt, points
 
 
-def main() -> None:
-    """Run the demo and print a before/after table."""
-    console = Console()
-    start = time.perf_counter()
+def main(folder: str | Path = "lilliput-demo") -> Receipt:
+    """Run the demo, print the receipt and write the report."""
+    console, start, target = Console(), time.perf_counter(), Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # as many threads as cores only get in each other's way here
-    with tempfile.TemporaryDirectory() as folder:
-        files, result = run(console, Path(folder))
-        figures = compare(files, result)
-    console.print(str(result), highlight=False)
-    console.print(str(files[-1].result).partition("\n")[2], highlight=False)
-    table = Table(title="before → smaller → integers, all executed by ONNX Runtime")
-    for title in ("", "before", "smaller", "integers", "in all"):
-        table.add_column(title, justify="left" if not title else "right")
-    for key, values in figures.items():
-        if key == "accuracy":
-            change = f"{(values[-1] - values[0]) * 100:+.2f} points"
-            table.add_row(key, *(f"{value:.2%}" for value in values), change)
-        else:
-            word = "faster" if key.startswith("µs") else "smaller"
-            change = f"{values[0] / values[-1]:.1f}× {word}"
-            table.add_row(key, *(f"{value:,.0f}" for value in values), change)
-    console.print(table)
+    journey = run(console, target)
+    receipt, points = compare(journey)
+    report = build_report(
+        receipt,
+        before=journey.layers[0],
+        after=journey.layers[1],
+        quantization=journey.tensors,
+        points=points,
+        groups=journey.groups,
+        export=journey.files[-1],
+        recipe=Path(__file__).read_text(encoding="utf-8"),
+        reproduce="./run demo",
+        title="Lilliput demo: a CNN that reads digits",
+    )
+    report.save(target / "report.html")
+    console.print(str(journey.shrunk), highlight=False)
+    console.print(str(journey.files[-1]).partition("\n")[2], highlight=False)
+    console.print(receipt)
+    console.print(f"report: {target / 'report.html'}", highlight=False)
     console.print(f"Done in {time.perf_counter() - start:.0f} s.")
+    return receipt
 
 
 if __name__ == "__main__":
