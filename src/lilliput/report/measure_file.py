@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lilliput.report.executed import ExecutedFile, OnnxFile
+from lilliput.report.snapshot import batch_of
 
 _SCALES = {"QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "MatMulNBits": (2, 3)}
 
@@ -37,8 +38,9 @@ class MeasuredFile:
 
     def batch(self, inputs: Any) -> int:
         """Return how many examples the inputs hold."""
-        first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
-        return max(len(first[0] if isinstance(first, (tuple, list)) else first), 1)
+        values = inputs.values() if isinstance(inputs, Mapping) else inputs
+        given = values if isinstance(inputs, (Mapping, tuple, list)) else [inputs]
+        return batch_of(x for x in given if hasattr(x, "shape")) or 1
 
 
 def _array(value: Any) -> Any:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from lilliput.errors import UnsupportedModelError
 from lilliput.report.executed import default_threads
+from lilliput.report.snapshot import batch_of
+from lilliput.report.snapshot_keras import watch
 
 
 class MeasuredKeras:
@@ -22,7 +23,7 @@ class MeasuredKeras:
         return {
             "parameters": sum(x.size for x in trained),
             "nonzeros": sum(int(np.count_nonzero(x)) for x in trained),
-            "macs": count_macs(model, inputs),
+            "macs": count_macs(model, inputs) // self.batch(inputs),
             "bytes": sum(x.nbytes for x in weights),
         }
 
@@ -40,22 +41,12 @@ class MeasuredKeras:
 
     def batch(self, inputs: Any) -> int:
         """Return how many examples the inputs hold."""
-        first = inputs
-        while isinstance(first, (tuple, list, Mapping)):
-            first = next(iter(first.values())) if isinstance(first, Mapping) else first[0]
-        return max(len(first), 1)
+        return batch_of(keras.tree.flatten(inputs)) or 1
 
 
-def count_macs(model: Any, inputs: Any) -> int | None:
-    """Return the multiplications for one example; None where the graph cannot be read."""
-    from lilliput.speedup.keras.analysis import analyse
-    from lilliput.speedup.keras.collect import collect
-
-    try:
-        groups = collect(analyse(model, inputs))
-    except UnsupportedModelError:
-        return None
-    return groups.count_macs()
+def count_macs(model: Any, inputs: Any) -> int:
+    """Return the multiplications of one call."""
+    return sum(work.macs for work in watch(model, inputs, timing=False)[1].values())
 
 
 measured = MeasuredKeras()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._pytree import tree_leaves
 
 from lilliput.backends.torch.discover import unwrapped
+from lilliput.report.snapshot import batch_of
+from lilliput.report.snapshot_torch import evaluating, watch
 from lilliput.speedup.capture import as_inputs
 
 
@@ -43,8 +43,7 @@ class MeasuredTorch:
     def batch(self, inputs: Any) -> int:
         """Return how many examples the inputs hold."""
         args, kwargs = as_inputs(inputs)
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim()]
-        return max(len(tensors[0]), 1) if tensors else 1
+        return batch_of(x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)) or 1
 
 
 def count_stored(model: nn.Module) -> dict[str, int]:
@@ -68,48 +67,7 @@ def count_macs(model: nn.Module, inputs: Any) -> int:
     >>> count_macs(nn.LSTM(3, 4), torch.zeros(5, 2, 3))
     1120
     """
-    args, kwargs = as_inputs(inputs)
-    counter, missed, started = FlopCounterMode(display=False), [0], [0]
-
-    def begin(module: nn.RNNBase, received: Any) -> None:
-        started[0] = counter.get_total_flops()
-
-    def end(module: nn.RNNBase, received: Any, output: Any) -> None:
-        x = (
-            received[0].data
-            if isinstance(received[0], nn.utils.rnn.PackedSequence)
-            else received[0]
-        )
-        steps = x.numel() // x.shape[-1]
-        own = steps * sum(w.numel() for w in module.parameters() if w.dim() == 2)
-        missed[0] += own - (counter.get_total_flops() - started[0]) // 2
-
-    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
-    hooks = [layer.register_forward_pre_hook(begin) for layer in layers]
-    hooks += [layer.register_forward_hook(end) for layer in layers]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # fused kernels are not counted
-    try:
-        with evaluating(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-            model(*args, **kwargs)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for hook in hooks:
-            hook.remove()
-    return int(counter.get_total_flops()) // 2 + missed[0]
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every module back into its own afterwards."""
-    modes = [(module, module.training) for module in model.modules() if module.training]
-    if modes:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    return sum(work.macs for work in watch(model, inputs, timing=False)[1].values())
 
 
 def _threads(count: int) -> str:

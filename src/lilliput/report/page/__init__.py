@@ -1,0 +1,1 @@
+"""The page of the report: a template, its style and its script, put together into one file."""

@@ -1,0 +1,228 @@
+"""A model's layers as data: what they hold, what they cost, and how their weights are spread.
+
+>>> import torch
+>>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+>>> taken = snapshot(model, torch.zeros(16, 4))
+>>> [(layer.name, layer.parameters, layer.macs) for layer in taken.layers]
+[('0', 40, 32), ('2', 18, 16)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from lilliput.backends import backend_of
+from lilliput.backends.wrapping import marking
+from lilliput.config.layer import QuantType
+from lilliput.errors import LilliputError
+from lilliput.quantization.bits import bits_of
+from lilliput.quantization.bnn import BNNQuantizer
+
+BINS = 64
+Array = np.ndarray[Any, Any]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class WeightHistogram(_Data):
+    """How many entries of a weight that are not zero lie in each of equal bins."""
+
+    low: float
+    high: float
+    counts: list[int]
+
+
+class LayerSnapshot(_Data):
+    """One layer: a module with parameters of its own, or one that multiplies."""
+
+    name: str
+    type: str
+    shape: list[int] = Field(description="Of its largest parameter; empty if it has none.")
+    parameters: int
+    nonzeros: int = Field(description="Parameters that no mask removes and that are not zero.")
+    macs: int | None = Field(None, description="Multiplications for one example, if known.")
+    bits: int | None = Field(None, description="Of the weight; None in floating point.")
+    ms: float | None = Field(None, description="Milliseconds of one call, without layers inside.")
+    zeros: float = Field(0.0, description="Share of zeros in the weight as it is computed with.")
+    histogram: WeightHistogram | None = None
+
+
+class Snapshot(_Data):
+    """The layers of a model at one moment, in the model's order.
+
+    The numbers of all layers add up to those of the model. Parameters that several layers share
+    count where they come first.
+    """
+
+    framework: str
+    batch: int | None = Field(None, description="Examples in the inputs that it was run with.")
+    layers: list[LayerSnapshot]
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers of the whole model."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def nonzeros(self) -> int:
+        """Those that are not zero."""
+        return sum(layer.nonzeros for layer in self.layers)
+
+    @property
+    def macs(self) -> int | None:
+        """Multiplications for one example, None if it was not run."""
+        if self.batch is None:
+            return None
+        return sum(layer.macs or 0 for layer in self.layers)
+
+
+@dataclass
+class Work:
+    """What was seen of one module while the model ran."""
+
+    path: str
+    type: str
+    macs: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+
+def snapshot(model: Any, example_inputs: Any = None, *, timing: bool = False) -> Snapshot:
+    """Return what a model's layers hold and cost. The model is as it was afterwards.
+
+    Masks count as zeros, whether weights are zero behind them or not. Histograms and ``zeros`` are of
+    the weights that the model computes with, masked and quantized.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or keras.Model
+        Plain, or with compressors at work.
+    example_inputs : optional
+        What it is called with: a tensor, a tuple of arguments, a dict of named ones. Needed to count
+        multiplications (Keras models of known input sizes go without).
+    timing : bool
+        Also run it a few times to see how long each layer takes (torch only).
+    """
+    backend = backend_of(model)
+    reader: Any = import_module(f"lilliput.report.snapshot_{backend.name}")
+    rows = _rows(backend.parameters(model), reader)
+    batch, works = reader.watch(model, example_inputs, timing)
+    layers = []
+    with reader.evaluating(model):
+        for key, row in rows.items():
+            layers.append(_layer(row, reader, works.pop(key, None), batch))
+    order = {path: i for i, path in enumerate(reader.paths(model))}
+    layers += [_inner(work, batch) for work in works.values() if work.macs]
+    layers.sort(key=lambda layer: order.get(layer.name, len(order)))
+    return Snapshot(framework=backend.name, batch=batch, layers=layers)
+
+
+@dataclass
+class _Row:
+    """A module and the names of its parameters."""
+
+    name: str
+    type: str
+    module: Any
+    attributes: list[str] = field(default_factory=list)
+
+
+def _rows(parameters: dict[str, Any], reader: Any) -> dict[int, _Row]:
+    """Return the modules that hold parameters, each parameter under the first that holds it."""
+    rows: dict[int, _Row] = {}
+    for info in {id(x): x for x in parameters.values()}.values():
+        owner = info.owners[0]
+        row = rows.setdefault(
+            id(owner.module),
+            _Row(reader.name_of(owner), reader.type_of(owner, info.type), owner.module),
+        )
+        row.attributes.append(owner.weight_name)
+    return rows
+
+
+def _layer(row: _Row, reader: Any, work: Work | None, batch: int | None) -> LayerSnapshot:
+    with marking(lambda wrapper, kind, tensors: tensors):  # masks alone, quantizers step aside
+        masked = {name: reader.value(row.module, name) for name in row.attributes}
+    weight = max(masked, key=lambda name: (masked[name].ndim, masked[name].size))
+    wrapper = reader.quantizer_of(row.module, weight)
+    computed = masked[weight] if wrapper is None else reader.value(row.module, weight)
+    return LayerSnapshot(
+        name=row.name,
+        type=row.type,
+        shape=list(masked[weight].shape),
+        parameters=sum(x.size for x in masked.values()),
+        nonzeros=sum(int(np.count_nonzero(x)) for x in masked.values()),
+        macs=None if batch is None else _per_example(work.macs if work else 0, batch),
+        bits=None if wrapper is None else _bits(wrapper),
+        ms=_milliseconds(work),
+        zeros=float(f"{1 - np.count_nonzero(computed) / max(computed.size, 1):.4g}"),
+        histogram=weight_histogram(computed),
+    )
+
+
+def _inner(work: Work, batch: int | None) -> LayerSnapshot:
+    """Return a module without parameters that multiplies, such as attention."""
+    macs = None if batch is None else _per_example(work.macs, batch)
+    return LayerSnapshot(
+        name=work.path,
+        type=work.type,
+        shape=[],
+        parameters=0,
+        nonzeros=0,
+        macs=macs,
+        ms=_milliseconds(work),
+    )
+
+
+def weight_histogram(array: Array, bins: int = BINS) -> WeightHistogram | None:
+    """Return how the entries that are not zero are spread, None if there are none.
+
+    Examples
+    --------
+    >>> weight_histogram(np.array([0.0, 0.0, 1.0, 2.0]), bins=2).counts
+    [1, 1]
+    """
+    values = array[(array != 0) & np.isfinite(array)]
+    if not values.size:
+        return None
+    counts, edges = np.histogram(values, bins)
+    return WeightHistogram(low=float(edges[0]), high=float(edges[-1]), counts=counts.tolist())
+
+
+def batch_of(arrays: Iterable[Any]) -> int:
+    """Return how many examples inputs hold: the first axis of the first tensor with two or more.
+
+    Examples
+    --------
+    >>> batch_of([np.zeros((8, 3)), np.zeros(3)]), batch_of([np.zeros(3)])
+    (8, 1)
+    """
+    shapes: Iterable[Sequence[int]] = (x.shape for x in arrays if hasattr(x, "shape"))
+    return next((int(shape[0]) for shape in shapes if len(shape) > 1), 1)
+
+
+def _per_example(macs: int, batch: int) -> int:
+    return -(-macs // max(batch, 1))
+
+
+def _milliseconds(work: Work | None) -> float | None:
+    if work is None or not work.seconds:
+        return None
+    return float(f"{1e3 * float(np.median(work.seconds)):.4g}")
+
+
+def _bits(wrapper: Any) -> int | None:
+    if isinstance(wrapper.compressor, BNNQuantizer):  # its grid of -1, 0 and 1 would need two
+        return 1
+    try:
+        qparams = wrapper.compressor.qparams(wrapper, QuantType.WEIGHT)
+    except LilliputError:  # not calibrated yet
+        qparams = None
+    return bits_of(wrapper.config, "weight") if qparams is None else int(qparams.grid.bits)
