@@ -3,8 +3,8 @@
     ./run python benchmarks/data.py fashion-mnist
     ./run python benchmarks/keras_accuracy.py
 
-A CNN of 0.36 million weights is trained in float; from there go: the same epochs once more in float, AGP
-to 80 % zeros, QAT to int8, and QAT on top of the pruned one. All four are executed by the LiteRT
+A CNN of 0.36 million weights is trained in float; from there go: AGP to 80 % zeros, QAT on top of it for
+half as many epochs, QAT to int8, and the same epochs once more in float. All are executed by the LiteRT
 interpreter on the 10,000 test images. One seed.
 """
 
@@ -29,7 +29,12 @@ from timing import write_json
 from lilliput.keras import AGPPruner, QATQuantizer, export_litert
 
 RESULTS = Path(__file__).parent / "results" / "keras_accuracy.json"
-RULES = {"op_types": ["Conv2D", "DepthwiseConv2D", "Dense"]}
+RULES = {"op_types": ["Conv2D", "Dense"]}
+# 80 % of all weights: three quarters of them are in the first dense layer, which can spare more.
+PRUNED = [
+    {"op_types": ["Dense"], "final_sparsity": 0.86},
+    {"op_types": ["Conv2D"], "final_sparsity": 0.63},
+]
 
 
 def make_model() -> Any:
@@ -68,7 +73,7 @@ def executed(path: Path, images: Any, labels: Any) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--only", choices=("pruned",), help="float, and pruned and quantized")
     options = parser.parse_args()
     keras.utils.set_random_seed(0)
@@ -100,28 +105,44 @@ def main() -> None:
         print(f"{name:<28}", {k: round(float(v), 3) for k, v in results[name].items()}, flush=True)
 
     note("float", model)
+    compile_model(model, 1e-3, steps)
+    schedule = {"end_epoch": options.epochs // 2}
+    pruner = AGPPruner(model, [{**rule, **schedule} for rule in PRUNED])
+    pruner.compress()
+    model.fit(**fit, epochs=options.epochs, callbacks=[pruner.callback()])
+    note("AGP 80 %", model)
+    kernels = [x for x in model.trainable_variables if x.name == "kernel"]
+    zeros = sum(int((np.asarray(x) == 0).sum()) for x in kernels) / sum(x.size for x in kernels)
+    print(f"zeros among all weights: {zeros:.2%}")
+
+    compile_model(model, 5e-4, steps // 2)
+    quantizer = QATQuantizer(model, [RULES], model.optimizer)
+    quantizer.compress()
+    model.fit(**fit, epochs=options.epochs // 2)
+    note("AGP 80 %, QAT int8", quantizer)
+    quantizer.strip()
+    pruner.strip()
+
     if not options.only:
+        model.set_weights(trained)
+        compile_model(model, 1e-3, steps)
+        quantizer = QATQuantizer(model, [RULES], model.optimizer)
+        quantizer.compress()
+        model.fit(**fit, epochs=options.epochs)
+        note("QAT int8", quantizer)
+        quantizer.strip()
+        model.set_weights(trained)
         compile_model(model, 1e-3, steps)
         model.fit(**fit, epochs=options.epochs)
         note("float, the same epochs more", model)
-
-    for is_pruned in (True,) if options.only else (False, True):
-        model.set_weights(trained)
-        compile_model(model, 1e-3, steps)
-        if is_pruned:
-            end = options.epochs // 2
-            pruner = AGPPruner(model, [{**RULES, "final_sparsity": 0.8, "end_epoch": end}])
-            pruner.compress()
-            model.fit(**fit, epochs=options.epochs, callbacks=[pruner.callback()])
-            note("AGP 80 %", model)
-            compile_model(model, 5e-4, steps // 2)
-        quantizer = QATQuantizer(model, [RULES], model.optimizer)
-        quantizer.compress()
-        model.fit(**fit, epochs=options.epochs // 2 if is_pruned else options.epochs)
-        note("AGP 80 %, QAT int8" if is_pruned else "QAT int8", quantizer)
-        quantizer.strip()
     write_json(
-        RESULTS, {"epochs": options.epochs, "parameters": model.count_params(), "results": results}
+        RESULTS,
+        {
+            "epochs": options.epochs,
+            "parameters": model.count_params(),
+            "zeros of the pruned ones": zeros,
+            "results": results,
+        },
     )
 
 

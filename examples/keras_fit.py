@@ -17,7 +17,7 @@ import numpy as np
 from keras import layers
 from sklearn.datasets import load_digits
 
-from lilliput.keras import AGPPruner, QATQuantizer, export_litert
+from lilliput.keras import AGPPruner, QATQuantizer, export_litert, open_file
 
 
 def load_data():
@@ -42,15 +42,7 @@ def make_model():
 
 def accuracy_of_file(path, images, labels):
     """Return the share of images that the LiteRT interpreter gets right."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(model_path=str(path))
-    entry, end = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
-    interpreter.resize_tensor_input(entry["index"], images.shape)
-    interpreter.allocate_tensors()
-    interpreter.set_tensor(entry["index"], images)
-    interpreter.invoke()
-    return float(np.mean(interpreter.get_tensor(end["index"]).argmax(1) == labels))
+    return float(np.mean(open_file(path)(images).argmax(1) == labels))
 
 
 def main():
@@ -81,6 +73,7 @@ def main():
     result = export_litert(quantizer, options.output, images[:16])
     print(result)
     print(f"int8, executed   {accuracy_of_file(options.output, *test):.2%}")
+    print(result.receipt)
 
 
 if __name__ == "__main__":

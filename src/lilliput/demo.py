@@ -21,8 +21,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("the demo needs pip install 'lilliput[torch,onnx,demo]'") from error
 
-from lilliput.report.build import build_report
-from lilliput.report.snapshot import Snapshot, snapshot
+from lilliput.report.snapshot import Snapshot
 from lilliput.torch import (
     AGPPruner,
     ChannelGroups,
@@ -31,10 +30,12 @@ from lilliput.torch import (
     QuantizationReport,
     Receipt,
     SpeedupResult,
+    build_report,
     channel_groups,
     export_onnx,
     measure_all,
     quantization_report,
+    snapshot,
     speedup,
     take_receipt,
 )

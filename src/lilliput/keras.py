@@ -61,10 +61,13 @@ if TYPE_CHECKING:
         QATquantizer,
         RangeQuantizer,
     )
+    from lilliput.report.build import build_report
+    from lilliput.report.document import Report
     from lilliput.report.executed import open_file
     from lilliput.report.measure import measure, measure_all
     from lilliput.report.quantization import QuantizationReport, quantization_report
     from lilliput.report.receipt import Figures, Receipt, take_receipt
+    from lilliput.report.snapshot import snapshot
     from lilliput.speedup.groups import ChannelGroups
     from lilliput.speedup.keras.collect import channel_groups
     from lilliput.speedup.keras.result import SpeedupResult
@@ -75,10 +78,13 @@ _LAZY = {
     "lilliput.export.keras": ("ExportResult", "export_litert", "export_onnx", "litert_latency"),
     "lilliput.pruning": _HOMES["lilliput.pruning"],
     "lilliput.quantization": _HOMES["lilliput.quantization"],
+    "lilliput.report.build": ("build_report",),
+    "lilliput.report.document": ("Report",),
     "lilliput.report.executed": ("open_file",),
     "lilliput.report.measure": ("measure", "measure_all"),
     "lilliput.report.quantization": ("QuantizationReport", "quantization_report"),
     "lilliput.report.receipt": ("Figures", "Receipt", "take_receipt"),
+    "lilliput.report.snapshot": ("snapshot",),
     "lilliput.speedup.groups": ("ChannelGroups",),
     "lilliput.speedup.keras.collect": ("channel_groups",),
     "lilliput.speedup.keras.result": ("SpeedupResult",),
@@ -127,11 +133,13 @@ __all__ = [
     "QuantizerModuleWrapper",
     "RangeQuantizer",
     "Receipt",
+    "Report",
     "ScoreMasker",
     "SensitivityAnalysis",
     "SensitivityPruner",
     "SpeedupResult",
     "WeightMasker",
+    "build_report",
     "channel_groups",
     "export_litert",
     "export_onnx",
@@ -140,6 +148,7 @@ __all__ = [
     "measure_all",
     "open_file",
     "quantization_report",
+    "snapshot",
     "speedup",
     "strip",
     "take_receipt",

@@ -71,10 +71,13 @@ if TYPE_CHECKING:
         QATquantizer,
         RangeQuantizer,
     )
+    from lilliput.report.build import build_report
+    from lilliput.report.document import Report
     from lilliput.report.executed import open_file
     from lilliput.report.measure import measure, measure_all
     from lilliput.report.quantization import QuantizationReport, quantization_report
     from lilliput.report.receipt import Figures, Receipt, take_receipt
+    from lilliput.report.snapshot import snapshot
     from lilliput.speedup.collect import channel_groups
     from lilliput.speedup.groups import ChannelGroups
     from lilliput.speedup.model_speedup import ModelSpeedup
@@ -88,10 +91,13 @@ _LAZY = {
     "lilliput.export": ("ExportResult", "export_onnx"),
     "lilliput.pruning": _HOMES["lilliput.pruning"],
     "lilliput.quantization": _HOMES["lilliput.quantization"],
+    "lilliput.report.build": ("build_report",),
+    "lilliput.report.document": ("Report",),
     "lilliput.report.executed": ("open_file",),
     "lilliput.report.measure": ("measure", "measure_all"),
     "lilliput.report.quantization": ("QuantizationReport", "quantization_report"),
     "lilliput.report.receipt": ("Figures", "Receipt", "take_receipt"),
+    "lilliput.report.snapshot": ("snapshot",),
     "lilliput.speedup.collect": ("channel_groups",),
     "lilliput.speedup.groups": ("ChannelGroups",),
     "lilliput.speedup.model_speedup": ("ModelSpeedup",),
@@ -151,6 +157,7 @@ __all__ = [
     "QuantizerModuleWrapper",
     "RangeQuantizer",
     "Receipt",
+    "Report",
     "ScoreMasker",
     "SensitivityAnalysis",
     "SensitivityPruner",
@@ -159,6 +166,7 @@ __all__ = [
     "TaylorFOWeightFilterPruner",
     "TaylorFOWeightPruner",
     "WeightMasker",
+    "build_report",
     "channel_groups",
     "export_onnx",
     "load",
@@ -167,6 +175,7 @@ __all__ = [
     "open_file",
     "preflight",
     "quantization_report",
+    "snapshot",
     "speedup",
     "strip",
     "take_receipt",

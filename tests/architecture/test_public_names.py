@@ -11,10 +11,10 @@ TORCH = """
     LevelPruner LinearPruner LsqPlusQuantizer LsqQuantizer ModelSpeedup ModuleWrapper NaiveQuantizer
     ObserverQuantizer OneShotPruner PTQQuantizer Pruner PrunerModuleWrapper PtqQuantizer QATQuantizer
     QAT_Quantizer QATquantizer QParams QuantGrad QuantType QuantizationReport Quantizer
-    QuantizerModuleWrapper RangeQuantizer Receipt ScoreMasker SensitivityAnalysis SensitivityPruner
-    SlimPruner SpeedupResult TaylorFOWeightFilterPruner TaylorFOWeightPruner WeightMasker channel_groups
-    export_onnx load measure measure_all open_file preflight quantization_report speedup strip
-    take_receipt
+    QuantizerModuleWrapper RangeQuantizer Receipt Report ScoreMasker SensitivityAnalysis
+    SensitivityPruner SlimPruner SpeedupResult TaylorFOWeightFilterPruner TaylorFOWeightPruner
+    WeightMasker build_report channel_groups export_onnx load measure measure_all open_file preflight
+    quantization_report snapshot speedup strip take_receipt
 """
 TOP = """
     AGPPruner AGP_Pruner AGPruner ActivationAPoZRankFilterPruner ActivationAPoZRankPruner

@@ -9,9 +9,9 @@ NAMES = """
     L1FilterPruner L1NormPruner L2FilterPruner L2NormPruner LayerInfo LevelPruner LinearPruner
     ModuleWrapper NaiveQuantizer ObserverQuantizer OneShotPruner PTQQuantizer Pruner PrunerModuleWrapper
     PtqQuantizer QATQuantizer QAT_Quantizer QATquantizer QParams QuantGrad QuantType QuantizationReport
-    Quantizer QuantizerModuleWrapper RangeQuantizer Receipt ScoreMasker SensitivityAnalysis
-    SensitivityPruner SpeedupResult WeightMasker channel_groups export_litert export_onnx litert_latency
-    measure measure_all open_file quantization_report speedup strip take_receipt
+    Quantizer QuantizerModuleWrapper RangeQuantizer Receipt Report ScoreMasker SensitivityAnalysis
+    SensitivityPruner SpeedupResult WeightMasker build_report channel_groups export_litert export_onnx
+    litert_latency measure measure_all open_file quantization_report snapshot speedup strip take_receipt
 """
 
 

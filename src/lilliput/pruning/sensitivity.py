@@ -85,14 +85,14 @@ class SensitivityPruner(Pruner):
     counted, the threshold of weights around zero does not grow by pruning, so that nothing more is
     removed where nothing was trained.
 
+    With a callable ``evaluator`` in place of the optimizer, this is
+    :class:`~lilliput.pruning.sensitivity_rounds.IterativeSensitivityPruner` and takes its parameters.
+
     Parameters
     ----------
     model, config_list, optimizer
         See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``quality`` (or ``sparsity``, its
         name in 2019): the threshold in standard deviations, 0 to 10.
-
-    With a callable ``evaluator`` in place of the optimizer, this is
-    :class:`~lilliput.pruning.sensitivity_rounds.IterativeSensitivityPruner` and takes its parameters.
     """
 
     rule: ClassVar[type[Rule]] = SensitivityRule

@@ -1,0 +1,126 @@
+"""Compress a LightningModule while ``Trainer.fit`` trains it.
+
+    pruner = AGPPruner(module, [{"final_sparsity": 0.8, "end_epoch": 6}])
+    trainer = Trainer(max_epochs=10, callbacks=[CompressionCallback(pruner, strip=True)])
+    trainer.fit(module)
+
+Checkpoints hold the masks and the progress of the pruner, and ``fit(ckpt_path=...)`` goes on from them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from torch.utils.hooks import RemovableHandle
+
+from lilliput.backends.torch.instrument import SIDECAR
+from lilliput.errors import MissingExtraError
+from lilliput.integrations.following import Following, pack, unpack
+
+
+def _callback_type() -> Any:
+    """Return Lightning's ``Callback``, from the package of either name."""
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            return import_module(name).Callback
+        except ImportError:
+            continue
+    raise MissingExtraError(
+        "lilliput.integrations.lightning needs Lightning: pip install 'lilliput[lightning]'"
+    )
+
+
+class CompressionCallback(_callback_type()):  # type: ignore[misc]
+    """Follow the training of a LightningModule with pruners and quantizers.
+
+    The weights in a checkpoint are those of the plain model (pruned ones are zero), so that
+    ``load_from_checkpoint`` opens it without Lilliput; masks and ranges are in the callback's state. (With
+    ``save_weights_only``, Lightning does not ask callbacks: such files hold masks beside the weights.)
+
+    Parameters
+    ----------
+    *compressors : Compressor
+        Bound to the module or a part of it, or to none yet: ``AGPPruner(config_list=rules)``. What is
+        not compressed when ``fit`` begins is then, before the optimizers are made.
+    strip : bool
+        Leave a plain model when ``fit`` has come to its end.
+    steps_per_epoch : int, optional
+        How many steps of the optimizer count as one epoch of the schedules; by default, an epoch is
+        one of Lightning's.
+    """
+
+    def __init__(
+        self, *compressors: Any, strip: bool = False, steps_per_epoch: int | None = None
+    ) -> None:
+        self.following = Following(compressors, steps_per_epoch)
+        self.strip = strip
+        self._optimizers: list[_ClosureOptimizer] = []
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Compress the module before a checkpoint is read and optimizers are made."""
+        if stage == "fit":
+            self.following.attach(pl_module)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Follow the optimizers, which exist by now."""
+        self._optimizers = [_ClosureOptimizer(optimizer) for optimizer in trainer.optimizers]
+        self.following.bind(self._optimizers)
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move the schedules; ``on_train_epoch_start`` is not called in every epoch of a resumed run."""
+        self.following.start(trainer.current_epoch, trainer.global_step)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Show the complete gradients to the algorithms that need them."""
+        for followed in self._optimizers:
+            if followed.optimizer is optimizer:
+                followed.show_gradients()
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave a plain model, if asked to; all checkpoints are written by now."""
+        if self.strip:
+            self.following.strip()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Keep the weights plain: what belongs to compressors is saved as the callback's state."""
+        weights = checkpoint["state_dict"]
+        for key in [key for key in weights if SIDECAR in key.split(".")]:
+            del weights[key]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return masks, scales and progress, for Lightning to save."""
+        return pack(self.following.states()) | {"epoch": self.following.epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from what a checkpoint holds."""
+        self.following.load(unpack(state_dict))
+        self.following.epoch = state_dict.get("epoch")
+
+
+class _ClosureOptimizer:
+    """An optimizer whose ``step`` computes the gradients first, as Lightning has it do.
+
+    A hook before the step would see the gradients of the step before. Such hooks are kept here, and
+    run when Lightning says that gradients are complete.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
+
+    def show_gradients(self) -> None:
+        for hook in list(self._hooks.values()):
+            hook(self.optimizer, (), {})
