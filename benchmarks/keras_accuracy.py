@@ -112,7 +112,9 @@ def main() -> None:
     model.fit(**fit, epochs=options.epochs, callbacks=[pruner.callback()])
     note("AGP 80 %", model)
     kernels = [x for x in model.trainable_variables if x.name == "kernel"]
-    zeros = sum(int((np.asarray(x) == 0).sum()) for x in kernels) / sum(x.size for x in kernels)
+    zeros = sum(int((np.asarray(x) == 0).sum()) for x in kernels) / sum(
+        np.asarray(x).size for x in kernels
+    )
     print(f"zeros among all weights: {zeros:.2%}")
 
     compile_model(model, 5e-4, steps // 2)

@@ -142,3 +142,14 @@ def test_the_page_for_users_of_nni_names_every_old_key_and_class():
     classes = {*NAMES["pruners"], *NAMES["quantizers"], *NAMES["bases of 2019"]}
     assert not [key for key in OLD_KEYS if f"`{key}" not in page and f", `{key}" not in page]
     assert not [name for name in sorted(classes) if f"`{name}" not in page]
+
+
+def test_the_recipes_shown_are_valid(tmp_path):
+    from lilliput.recipes import load_recipe
+
+    for page in ("README.md", "docs/recipes.md"):
+        for text in blocks(page, "yaml"):
+            if "steps:" in text and "lilliput:" in text:
+                path = tmp_path / "recipe.yaml"
+                path.write_text(text, encoding="utf-8")
+                assert load_recipe(path).steps

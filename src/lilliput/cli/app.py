@@ -1,0 +1,61 @@
+"""The commands of ``lilliput``. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lilliput import __version__
+from lilliput.cli.commands import (
+    algorithms,
+    analyze,
+    benchmark,
+    compare,
+    config,
+    demo,
+    doctor,
+    inspect,
+    report,
+    run,
+    shortcuts,
+)
+from lilliput.cli.group import Commands
+
+_HELP = """Make trained neural networks smaller and faster: prune, quantize, export.
+
+A model is module:factory, data and evaluation are module:function, all found from the working
+directory. Every command has --json, --quiet and --dry-run.
+
+Exit codes: 0 done, 1 the work failed or was refused, 2 bad command line, recipe, config or input
+file, 3 something is not installed, 130 interrupted.
+"""
+
+
+def make_app(is_rich: bool = False) -> typer.Typer:
+    """Return all commands; ``is_rich`` draws help with lines and colours."""
+    app = typer.Typer(
+        cls=Commands,
+        help=_HELP,
+        rich_markup_mode="rich" if is_rich else None,
+        invoke_without_command=True,
+        add_completion=False,
+    )
+    app.callback()(_start)
+    for part in (demo, run, shortcuts, inspect, analyze, benchmark, compare, report):
+        part.register(app)
+    config.register(app, is_rich)
+    algorithms.register(app)
+    doctor.register(app)
+    return app
+
+
+def _start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"lilliput {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

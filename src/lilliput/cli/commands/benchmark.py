@@ -1,0 +1,152 @@
+"""``lilliput benchmark``: format × size × metric × milliseconds, one row per format."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lilliput.cli import options
+from lilliput.cli.command import command
+from lilliput.cli.formats import Writer, choose_formats
+from lilliput.cli.functions import optional_function
+from lilliput.cli.inputs import Sources
+from lilliput.cli.models import is_file
+from lilliput.cli.terminal import Table, Terminal
+from lilliput.errors import ConfigError, LilliputError
+
+Row = tuple[str, str, Any]  # what was given, its format, and the model or opened file
+
+
+def benchmark(
+    terminal: Terminal,
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="module:factory, and .onnx or .tflite files."),
+    ],
+    sources: Sources,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="torch, onnx, onnx-int8, keras, litert, litert-int8; may be given again.",
+        ),
+    ] = None,
+    evaluate: options.Evaluate = None,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Calls to time, at most.")] = 50,
+    batches: Annotated[
+        int, typer.Option("--batches", min=1, help="Batches of --data to calibrate int8 on.")
+    ] = 8,
+) -> None:
+    """Measure a model in several formats, and files.
+
+    Calls take turns, so that all rows meet the same machine.
+    """
+    choose_formats(formats or [], "all")
+    models = [x for x in targets if not is_file(x)]
+    if len(models) > 1:
+        raise ConfigError(
+            f"received the models {', '.join(models)}; benchmark one at a time, with any number of "
+            "files beside it."
+        )
+    if formats and not models:
+        raise ConfigError(f"--format {formats[0]} needs a model to write; files are as they are.")
+    if terminal.dry_run:
+        known = formats or ["every format of its framework"]
+        steps = [f"write {x} as {', '.join(known)} into a temporary folder" for x in models]
+        terminal.would([*steps, f"execute each row {runs} times, in turns, and evaluate it"])
+        return
+    from lilliput.cli.executed import open_all
+
+    metric = optional_function(evaluate, "--evaluate")
+    with tempfile.TemporaryDirectory() as folder:
+        opened, framework, example = open_all(targets, sources)
+        rows: list[Row] = []
+        if models:
+            model = next(x for x, n in zip(opened, targets, strict=True) if n == models[0])
+            asked = choose_formats(formats or [], framework)
+            known = sources.batches(batches) if any("int8" in x for x in asked) else []
+            writer = Writer(model, framework, Path(folder), example, known)
+            rows = _write(terminal, writer, models[0], asked, must_all=bool(formats))
+        files = [(n, x) for n, x in zip(targets, opened, strict=True) if is_file(n)]
+        rows += [(name, Path(name).suffix[1:], file) for name, file in files]
+        found = _measure(rows, example, metric, runs)
+    terminal.result({"rows": found}, *_parts(found, evaluate))
+
+
+def _write(
+    terminal: Terminal, writer: Writer, name: str, formats: list[str], must_all: bool
+) -> list[Row]:
+    """Return a row per format; one that nobody asked for may be missing, with a note."""
+    from lilliput.cli.executed import open_executed
+
+    rows: list[Row] = []
+    if not writer.batches and any("int8" in kind for kind in formats):
+        terminal.note("note: int8 is calibrated on the example inputs; --data gives real ones")
+    for kind in formats:
+        terminal.note(f"preparing {name} as {kind} …")
+        try:
+            made = writer.make(kind)
+            rows.append((name, kind, open_executed(made) if isinstance(made, Path) else made))
+        except LilliputError as error:
+            if must_all or kind == writer.framework:
+                raise
+            terminal.note(f"note: without {kind}: {error}")
+    return rows
+
+
+def _measure(rows: list[Row], example: Any, evaluate: Any, runs: int) -> list[dict[str, Any]]:
+    from lilliput.cli.executed import largest_difference, output_of
+    from lilliput.report.measure import measure_all
+
+    names = [name for name, _, _ in rows]
+    models = [model for _, _, model in rows]
+    figures = measure_all(models, example, evaluate=evaluate, names=names, runs=runs)
+    outputs = [output_of(model, example) for model in models]
+    return [
+        {
+            **taken.to_dict(),
+            "format": kind,
+            "max_difference": largest_difference(outputs[0], output),
+            "speedup": figures[0].p50 / taken.p50 if figures[0].p50 and taken.p50 else None,
+        }
+        for (_, kind, _), taken, output in zip(rows, figures, outputs, strict=True)
+    ]
+
+
+def _parts(rows: list[dict[str, Any]], evaluate: str | None) -> list[Any]:
+    """Return what people read."""
+    metric = evaluate.rpartition(":")[2] if evaluate else "metric"
+    columns = ["format", ">bytes", f">{metric}", ">ms p50", ">ms p95", ">speed", ">max |Δ|"]
+    cells = [
+        [
+            Path(row["name"]).name if is_file(row["name"]) else row["format"],
+            _number(row["bytes"], ","),
+            _number(row["metric"], ".4f"),
+            _number(row["p50"], ".3g"),
+            _number(row["p95"], ".3g"),
+            "–" if row["speedup"] is None else f"{row['speedup']:.2f}×",
+            _number(row["max_difference"], ".2g"),
+        ]
+        for row in rows
+    ]
+    if evaluate is None:
+        columns, cells = _without(columns, 2), [_without(row, 2) for row in cells]
+    runtimes = list(dict.fromkeys(row["runtime"] for row in rows))
+    return [Table(columns, cells), "", *(f"measured with {text}" for text in runtimes)]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _without(items: list[str], index: int) -> list[str]:
+    return items[:index] + items[index + 1 :]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "benchmark", "Look")(benchmark)

@@ -1,0 +1,190 @@
+"""``lilliput config``: check, explain and migrate config lists and recipes, and print their schemas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lilliput.cli.command import command
+from lilliput.cli.rules import check_rules, class_of, is_recipe, to_yaml
+from lilliput.cli.terminal import Table, Terminal, some
+from lilliput.errors import ConfigError, nearest
+
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A config list or a recipe, YAML or JSON.")
+]
+Algorithm = Annotated[
+    str | None, typer.Option("--algorithm", "-a", help="Whose config list it is: 'lilliput list'.")
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="module:factory", help="The model it is for."),
+]
+
+
+def check(
+    terminal: Terminal, file: File, algorithm: Algorithm = None, model: ModelOption = None
+) -> None:
+    """Check a config list or a recipe, and show all that is wrong with it."""
+    if terminal.dry_run:
+        terminal.would([f"read {file}", "check every key of it"])
+        return
+    if is_recipe(file):
+        from lilliput.recipes import load_recipe
+        from lilliput.recipes.functions import find_functions
+
+        recipe = load_recipe(file)
+        find_functions(recipe)
+        steps = [step.verb for step in recipe.steps]
+        text = f"ok: a recipe of {len(steps)} steps: {', '.join(steps)}"
+        terminal.result({"ok": True, "kind": "recipe", "steps": steps}, text)
+        return
+    if model is not None:
+        explain(terminal, file, model, algorithm)
+        return
+    count, fits = check_rules(file, algorithm)
+    text = f"ok: {count} rule{'s' if count > 1 else ''}, for {some(fits, 8)}"
+    terminal.result({"ok": True, "kind": "config list", "rules": count, "fits": fits}, text)
+
+
+def explain(
+    terminal: Terminal, file: File, model: ModelOption = None, algorithm: Algorithm = None
+) -> None:
+    """Show which rule takes which layer of a model, and what it asks for."""
+    if is_recipe(file):
+        _explain_recipe(terminal, file, model)
+        return
+    if model is None:
+        raise ConfigError("--model is missing: rules are explained by the layers they take.")
+    if algorithm is None:
+        fits = check_rules(file, None)[1]
+        if len(fits) != 1:
+            raise ConfigError(f"--algorithm is missing: the rules of {file} fit {some(fits, 8)}.")
+        algorithm = fits[0]
+    cls = class_of(algorithm)
+    if terminal.dry_run:
+        terminal.would([f"load {model}", f"bind {cls.__name__} to it", "show each layer's rule"])
+        return
+    from lilliput.cli.models import open_model
+
+    selection = cls(open_model(model)[0], str(file)).selection
+    rows = [_row(decision) for decision in selection.decisions]
+    columns = ["layer", "type", "weight", "decision", "asks for"]
+    cells = [[row[k] for k in ("layer", "type", "shape", "decision", "asks")] for row in rows]
+    chosen = sum(decision.is_chosen for decision in selection.decisions)
+    summary = f"{chosen} of {len(rows)} layers are compressed by {cls.__name__}"
+    terminal.result({"algorithm": cls.__name__, "layers": rows}, Table(columns, cells), summary)
+
+
+def _explain_recipe(terminal: Terminal, file: Path, model: str | None) -> None:
+    from lilliput.recipes import load_recipe, plan
+
+    recipe = load_recipe(file)
+    if model is not None:
+        recipe = recipe.model_copy(update={"model": model})
+    if terminal.dry_run:
+        terminal.would([f"load {recipe.model}", "match the rules of every step with its layers"])
+        return
+    planned = plan(recipe)
+    terminal.result(planned.to_dict(), str(planned))
+
+
+def _row(decision: Any) -> dict[str, Any]:
+    layer = decision.layer
+    asks = {k: v for k, v in layer.config.items() if k not in ("op_types", "op_names")}
+    text = ", ".join(f"{key}={value}" for key, value in asks.items())
+    return {
+        "layer": layer.name,
+        "type": layer.type,
+        "shape": "×".join(map(str, layer.shape)) or "–",
+        "decision": decision.why,
+        "asks": text if decision.is_chosen else "",
+        "rule": decision.rule,
+        "is_chosen": decision.is_chosen,
+    }
+
+
+def schema(
+    terminal: Terminal,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="An algorithm, or 'recipe' or 'report'.")
+    ],
+) -> None:
+    """Print the JSON schema of an algorithm's config list, of recipes or of report.json."""
+    if terminal.dry_run:
+        terminal.would([f"print the JSON schema of {name}"])
+        return
+    found = _schema_of(name)
+    import json
+
+    terminal.result(found, json.dumps(found, indent=2))
+
+
+def _schema_of(name: str) -> dict[str, Any]:
+    if name == "recipe":
+        from lilliput.recipes import Recipe
+
+        return dict(Recipe.model_json_schema())
+    if name == "report":
+        from lilliput.report.document import Report
+
+        return Report.json_schema()
+    from lilliput.algorithms import config_schema
+
+    class_of(name, extra=("recipe", "report"))
+    return config_schema(name)
+
+
+def migrate(
+    terminal: Terminal,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A config list of NNI v0 to v3, YAML or JSON.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it, not print it.")
+    ] = None,
+    algorithm: Algorithm = None,
+    framework: Annotated[
+        str, typer.Option("--framework", help="Whose section of the file: torch or keras.")
+    ] = "torch",
+) -> None:
+    """Translate a config list of any NNI generation into today's keys."""
+    from lilliput.config.dialects import translate
+    from lilliput.config.files import read_rules, write_rules
+    from lilliput.core.binding import names_of
+
+    if framework not in ("torch", "keras"):
+        hint = nearest(framework, ("torch", "keras"))
+        raise ConfigError(f"--framework: received {framework!r}, expected torch or keras.{hint}")
+    names = names_of(class_of(algorithm)) if algorithm else []
+    translation = translate(read_rules(file, names, framework))
+    if translation.problems:
+        raise ConfigError(translation.problems, title=str(file))
+    for note in translation.notes:
+        terminal.note(f"note: {note}")
+    data = {"rules": translation.rules, "notes": translation.notes, "file": output}
+    if output is None or terminal.dry_run:
+        terminal.result(data, to_yaml(translation.rules))
+        return
+    write_rules(translation.rules, output)
+    terminal.result(data, str(output))
+
+
+def register(app: typer.Typer, is_rich: bool) -> None:
+    """Add the group of commands."""
+    group = typer.Typer(
+        help="Check, explain and migrate configs; print schemas.",
+        rich_markup_mode="rich" if is_rich else None,
+        invoke_without_command=True,
+    )
+    group.callback()(_start)
+    for function in (check, explain, schema, migrate):
+        command(group, function.__name__)(function)
+    app.add_typer(group, name="config", rich_help_panel="Look")
+
+
+def _start(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

@@ -1,0 +1,198 @@
+"""``prune``, ``quantize``, ``speedup`` and ``export``: small recipes, written as a command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lilliput.cli import options
+from lilliput.cli.command import command
+from lilliput.cli.commands.run import execute
+from lilliput.cli.renaming import as_options
+from lilliput.cli.terminal import Terminal
+from lilliput.errors import ConfigError, nearest
+
+_FORMATS = {".onnx": "onnx", ".tflite": "litert"}
+
+Epochs = Annotated[
+    int, typer.Option("--epochs", min=0, help="Epochs of training under the compression.")
+]
+Finetune = Annotated[int, typer.Option("--finetune", min=0, help="Epochs of training afterwards.")]
+Export = Annotated[
+    str | None,
+    typer.Option("--export", metavar="FILE", help="Also write an .onnx or .tflite file."),
+]
+
+
+def prune(
+    terminal: Terminal,
+    model: options.Model,
+    training: options.Training,
+    run: options.SavedRun,
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", "-a", help="A pruner: see 'lilliput list'.")
+    ] = "l1",
+    sparsity: Annotated[
+        float | None, typer.Option("--sparsity", "-s", help="Share to remove, in [0, 1).")
+    ] = None,
+    op_types: options.OpTypes = None,
+    config: options.Config = None,
+    option: options.Options = None,
+    epochs: Epochs = 0,
+    speedup: Annotated[
+        bool, typer.Option("--speedup", help="Cut the masked channels out of the model.")
+    ] = False,
+    finetune: Finetune = 0,
+    export: Export = None,
+) -> None:
+    """Remove weights or channels, with training if asked.
+
+    Masks alone make nothing smaller: --speedup cuts masked channels out.
+    """
+    rule = {} if sparsity is None else {"sparsity": sparsity}
+    step: dict[str, Any] = {"prune": algorithm, **_rules(config, op_types, rule)}
+    step |= _nonempty(options=_parse_options(option), epochs=epochs)
+    steps = [step]
+    steps += [{"speedup": {}}] if speedup else []
+    steps += _ending(finetune, export)
+    _go(terminal, "prune", {"model": model, **training.to_dict(), "steps": steps}, run)
+
+
+def quantize(
+    terminal: Terminal,
+    model: options.Model,
+    training: options.Training,
+    run: options.SavedRun,
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", "-a", help="A quantizer: see 'lilliput list'.")
+    ] = "ptq",
+    bits: Annotated[
+        int | None, typer.Option("--bits", "-b", min=1, max=16, help="Bits, 8 by default.")
+    ] = None,
+    op_types: options.OpTypes = None,
+    config: options.Config = None,
+    option: options.Options = None,
+    epochs: Epochs = 0,
+    batches: Annotated[
+        int | None, typer.Option("--batches", min=1, help="Batches to calibrate on.")
+    ] = None,
+    export: Export = None,
+) -> None:
+    """Go over to integers, by calibration or by training.
+
+    ptq is calibrated on --data; qat, lsq and others train with rounding for some --epochs.
+    """
+    rule = {} if bits is None else {"quant_bits": bits}
+    step: dict[str, Any] = {"quantize": algorithm, **_rules(config, op_types, rule)}
+    step |= _nonempty(options=_parse_options(option), epochs=epochs, batches=batches)
+    steps = [step, *_ending(0, export)]
+    _go(terminal, "quantize", {"model": model, **training.to_dict(), "steps": steps}, run)
+
+
+def speedup(
+    terminal: Terminal,
+    model: options.Model,
+    training: options.Training,
+    run: options.SavedRun,
+    extend_masks: Annotated[
+        bool,
+        typer.Option("--extend-masks", help="Also remove channels whose filters alone are zero."),
+    ] = False,
+    finetune: Finetune = 0,
+    export: Export = None,
+) -> None:
+    """Cut masked channels out of a model, and check it."""
+    first = {"speedup": {"extend_masks": True} if extend_masks else {}}
+    steps = [first, *_ending(finetune, export)]
+    _go(terminal, "speedup", {"model": model, **training.to_dict(), "steps": steps}, run)
+
+
+def export(
+    terminal: Terminal,
+    model: options.Model,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="small.onnx or small.tflite")],
+    evaluation: options.Evaluation,
+    run: options.SavedRun,
+    option: options.Options = None,
+) -> None:
+    """Write a model as a file, execute it, and compare."""
+    step = {**_export_step(file), **_nonempty(options=_parse_options(option))}
+    _go(terminal, "export", {"model": model, **evaluation.to_dict(), "steps": [step]}, run)
+
+
+def _go(terminal: Terminal, verb: str, asked: dict[str, Any], run: options.SavedRun) -> None:
+    """Run the recipe of a command; say what is wrong with it by the names of the options."""
+    from lilliput.recipes import load_recipe
+
+    recipe = {"lilliput": 1, **asked}
+    try:
+        load_recipe(recipe)
+        if run.save_recipe is not None and not terminal.dry_run:
+            seed = {} if run.seed is None else {"seed": run.seed}
+            _write_recipe(recipe | seed, run.save_recipe)
+        execute(terminal, recipe, run, f"{verb}-run")
+    except ConfigError as error:
+        raise as_options(error, f"lilliput {verb}") from error.__cause__
+
+
+def _write_recipe(recipe: dict[str, Any], path: Path) -> None:
+    """Write a recipe as JSON, or as YAML, of which JSON is a part."""
+    from lilliput.files import write_atomically
+
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise ConfigError(f"--save-recipe {path}: expected a name that ends in .yaml or .json.")
+    write_atomically(path, f"{json.dumps(recipe, indent=2)}\n".encode())
+
+
+def _rules(config: str | None, op_types: list[str] | None, rule: dict[str, Any]) -> dict[str, Any]:
+    """Return the ``config`` of a step from a file, or from what the options say."""
+    if config is not None:
+        if op_types or rule:
+            raise ConfigError(
+                "--config and the options --sparsity, --bits and --op-types say the same; write all "
+                "of it into the file, or leave --config out."
+            )
+        return {"config": config}
+    return {"config": [{"op_types": op_types or ["default"], **rule}]} if op_types or rule else {}
+
+
+def _ending(finetune: int, export: str | None) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = [{"finetune": {"epochs": finetune}}] if finetune else []
+    return [*steps, _export_step(export)] if export is not None else steps
+
+
+def _export_step(file: str) -> dict[str, Any]:
+    suffix = Path(file).suffix
+    if suffix not in _FORMATS:
+        raise ConfigError(
+            f"{file!r}: expected a file that ends in {' or '.join(_FORMATS)}."
+            f"{nearest(suffix, _FORMATS)}"
+        )
+    return {"export": _FORMATS[suffix], "file": file}
+
+
+def _parse_options(given: list[str] | None) -> dict[str, Any]:
+    """Return ``key=value`` pairs; a value is JSON if it reads as such, else text."""
+    parsed: dict[str, Any] = {}
+    for text in given or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(f"--option {text!r}: expected KEY=VALUE, such as adaround=true.")
+        try:
+            parsed[key] = json.loads(value)
+        except ValueError:
+            parsed[key] = value
+    return parsed
+
+
+def _nonempty(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for function in (prune, quantize, speedup, export):
+        command(app, function.__name__, "Compress")(function)

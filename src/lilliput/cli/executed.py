@@ -1,0 +1,160 @@
+"""Written files on the command line: what they take, and how far two outputs are apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lilliput.cli.inputs import Sources, like_framework, require_inputs
+from lilliput.cli.models import is_file, open_model
+from lilliput.errors import ConfigError, LilliputError, MissingExtraError
+
+_ONNX_TYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(int8)": "int8",
+    "tensor(uint8)": "uint8",
+    "tensor(bool)": "bool",
+}
+
+
+def open_executed(path: str | Path) -> Any:
+    """Open an ``.onnx`` or ``.tflite`` file; one that no runtime can read is bad input."""
+    from lilliput.report.executed import open_file
+
+    try:
+        return open_file(path)
+    except MissingExtraError:
+        raise
+    except LilliputError as error:
+        raise ConfigError(str(error)) from error
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Return what a file takes and returns, its size, and its operations."""
+    file = open_executed(path)
+    return {
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "runtime": file.runtime,
+        "tensors": _tensors(file),
+        "operations": _operations(path),
+    }
+
+
+def _tensors(file: Any) -> list[dict[str, Any]]:
+    if hasattr(file, "session"):
+        pairs = [("input", x) for x in file.session.get_inputs()]
+        pairs += [("output", x) for x in file.session.get_outputs()]
+        return [
+            {
+                "kind": kind,
+                "name": x.name,
+                "shape": [size if isinstance(size, int) else "?" for size in x.shape],
+                "dtype": _ONNX_TYPES.get(x.type, x.type),
+            }
+            for kind, x in pairs
+        ]
+    details = [("input", x) for x in file.interpreter.get_input_details()]
+    details += [("output", x) for x in file.interpreter.get_output_details()]
+    return [
+        {
+            "kind": kind,
+            "name": x["name"],
+            "shape": ["?" if size < 0 else int(size) for size in x["shape_signature"]],
+            "dtype": x["dtype"].__name__,
+        }
+        for kind, x in details
+    ]
+
+
+def _operations(path: Path) -> dict[str, int]:
+    """Return how often each operation of an ONNX file occurs; none for other files."""
+    if path.suffix.lower() != ".onnx":
+        return {}
+    try:
+        import onnx_ir
+    except ImportError:
+        return {}
+    counts = Counter(node.op_type for node in onnx_ir.load(path).graph)
+    return dict(counts.most_common())
+
+
+def open_all(names: Sequence[str], sources: Sources) -> tuple[list[Any], str, Any]:
+    """Return models and files to execute, the models' framework, and inputs that fit all of them.
+
+    Files say themselves what they take: without an option, the first one decides.
+    """
+    opened: list[Any] = []
+    framework, example = "numpy", None
+    for name in names:
+        if is_file(name):
+            opened.append(open_executed(name))
+        else:
+            model, framework, example = open_model(name, sources)
+            opened.append(model)
+    files = [name for name in names if is_file(name)]
+    if example is None and files:
+        example = sources.find(framework)
+        if example is None:
+            example = like_framework(inputs_for(files[0]), framework)
+    return opened, framework, require_inputs(example)
+
+
+def inputs_for(path: str | Path) -> Any:
+    """Return random inputs as a file takes them; sizes that it leaves open are 1."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    found = []
+    for tensor in _tensors(open_executed(path)):
+        if tensor["kind"] == "input":
+            shape = [1 if size == "?" else size for size in tensor["shape"]]
+            found.append(_random(generator, shape, tensor["dtype"]))
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _random(generator: Any, shape: list[int], dtype: str) -> Any:
+    if dtype.startswith("float"):
+        return generator.standard_normal(shape).astype(dtype)
+    if dtype == "bool":
+        return generator.integers(0, 2, shape).astype(bool)
+    return generator.integers(0, 2, shape).astype(dtype)
+
+
+def output_of(model: Any, inputs: Any) -> list[Any]:
+    """Return the outputs of a model or opened file as arrays."""
+    from lilliput.export.places import to_array
+    from lilliput.report.measure import _measured
+
+    return [to_array(x) for x in _leaves(_measured(model).caller(model, inputs)())]
+
+
+def _leaves(output: Any) -> list[Any]:
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, (list, tuple)):
+        return [leaf for part in output for leaf in _leaves(part)]
+    return [] if output is None else [output]
+
+
+def largest_difference(one: list[Any], two: list[Any]) -> float | None:
+    """Return the largest difference of any output; None if the outputs are of other shapes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> largest_difference([np.zeros(2)], [np.array([0.0, 0.5])])
+    0.5
+    """
+    import numpy as np
+
+    if [x.shape for x in one] != [x.shape for x in two] or not one:
+        return None
+    pairs = zip(one, two, strict=True)
+    return max(float(np.abs(a.astype(np.float64) - b).max(initial=0.0)) for a, b in pairs)

@@ -1,0 +1,173 @@
+"""From an exception to what the user sees of it: one screen with the place and the fix."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lilliput.cli import command
+from lilliput.cli.hints import with_hint
+from lilliput.errors import ConfigError, LilliputError, MissingExtraError
+
+DONE, FAILED, BAD_INPUT, NOT_INSTALLED, INTERRUPTED = 0, 1, 2, 3, 130
+
+# the extra that brings a module
+EXTRAS = {
+    "torch": "torch",
+    "keras": "keras",
+    "numpy": "torch",
+    "tensorflow": "litert",
+    "ai_edge_litert": "litert",
+    "tf2onnx": "litert",
+    "onnx": "onnx",
+    "onnx_ir": "onnx",
+    "onnxscript": "onnx",
+    "onnxruntime": "onnx",
+    "openvino": "openvino",
+    "sklearn": "demo",
+}
+
+_MOST_PROBLEMS = 12
+_LONGEST = 400  # characters of one problem
+_MOST_FRAMES = 4
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exit code, the lines for people, and the same as data."""
+
+    code: int
+    lines: list[str]
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        return {"error": {"exit_code": self.code, **self.data, "text": "\n".join(self.lines)}}
+
+
+def explain(error: BaseException, words: Sequence[str] = ()) -> Failure:
+    """Return how a failed command ends; ``words`` are its arguments.
+
+    Examples
+    --------
+    >>> explain(MissingExtraError("pip install 'lilliput[onnx]'")).code
+    3
+    """
+    kind = type(error).__name__
+    missing = _missing_package(error)
+    if missing:
+        return Failure(NOT_INSTALLED, missing, {"kind": kind})
+    if isinstance(error, ConfigError):
+        problems = [{"path": p.path, "message": p.message} for p in error.problems]
+        return Failure(BAD_INPUT, _config_lines(error), {"kind": kind, "problems": problems})
+    if isinstance(error, LilliputError):
+        code = NOT_INSTALLED if isinstance(error, MissingExtraError) else FAILED
+        lines = [f"error: {_cut(str(error), 1500)}", *_own_lines(error.__cause__)]
+        return Failure(code, lines, {"kind": kind})
+    if isinstance(error, OSError) and not _own_lines(error):
+        return Failure(FAILED, [f"error: {error}"], {"kind": kind})
+    return Failure(FAILED, _foreign_lines(error, words), {"kind": kind})
+
+
+def _missing_package(error: BaseException) -> list[str]:
+    """Return how to install what an import failed for, if it is one of the packages we work with."""
+    cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+    if not isinstance(cause, ModuleNotFoundError) or isinstance(error, MissingExtraError):
+        return []
+    name = (cause.name or "").partition(".")[0]
+    if name not in EXTRAS:
+        return []
+    return [
+        f"error: {name} is not installed: pip install 'lilliput[{EXTRAS[name]}]'",
+        *_own_lines(cause),
+    ]
+
+
+def _config_lines(error: ConfigError) -> list[str]:
+    problems = [with_hint(problem) for problem in error.problems]
+    if len(problems) <= 1:
+        text = str(error)
+        if problems:  # the title stands before it
+            text = text.removesuffix(error.problems[0].message) + problems[0].message
+        return [f"error: {_cut(text, 1500)}", *_own_lines(error.__cause__)]
+    title = str(error).partition("\n")[0]
+    shown = [f"  - {_cut(str(p), _LONGEST)}" for p in problems[:_MOST_PROBLEMS]]
+    more = len(problems) - _MOST_PROBLEMS
+    shown += [f"  … and {more} more; --json shows all of them"] if more > 0 else []
+    return [f"error: {title}", *shown]
+
+
+def _foreign_lines(error: BaseException, words: Sequence[str]) -> list[str]:
+    """Say which function of the user failed, and where in his own file; or that we did."""
+    reason = _cut("".join(traceback.format_exception_only(error)).strip(), 1000)
+    frames = own_frames(error.__traceback__)
+    if frames:
+        name = _reference([frame.name for frame in frames], words)
+        fix = "this is in your own code; --traceback shows all of it"
+        return [f"error: {name} failed: {reason}", *_own_lines(error), fix]
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" (raised in {Path(x.filename).name}, line {x.lineno})" for x in place)
+    return [
+        f"error: {reason}{where}",
+        "this was not foreseen; --traceback shows where it comes from",
+    ]
+
+
+def _reference(names: Sequence[str], words: Sequence[str]) -> str:
+    """Return how the command line, or a recipe on it, names a function: ``evaluate: digits:accuracy``."""
+    texts = [" ".join(words)]
+    for word in words:
+        if Path(word).suffix in (".yaml", ".yml", ".json") and Path(word).is_file():
+            texts.append(Path(word).read_text(encoding="utf-8", errors="replace"))
+    for name in names:
+        reference = rf"([\w-]+)[\"']?[:\s]\s*[\"']?([\w.]+:(?:\w+\.)*{re.escape(name)})\b"
+        found = next(filter(None, (re.search(reference, text) for text in texts)), None)
+        if found:
+            return f"{found[1]}: {found[2]}"
+    return f"{names[0]}()"
+
+
+def _own_lines(error: BaseException | None) -> list[str]:
+    if error is None:
+        return []
+    lines = []
+    for frame in own_frames(error.__traceback__)[-_MOST_FRAMES:]:
+        lines.append(f"  {_shortest(frame.filename)}, line {frame.lineno}, in {frame.name}")
+        lines += [f"    {frame.line}"] if frame.line else []
+    return lines
+
+
+def own_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
+    """Return the lines of a traceback that are the user's: not ours, Python's, or a package's."""
+    linecache.checkcache()
+    frames = traceback.extract_tb(trace)
+    starts = [i for i, frame in enumerate(frames) if frame.filename == command.__file__]
+    inside = frames[starts[-1] + 1 :] if starts else frames
+    return [frame for frame in inside if _is_own(frame.filename)]
+
+
+def _is_own(filename: str) -> bool:
+    if filename.startswith("<"):
+        return False
+    foreign = [str(Path(__file__).parent.parent), sys.prefix, sys.base_prefix]
+    foreign += [path for key, path in sysconfig.get_paths().items() if key != "data"]
+    path = Path(filename).resolve()
+    return not any(path.is_relative_to(Path(folder).resolve()) for folder in foreign)
+
+
+def _shortest(filename: str) -> str:
+    """Return a path from the working directory, if it lies in there."""
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"

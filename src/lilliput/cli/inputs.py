@@ -1,0 +1,92 @@
+"""Example inputs, from whichever option gives them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from lilliput.cli import options
+from lilliput.cli.functions import call_user
+from lilliput.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What ``--inputs``, ``--input-shape`` and ``--data`` hold."""
+
+    inputs: options.Inputs = None
+    input_shape: options.InputShape = None
+    data: options.Data = None
+
+    def __post_init__(self) -> None:
+        if self.inputs is not None and self.input_shape is not None:
+            raise ConfigError("--inputs and --input-shape say the same; give one of them.")
+        if self.input_shape is not None:
+            parse_shape(self.input_shape)
+
+    def find(self, framework: str) -> Any:
+        """Return example inputs from a function, a shape or the first batch; None without any."""
+        if self.inputs is not None:
+            return call_user(self.inputs, "--inputs")
+        if self.input_shape is not None:
+            return random_inputs(parse_shape(self.input_shape), framework)
+        if self.data is not None:
+            batch = self.batches(1)[0]
+            return batch[0] if isinstance(batch, (tuple, list)) else batch
+        return None
+
+    def batches(self, count: int) -> list[Any]:
+        """Return the first batches of the function that ``--data`` names; none without it."""
+        if self.data is None:
+            return []
+        batches = list(itertools.islice(iter(call_user(self.data, "--data")), count))
+        if not batches:
+            raise ConfigError(f"--data {self.data}: gave no batches, expected at least one.")
+        return batches
+
+
+def require_inputs(found: Any) -> Any:
+    """Return example inputs, or say which option gives them."""
+    if found is None:
+        raise ConfigError(
+            "running a model needs example inputs: give --inputs module:function, --data "
+            "module:function or --input-shape such as 1,3,32,32."
+        )
+    return found
+
+
+def parse_shape(text: str) -> list[int]:
+    """Return the numbers of a shape.
+
+    Examples
+    --------
+    >>> parse_shape("1,3,32,32"), parse_shape("8x20")
+    ([1, 3, 32, 32], [8, 20])
+    """
+    parts = re.split(r"[,x×]", text.strip())
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(
+            f"--input-shape: received {text!r}, expected numbers such as 1,3,32,32 (batch first)."
+        )
+    return [int(part) for part in parts]
+
+
+def random_inputs(shape: list[int], framework: str) -> Any:
+    """Return random numbers of a shape, as the framework's models take them."""
+    import numpy as np
+
+    drawn = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    return like_framework(drawn, framework)
+
+
+def like_framework(inputs: Any, framework: str) -> Any:
+    """Return arrays as what the models of a framework take."""
+    if framework != "torch":
+        return inputs
+    import torch
+
+    if isinstance(inputs, tuple):
+        return tuple(torch.from_numpy(x) for x in inputs)
+    return torch.from_numpy(inputs)

@@ -1,0 +1,63 @@
+"""From what the command line names to models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lilliput.cli.functions import call_user
+from lilliput.cli.inputs import Sources
+from lilliput.errors import ConfigError, StateError
+
+_FILES = (".onnx", ".tflite")
+_NOTHING = Sources()
+
+
+def open_model(reference: str, sources: Sources = _NOTHING) -> tuple[Any, str, Any]:
+    """Return a model, its framework, and example inputs.
+
+    Parameters
+    ----------
+    reference : str
+        ``module:factory``, or the folder of a finished run.
+    sources : Sources
+        Where the inputs come from; by default from the run, or there are None.
+    """
+    from lilliput.recipes.spec import is_reference
+
+    if is_reference(reference):
+        model = call_user(reference, "model")
+        framework = framework_of(model)
+        return model, framework, sources.find(framework)
+    place = Path(reference)
+    if not (place / "run.json").is_file():
+        raise ConfigError(
+            f"model: received {reference!r}, expected module:factory, or the folder of an earlier run."
+        )
+    from lilliput.recipes.opening import load_run
+
+    try:
+        held = load_run(place)
+    except StateError as error:
+        raise ConfigError(f"model: {error}") from error
+    framework = framework_of(held.model)
+    found = sources.find(framework)
+    return held.model, framework, held.inputs if found is None else found
+
+
+def framework_of(model: Any) -> str:
+    """Return ``'torch'`` or ``'keras'``."""
+    from lilliput.backends import backend_of
+
+    return backend_of(model).name
+
+
+def is_file(reference: str) -> bool:
+    """Whether a reference is a file that a runtime executes.
+
+    Examples
+    --------
+    >>> is_file("small.onnx"), is_file("digits:build")
+    (True, False)
+    """
+    return Path(reference).suffix.lower() in _FILES

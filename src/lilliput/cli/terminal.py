@@ -1,0 +1,169 @@
+"""Where a command writes: its result to stdout, as text or as JSON, and all else to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Annotated, Any
+
+import typer
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows to print; columns whose name starts with ``>`` are aligned to the right.
+
+    Examples
+    --------
+    >>> print(Table(["layer", ">parameters"], [["conv1", "1,728"]]).plain(60))
+    layer  parameters
+    conv1       1,728
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+
+    def plain(self, width: int) -> str:
+        """Return the table as text without lines and colours; long cells fold."""
+        from rich.console import Console
+
+        stream = io.StringIO()
+        Console(file=stream, width=width, color_system=None).print(self._rich(has_lines=False))
+        lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+        return "\n".join([self.title, *lines] if self.title else lines)
+
+    def __rich__(self) -> Any:
+        return self._rich(has_lines=True)
+
+    def _rich(self, has_lines: bool) -> Any:
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        title = self.title if has_lines else None
+        table = RichTable(
+            title=title or None,
+            title_justify="left",
+            box=box.SIMPLE_HEAD if has_lines else None,
+            padding=(0, 2, 0, 0),
+            pad_edge=False,
+            show_edge=False,
+            show_header=any(self.columns),
+        )
+        for name in self.columns:
+            justify: Any = "right" if name.startswith(">") else "left"
+            table.add_column(name.removeprefix(">"), justify=justify, overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        return table
+
+
+@dataclass
+class Terminal:
+    """What the options that all commands have in common say about output.
+
+    Parameters
+    ----------
+    json : bool
+        The result is one JSON document, and nothing else comes to stdout.
+    quiet : bool
+        No progress and no notes.
+    dry_run : bool
+        The command says what it would do, and does not do it.
+    traceback : bool
+        An error is shown with its traceback; who prints the error knows that.
+    """
+
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
+    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and stop.")
+    ] = False
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show the Python traceback of an error.")
+    ] = False
+    stdout: Any = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.stdout = sys.stdout
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Keep what the user's own functions print away from the JSON."""
+        with contextlib.redirect_stdout(sys.stderr if self.json else self.stdout):
+            yield
+
+    def note(self, text: str) -> None:
+        """Say something on the way, unless ``--quiet``."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def result(self, data: Any, *parts: Any) -> None:
+        """Print the result of the command: ``data`` as JSON, or the parts for people."""
+        if self.json:
+            print(dump_json(data), file=self.stdout)
+            return
+        for part in parts:
+            show(part, self.stdout)
+
+    def would(self, steps: Sequence[str], **data: Any) -> None:
+        """Print what the command would do."""
+        lines = ["would", *(f"  {number}. {step}" for number, step in enumerate(steps, 1))]
+        self.result({"dry_run": True, "would": list(steps), **data}, "\n".join(lines))
+
+
+def show(part: Any, stream: IO[str]) -> None:
+    """Print text, a table or a receipt: with lines and colours on a terminal, else as plain text."""
+    from rich.console import Console
+
+    console = Console(file=stream, highlight=False, markup=False)
+    if console.is_terminal and hasattr(part, "__rich__"):
+        console.print(part)
+    elif isinstance(part, Table):
+        print(part.plain(console.width), file=stream)
+    else:
+        print(part, file=stream)
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: paths as text, numbers that are none as null.
+
+    Examples
+    --------
+    >>> to_plain({"dB": math.inf, "shape": (1, 2)})
+    {'dB': None, 'shape': [1, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return str(value)
+
+
+def dump_json(data: Any) -> str:
+    """Return data as JSON for people and machines."""
+    return json.dumps(to_plain(data), indent=2)
+
+
+def some(names: Sequence[str], count: int = 6) -> str:
+    """Return the first few of some names, and how many more there are.
+
+    Examples
+    --------
+    >>> some(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more

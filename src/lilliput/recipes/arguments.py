@@ -1,0 +1,65 @@
+"""Which algorithm a step names, and which arguments it takes."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from lilliput.registry import pruners, quantizers
+
+# What the run gives to a compressor itself, and what only code can give it.
+OURS = ("self", "model", "config_list", "optimizer", "example_inputs", "dummy_input", "groups")
+_FOR_CODE = ("masker_type", "options", "trainer", "criterion", "traced_optimizer")
+
+
+def algorithm_of(verb: str, name: str) -> Any:
+    """Return the class of a pruner or quantizer.
+
+    Examples
+    --------
+    >>> algorithm_of("prune", "agp").__name__
+    'AGPPruner'
+    """
+    import lilliput.algorithms  # noqa: F401  (they register when they are imported)
+
+    return (quantizers if verb == "quantize" else pruners).get(name)
+
+
+def arguments_of(cls: Any) -> list[str]:
+    """Return the arguments of an algorithm, those that base classes take included."""
+    names = list(getattr(cls, "takes", ()))
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(base.__init__).parameters.values()
+        names += [x.name for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
+        if not any(x.kind is x.VAR_KEYWORD for x in parameters):
+            break
+    return list(dict.fromkeys(names))
+
+
+def make_compressor(step: Any, model: Any, inputs: Any) -> Any:
+    """Return the compressor of a prune or quantize step, bound to a model that is only read.
+
+    Parameters
+    ----------
+    step : PruneStep, QuantizeStep or CompressorEntry
+        What to make.
+    model, inputs : object
+        The model, and what it is called with.
+    """
+    name = step.algorithm if hasattr(step, "algorithm") else getattr(step, step.verb)
+    cls = algorithm_of(step.verb, name)
+    extras = {"example_inputs": inputs} if "example_inputs" in arguments_of(cls) else {}
+    return cls(model, step.config, **extras, **step.options)
+
+
+def options_of(cls: Any) -> list[str]:
+    """Return the arguments that the options of a step may hold.
+
+    Examples
+    --------
+    >>> options_of(algorithm_of("prune", "agp"))
+    ['pruning_algorithm', 'pruning_params']
+    """
+    return [name for name in arguments_of(cls) if name not in (*OURS, *_FOR_CODE)]

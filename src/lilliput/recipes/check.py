@@ -1,0 +1,140 @@
+"""Check the steps of a recipe against the algorithms they name, without a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lilliput.config.files import read_rules
+from lilliput.config.parse import parse_rules
+from lilliput.core.binding import names_of
+from lilliput.core.compressor import Compressor
+from lilliput.errors import ConfigError, LilliputError, Problem, nearest
+from lilliput.recipes.arguments import OURS, options_of
+from lilliput.recipes.faults import Fault
+from lilliput.recipes.order import check_order
+from lilliput.recipes.spec import Recipe, verb_of
+from lilliput.registry import pruners, quantizers
+
+_RULE = re.compile(r"rule (\d+)(?: → (.*))?")
+
+
+def check_steps(raw: Any, folder: Path, recipe: Recipe | None) -> tuple[list[Any], list[Fault]]:
+    """Return the steps with their config lists read, and all faults.
+
+    Parameters
+    ----------
+    raw : object
+        The steps as they stand in the file, right or wrong.
+    folder : pathlib.Path
+        Where files that the steps name are looked for.
+    recipe : Recipe or None
+        The same, if its form is right.
+    """
+    faults: list[Fault] = []
+    steps: list[Any] = []
+    for index, entry in enumerate(raw if isinstance(raw, list) else ()):
+        found = _Step(index, entry, folder) if isinstance(entry, Mapping) else None
+        if found is not None:
+            faults += found.check()
+        if recipe is not None:
+            step = recipe.steps[index]
+            has_rules = found is not None and found.rules is not None
+            steps.append(step.model_copy(update={"config": found.rules}) if has_rules else step)  # type: ignore[union-attr]
+    if recipe is not None and not faults:
+        faults = check_order(recipe.model_copy(update={"steps": steps}))
+    return steps, faults
+
+
+class _Step:
+    """One step as it stands in the file."""
+
+    def __init__(self, index: int, entry: Mapping[str, Any], folder: Path) -> None:
+        self.index, self.entry, self.folder = index, entry, folder
+        self.verb = verb_of(entry)
+        self.rules: list[Any] | None = None
+
+    def check(self) -> list[Fault]:
+        """Return what is wrong with the algorithm, its config list or its options."""
+        import lilliput.algorithms  # noqa: F401  (they register when they are imported)
+
+        if self.verb not in ("prune", "quantize", "analyze"):
+            return []
+        name = self.entry[self.verb]
+        if not isinstance(name, str):
+            return []
+        try:
+            cls = (quantizers if self.verb == "quantize" else pruners).get(name)
+        except ConfigError as error:
+            return [self._fault(str(error), self.verb)]
+        faults = self._check_config(cls)
+        if not faults and self.verb != "analyze":
+            faults = self._check_options(cls)
+        return faults
+
+    def _check_config(self, cls: Any) -> list[Fault]:
+        given = self.entry.get("config")
+        if given is None:
+            return []
+        where = ""
+        if isinstance(given, str):
+            where = f"{given}: "
+            try:
+                given = read_rules(self.folder / given, names_of(cls))
+            except ConfigError as error:
+                return [self._fault(str(error), "config")]
+        rules = [given] if isinstance(given, Mapping) else given
+        if self.verb == "prune" and isinstance(rules, list):
+            rules = [self._with_schedule(rule, cls) for rule in rules]
+        self.rules = rules if isinstance(rules, list) else None
+        if self.verb == "analyze" or cls.validate_config is not Compressor.validate_config:
+            return []
+        problems = parse_rules(rules, cls.rule, cls.__name__).problems
+        return [self._from_rule(problem, where) for problem in problems]
+
+    def _with_schedule(self, rule: Any, cls: Any) -> Any:
+        """Let a schedule end with the step, if the rule does not say when."""
+        epochs = self.entry.get("epochs", 0)
+        is_scheduled = "end_epoch" in cls.rule.model_fields and isinstance(rule, Mapping)
+        if not is_scheduled or "end_epoch" in rule or rule.get("exclude"):
+            return rule
+        return {**rule, "end_epoch": max(epochs, 1)} if isinstance(epochs, int) else rule
+
+    def _from_rule(self, problem: Problem, where: str) -> Fault:
+        match = _RULE.fullmatch(problem.path)
+        if match is None:
+            return self._fault(f"{where}{problem}", "config")
+        keys = [int(match[1]), *([match[2]] if match[2] else [])]
+        return self._fault(f"{where}{problem.message}", "config", *keys)
+
+    def _check_options(self, cls: Any) -> list[Fault]:
+        options = self.entry.get("options") or {}
+        if not isinstance(options, Mapping):
+            return []
+        known = options_of(cls)
+        faults = [
+            self._fault(_about_option(key, known, cls), "options", str(key))
+            for key in options
+            if key not in known
+        ]
+        if faults:
+            return faults
+        try:
+            cls(None, self.rules, **options)
+        except LilliputError as error:
+            return [self._fault(str(error), "options" if options else str(self.verb))]
+        except (TypeError, ValueError) as error:
+            return [self._fault(f"{cls.__name__} does not take these options: {error}.", "options")]
+        return []
+
+    def _fault(self, message: str, *keys: str | int) -> Fault:
+        return Fault(("steps", self.index, *keys), message)
+
+
+def _about_option(key: Any, known: list[str], cls: Any) -> str:
+    if key in OURS:
+        return "is given by the recipe itself; remove it from the options."
+    listed = f"It takes: {', '.join(known)}." if known else "It takes none."
+    return f"{cls.__name__} has no such option.{nearest(key, known)} {listed}"

@@ -1,0 +1,189 @@
+"""The folder of a run: ``run.json`` says all, and names the one file of tensors that counts.
+
+``run.json`` is replaced last, in one step. Whatever moment a run is killed at, the folder holds the
+state after a whole number of units of work; files that nothing names are removed by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, JsonValue, ValidationError
+
+from lilliput.core.state_files import Strict
+from lilliput.errors import StateError
+from lilliput.files import write_atomically
+
+FORMAT = 1
+NAME = "run.json"
+LOCK = ".lock"
+_TENSORS = re.compile(r"state-[0-9a-f]{16}\.safetensors")
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")
+_SHRUNK = re.compile(r"shrunk-\d+")
+
+
+class CompressorEntry(Strict):
+    """A compressor at work, as its step wrote it, and what it knows."""
+
+    verb: Literal["prune", "quantize"]
+    algorithm: str
+    config: JsonValue
+    options: dict[str, JsonValue]
+    state: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class ModelEntry(Strict):
+    """How to build the model again: factory, then plans of shrinking, then compressors."""
+
+    framework: Literal["torch", "keras"]
+    factory: str
+    folder: str
+    seed: int
+    shrunk: list[str] = Field(default_factory=list)
+    compressors: list[CompressorEntry] = Field(default_factory=list)
+
+
+class TensorFile(Strict):
+    """The file of tensors that belongs to the JSON."""
+
+    file: str
+    sha256: str
+
+
+class Document(Strict):
+    """What ``run.json`` holds."""
+
+    format: Literal[1]
+    kind: Literal["recipe run"]
+    text: str
+    made_from: dict[str, JsonValue]
+    threads: int | None
+    done: int
+    units: int
+    is_finished: bool
+    model: ModelEntry
+    optimizer: JsonValue
+    inputs: JsonValue
+    log: dict[str, JsonValue]
+    tensors: TensorFile
+
+
+@dataclass
+class Checkpoint:
+    """A run after a number of units of work; ``tensors`` are by name, whatever the framework."""
+
+    text: str
+    made_from: dict[str, Any]
+    threads: int | None
+    model: ModelEntry
+    units: int
+    done: int = 0
+    is_finished: bool = False
+    optimizer: Any = None
+    inputs: Any = None
+    log: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Replace the checkpoint of a folder, and remove what it no longer needs."""
+        from lilliput.backends import backend_named
+
+        data = backend_named(self.model.framework).dump_tensors(self.tensors)
+        digest = hashlib.sha256(data).hexdigest()
+        file = TensorFile(file=f"state-{digest[:16]}.safetensors", sha256=digest)
+        fields = {k: v for k, v in vars(self).items() if k != "tensors"}
+        document = Document(format=1, kind="recipe run", tensors=file, **fields)
+        if not (folder / file.file).exists():
+            write_atomically(folder / file.file, data)
+        write_atomically(folder / NAME, document.model_dump_json(indent=1).encode())
+        remove_leftovers(folder, {file.file, *self.model.shrunk})
+
+    @classmethod
+    def load(cls, folder: Path) -> Checkpoint:
+        """Read the checkpoint of a folder; refuse one that is damaged or from the future."""
+        from lilliput.backends import backend_named
+
+        document = read_run(folder)
+        try:
+            data = (folder / Path(document.tensors.file).name).read_bytes()
+        except OSError as error:
+            raise StateError(
+                f"{folder}: the tensors of the run cannot be read ({error})."
+            ) from error
+        if hashlib.sha256(data).hexdigest() != document.tensors.sha256:
+            raise StateError(f"{folder}: the tensors of the run are damaged (checksum differs).")
+        fields = {x: getattr(document, x) for x in Document.model_fields}
+        for name in ("format", "kind", "tensors"):
+            del fields[name]
+        tensors = backend_named(document.model.framework).parse_tensors(data)
+        return cls(**fields, tensors=tensors)
+
+
+def read_run(folder: Path) -> Document:
+    """Return what ``run.json`` of a folder says."""
+    path = folder / NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StateError(f"{folder}: no readable run ({error}).") from error
+    version = content.get("format") if isinstance(content, dict) else None
+    if isinstance(version, int) and version > FORMAT:
+        raise StateError(
+            f"{path}: written in format {version}, this version of Lilliput reads up to {FORMAT}; "
+            "upgrade Lilliput."
+        )
+    try:
+        return Document.model_validate(content)
+    except (ValidationError, RecursionError) as error:
+        first = str(error).splitlines()[1:3]
+        raise StateError(f"{path}: no readable run ({' '.join(first)}).") from error
+
+
+def remove_leftovers(folder: Path, kept: set[str]) -> None:
+    """Remove files of earlier checkpoints, and what a killed run had half written."""
+    for path in folder.iterdir():
+        is_old = _TENSORS.fullmatch(path.name) or _SHRUNK.fullmatch(path.name)
+        if path.name not in kept and (is_old or _TEMPORARY.fullmatch(path.name)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def is_ours_only(folder: Path) -> bool:
+    """Whether a folder holds nothing, or only what a run leaves that was killed right away."""
+    names = [path.name for path in folder.iterdir()]
+    return all(
+        name == LOCK or any(x.fullmatch(name) for x in (_TENSORS, _TEMPORARY, _SHRUNK))
+        for name in names
+    )
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from running in a folder; the lock goes when the process does."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such locks
+        yield
+        return
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        # Not flock: its locks are inherited, and workers of data loaders outlive a killed run.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise StateError(
+            f"{folder}: another process is running in this folder; wait for it, or choose another "
+            "folder."
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,124 @@
+"""The end of a run: the plain model, the receipt and the report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lilliput.errors import LilliputError
+from lilliput.recipes.checkpoint import read_run
+from lilliput.recipes.fingerprints import canonical
+from lilliput.recipes.opening import make_model
+from lilliput.recipes.session import Session
+
+if TYPE_CHECKING:
+    from lilliput.report.receipt import Figures, Receipt
+
+RECEIPT, REPORT = "receipt.json", "report.html"
+_QUICK = 10.0  # seconds that making the original model once more may take
+
+
+def finish(session: Session) -> None:
+    """Write all that remains of a run; doing it again writes the same."""
+    session.framework.evaluation_mode(session.model)
+    written = session.framework.write_model(session.model, session.compressors, session.folder)
+    receipt = _receipt(session)
+    receipt.save(session.folder / RECEIPT)
+    _write_report(session, receipt)
+    exported = [export["path"] for export in session.log["exports"]]
+    session.log["files"] = [*exported, written.name, RECEIPT, REPORT, "report.json"]
+    session.is_finished = True
+    session.save()
+
+
+def stored_files(folder: Path) -> list[Path]:
+    """Return what a finished run has written."""
+    names: Any = read_run(folder).log.get("files", [])
+    return [folder / name for name in names]
+
+
+def _receipt(session: Session) -> Receipt:
+    from lilliput.report.receipt import Figures, take_receipt
+
+    log = session.log
+    name = session.recipe.evaluate
+    before, after = (Figures.from_dict(log[x]) for x in ("before", "after"))
+    return take_receipt(
+        *_timed_together(session, before, after),
+        metric_name="metric" if name is None else name.rpartition(":")[2].rpartition(".")[2],
+        max_difference=_largest_difference(log["exports"]),
+        notes=tuple(log["notes"]),
+    )
+
+
+def _timed_together(session: Session, before: Figures, after: Figures) -> list[Figures]:
+    """Time the model as it was and what came out in turns: the machine may have changed meanwhile."""
+    from lilliput.report.measure import measure_all
+
+    is_slow = session.log.get("factory_seconds", 0.0) > _QUICK
+    if session.functions.factory is None or is_slow:  # it began with another run's result
+        return [before, after]
+    original = make_model(session.functions.factory, session.entry.seed)
+    exports = session.log["exports"]
+    final = session.folder / exports[-1]["path"] if exports else session.model
+    timed = measure_all([original, final], session.inputs)
+    return [
+        replace(x, runtime=t.runtime, p50=t.p50, p95=t.p95, runs=t.runs)
+        for x, t in zip((before, after), timed, strict=True)
+    ]
+
+
+def _largest_difference(exports: list[dict[str, Any]]) -> float | None:
+    """Return how far the last file is from the simulation, as it was executed."""
+    runtimes = exports[-1]["runtimes"].values() if exports else ()
+    found = [x["max_error"] for x in runtimes if x.get("max_error") is not None]
+    return max(found, default=None)
+
+
+def _write_report(session: Session, receipt: Receipt) -> None:
+    from lilliput.report.build import build_report
+    from lilliput.report.snapshot import Snapshot, snapshot
+
+    log = session.log
+    build_report(
+        receipt,
+        before=Snapshot.model_validate(log["snapshot"]),
+        after=snapshot(session.model, session.inputs),
+        quantization=_quantization(session),
+        sensitivity=log.get("sensitivity"),
+        points=log["points"],
+        groups=_groups(session),
+        export=log["exports"][-1] if log["exports"] else None,
+        recipe=session.recipe.text or json.dumps(canonical(session.recipe), indent=1),
+        reproduce="lilliput run recipe.yaml, with the recipe above beside the modules that it names",
+        title=f"Compression of {session.entry.factory}",
+        notes=log["notes"],
+    ).save(session.folder / REPORT)
+
+
+def _quantization(session: Session) -> Any:
+    """Return what quantization does to each tensor, if a quantizer is at work."""
+    from lilliput.report.quantization import quantization_report
+
+    samples = session.samples()
+    if not samples or not session.compressors or session.entry.compressors[-1].verb != "quantize":
+        return None
+    try:
+        return quantization_report(session.compressors[-1], samples)
+    except LilliputError as error:
+        session.log["notes"].append(f"no report of the quantized tensors: {error}")
+        return None
+
+
+def _groups(session: Session) -> Any:
+    """Return which channels of the shrunk model belong together."""
+    if "speedup" not in session.log or session.framework.name != "torch":
+        return None
+    from lilliput.speedup.collect import channel_groups
+
+    try:
+        return channel_groups(session.model, session.inputs)
+    except LilliputError:
+        return None

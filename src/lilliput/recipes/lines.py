@@ -1,0 +1,55 @@
+"""On which line of a file each value of a recipe stands."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+Place = tuple[str | int, ...]
+
+
+def find_lines(text: str) -> dict[Place, int]:
+    """Return the line of each key and entry, by its path; JSON is read as the YAML that it is.
+
+    Examples
+    --------
+    >>> find_lines("seed: 1\\nsteps:\\n  - speedup: {}\\n")[("steps", 0, "speedup")]
+    3
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.composer.warn_double_anchors = False
+    try:
+        root = yaml.compose(io.StringIO(text.removeprefix("\ufeff")))
+    except YAMLError:  # JSON that YAML reads otherwise: no lines, then
+        return {}
+    lines: dict[Place, int] = {}
+    _walk(root, (), lines, set())
+    return lines
+
+
+def line_of(place: Place, lines: Mapping[Place, int]) -> int | None:
+    """Return the line of a place, or of the nearest one around it."""
+    while place and place not in lines:
+        place = place[:-1]
+    return lines.get(place)
+
+
+def _walk(node: Any, place: Place, lines: dict[Place, int], seen: set[int]) -> None:
+    if id(node) in seen:  # an alias: its lines are those of the anchor
+        return
+    seen.add(id(node))
+    kind = getattr(node, "id", "")
+    if kind == "mapping":
+        for key, value in node.value:
+            inner = (*place, str(key.value))
+            lines[inner] = key.start_mark.line + 1
+            _walk(value, inner, lines, seen)
+    elif kind == "sequence":
+        for index, value in enumerate(node.value):
+            inner = (*place, index)
+            lines[inner] = value.start_mark.line + 1
+            _walk(value, inner, lines, seen)

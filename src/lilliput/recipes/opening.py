@@ -1,0 +1,204 @@
+"""Begin a run, or rebuild one exactly from its checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lilliput.backends import backend_of
+from lilliput.core.state import CompressionState
+from lilliput.errors import StateError
+from lilliput.recipes import fingerprints
+from lilliput.recipes.arguments import make_compressor
+from lilliput.recipes.checkpoint import Checkpoint, CompressorEntry, ModelEntry
+from lilliput.recipes.framework import framework_named
+from lilliput.recipes.functions import Functions, earlier_run
+from lilliput.recipes.packing import unpack
+from lilliput.recipes.references import importable, resolve_function
+from lilliput.recipes.session import Session
+from lilliput.recipes.spec import Recipe
+from lilliput.recipes.units import seed_for
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """The result of a run: the model, with the compressors that are still at work on it.
+
+    Attributes
+    ----------
+    model : object
+        The model.
+    compressors : list
+        Pruners and quantizers on it; empty for a plain model.
+    inputs : object
+        What it was looked at with.
+    """
+
+    model: Any
+    compressors: list[Any]
+    inputs: Any
+
+
+def load_run(folder: str | os.PathLike[str]) -> LoadedRun:
+    """Build the model that a finished run ended with; its factory must be importable.
+
+    Parameters
+    ----------
+    folder : path
+        The folder of the run.
+    """
+    place = Path(folder)
+    held = _finished(place)
+    with importable([held.model.folder, Path.cwd()]):
+        model, compressors = build(held, place)
+        load_states(held, model, compressors)
+    return LoadedRun(model, compressors, _inputs(held, model))
+
+
+def start(recipe: Recipe, folder: Path, functions: Functions) -> Session:
+    """Return a session at the beginning of a run."""
+    session = Session(recipe, folder, functions)
+    origin = earlier_run(recipe)
+    if origin is None:
+        began = time.perf_counter()
+        session.model = make_model(functions.factory, recipe.seed)
+        session.log["factory_seconds"] = round(time.perf_counter() - began, 1)
+        name: Any = backend_of(session.model).name
+        session.framework = framework_named(name)
+        session.entry = ModelEntry(
+            framework=name, factory=recipe.model, folder=str(recipe.folder), seed=recipe.seed
+        )
+    else:
+        held = _take_result(session, origin)
+        for shrunk in held.model.shrunk:
+            shutil.copytree(origin / shrunk, folder / shrunk)
+    session.take_inputs()
+    session.threads = session.framework.threads()
+    session.made_from = session.fingerprint()
+    return session
+
+
+def resume(recipe: Recipe, folder: Path, functions: Functions) -> Session:
+    """Return a session where a run was when it last noted it; refuse if something changed."""
+    held = Checkpoint.load(folder)
+    now: dict[str, Any] = {
+        "recipe": fingerprints.canonical(recipe),
+        "versions": fingerprints.of_versions(held.model.framework),
+    }
+    fingerprints.refuse_changes(held.made_from, now, folder)
+    session = Session(recipe, folder, functions)
+    session.framework = framework_named(held.model.framework)
+    origin = earlier_run(recipe)
+    if origin is None:
+        session.model = make_model(functions.factory, held.model.seed)
+    else:
+        _take_result(session, origin)
+    session.take_inputs()
+    fingerprints.refuse_changes(held.made_from, session.fingerprint(), folder)
+    session.made_from, session.threads = held.made_from, held.threads
+    session.done, session.log, session.entry = held.done, held.log, held.model
+    fresh = session.model if origin is None else None
+    session.model, session.compressors = build(held, folder, fresh)
+    session.inputs = _inputs(held, session.model)
+    if held.optimizer is not None:
+        session.start_training(session.units[held.done].step)
+        load_states(held, session.model, session.compressors, session.optimizer)
+    else:
+        load_states(held, session.model, session.compressors)
+    return session
+
+
+def build(held: Checkpoint, folder: Path, fresh: Any = None) -> tuple[Any, list[Any]]:
+    """Return the model of a checkpoint and its compressors, without what they have learned.
+
+    Parameters
+    ----------
+    held : Checkpoint
+        What to build.
+    folder : pathlib.Path
+        Where the plans of shrinking are.
+    fresh : object, optional
+        A model from the factory, if there is one already.
+    """
+    framework, entry = framework_named(held.model.framework), held.model
+    if fresh is None:
+        fresh = make_model(resolve_function(entry.factory, "model", [entry.folder]), entry.seed)
+    model, compressors = fresh, []
+    for name in entry.shrunk:
+        model = framework.shrink_again(model, folder / name)
+    inputs = _inputs(held, model)
+    framework.evaluation_mode(model)
+    for part in entry.compressors:
+        compressors.append(make_compressor(part, model, inputs))
+        compressors[-1].compress()
+    return model, compressors
+
+
+def load_states(
+    held: Checkpoint, model: Any, compressors: list[Any], optimizer: Any = None
+) -> None:
+    """Put back what the model, the optimizer and the compressors have learned."""
+    framework = framework_named(held.model.framework)
+    framework.load(model, _within(held.tensors, "model/"))
+    if optimizer is not None:
+        framework.load_optimizer(optimizer, unpack(held.optimizer, held.tensors))
+    for number, (entry, compressor) in enumerate(
+        zip(held.model.compressors, compressors, strict=True)
+    ):
+        compressor.load_state(_state(entry, number, held))
+
+
+def make_model(factory: Any, seed: int) -> Any:
+    """Call the factory, with all generators seeded."""
+    fingerprints.seed_python(seed_for(seed, "model"))
+    for name in ("torch", "keras"):
+        if name in sys.modules:
+            framework_named(name).seed(seed_for(seed, "model"))
+    return factory()
+
+
+def _take_result(session: Session, origin: Path) -> Checkpoint:
+    """Let a session begin with the result of an earlier run."""
+    held = _finished(origin)
+    session.framework = framework_named(held.model.framework)
+    session.model, session.compressors = build(held, origin)
+    load_states(held, session.model, session.compressors)
+    session.entry = held.model
+    session.inputs = _inputs(held, session.model)
+    return held
+
+
+def _inputs(held: Checkpoint, model: Any) -> Any:
+    """Return what the model of a checkpoint is called with."""
+    framework = framework_named(held.model.framework)
+    return framework.place(unpack(held.inputs, held.tensors), model)
+
+
+def _finished(folder: Path) -> Checkpoint:
+    held = Checkpoint.load(folder)
+    if not held.is_finished:
+        raise StateError(
+            f"{folder}: this run is not finished; continue it first: lilliput run … --resume."
+        )
+    return held
+
+
+def _state(entry: CompressorEntry, number: int, held: Checkpoint) -> CompressionState:
+    """Return what a compressor knew."""
+    tensors: dict[str, dict[str, Any]] = {}
+    for path, tensor in _within(held.tensors, f"compressor {number}/").items():
+        layer, _, key = path.rpartition("::")
+        tensors.setdefault(layer, {})[key] = tensor
+    known: dict[str, Any] = entry.state
+    return CompressionState(
+        known["class"], known["layers"], tensors, known["progress"], held.model.framework
+    )
+
+
+def _within(tensors: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)}

@@ -1,0 +1,66 @@
+"""Faults that lie between the steps of a recipe: what comes before what, and what is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lilliput.recipes.faults import Fault
+from lilliput.recipes.spec import Recipe, is_reference
+
+
+def check_order(recipe: Recipe) -> list[Fault]:
+    """Return steps that come too early, files written twice, and schedules longer than training."""
+    faults: list[Fault] = []
+    has_zeros = True  # those that the model comes with, until it is trained without masks
+    is_pruned = not is_reference(recipe.model)  # an earlier run may have pruned it
+    is_quantized = False
+    files: set[str] = set()
+    steps: list[Any] = list(recipe.steps)
+    for index, step in enumerate(steps):
+        found = ""
+        if step.verb == "speedup" and is_quantized:
+            found = "comes after quantize; cut channels out first, and quantize the smaller model."
+        elif step.verb == "speedup" and not has_zeros:
+            found = "comes after training without a prune step, so there is nothing to cut out."
+        elif step.verb == "export" and step.file in files:
+            found = f"writes {step.file!r}, which an earlier step writes too; choose another name."
+        elif step.verb == "prune" and is_quantized:
+            found = "comes after quantize; prune first."
+        if found:
+            faults.append(Fault(("steps", index, step.verb), found))
+        faults += _check_data(recipe, index, step)
+        if step.verb == "prune":
+            is_pruned = has_zeros = True
+        elif step.verb == "finetune" and not is_pruned:
+            has_zeros = False
+        is_quantized |= step.verb == "quantize"
+        files |= {step.file} if step.verb == "export" else set()
+    return faults
+
+
+def _check_data(recipe: Recipe, index: int, step: Any) -> list[Fault]:
+    faults = []
+    if step.verb == "analyze" and recipe.evaluate is None:
+        text = "needs 'evaluate' at the top of the recipe, to measure what a layer can lose."
+        faults.append(Fault(("steps", index, "analyze"), text))
+    needs_data = step.verb in ("quantize", "finetune") or (step.verb == "prune" and step.epochs)
+    if needs_data and recipe.data is None:
+        text = f"needs 'data' at the top of the recipe: {Recipe.model_fields['data'].description}"
+        faults.append(Fault(("steps", index, step.verb), text))
+    if step.verb == "prune":
+        faults += _check_schedule(index, step)
+    return faults
+
+
+def _check_schedule(index: int, step: Any) -> list[Fault]:
+    """Return rules whose schedule would not come to its end in this step."""
+    faults = []
+    for number, rule in enumerate(step.config if isinstance(step.config, list) else ()):
+        end = rule.get("end_epoch") if isinstance(rule, dict) else None
+        if isinstance(end, int) and end > step.epochs:
+            text = (
+                f"is {end}, but the step trains {step.epochs} epochs, so that final_sparsity would not "
+                f"be reached; set epochs to {end} or more, or leave end_epoch out."
+            )
+            faults.append(Fault(("steps", index, "config", number, "end_epoch"), text))
+    return faults

@@ -1,0 +1,62 @@
+"""Nested values as JSON that gives them back exactly, with the tensors in a store of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lilliput.errors import StateError
+
+
+def pack(value: Any, path: str, store: dict[str, Any], is_tensor: Callable[[Any], bool]) -> Any:
+    """Return a value as JSON; tensors go to ``store``, by their path.
+
+    Examples
+    --------
+    >>> store = {}
+    >>> pack({"lr": 0.1, 0: (1, None)}, "", store, lambda x: False)
+    {'dict': [['lr', 0.1], [0, {'tuple': [1, None]}]]}
+    """
+    if is_tensor(value):
+        store[path] = value
+        return {"tensor": path}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(float(value))}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [pack(x, f"{path}/{i}", store, is_tensor) for i, x in enumerate(value)]
+        return items if isinstance(value, list) else {"tuple": items}
+    if isinstance(value, Mapping) and all(isinstance(key, (str, int)) for key in value):
+        pairs = [[k, pack(x, f"{path}/{k}", store, is_tensor)] for k, x in value.items()]
+        return {"dict": pairs}
+    raise StateError(
+        f"{path}: a {type(value).__name__} cannot be written into a checkpoint; expected tensors, "
+        "numbers, texts, lists, tuples and dicts."
+    )
+
+
+def unpack(value: Any, store: Mapping[str, Any]) -> Any:
+    """Return the value that :func:`pack` described."""
+    try:
+        return _unpack(value, store)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StateError(f"the checkpoint is damaged ({error!r}).") from error
+
+
+def _unpack(value: Any, store: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_unpack(x, store) for x in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return store[content]
+    if kind == "float":
+        return float(content)
+    if kind == "tuple":
+        return tuple(_unpack(x, store) for x in content)
+    if kind != "dict":
+        raise ValueError(kind)
+    return {key: _unpack(x, store) for key, x in content}

@@ -1,0 +1,202 @@
+"""The dry run: what a recipe would do to which layers, and about how long it would take."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lilliput.errors import ConfigError, Problem, StageError
+from lilliput.recipes.arguments import make_compressor
+from lilliput.recipes.functions import find_functions
+from lilliput.recipes.load import load_recipe
+from lilliput.recipes.references import importable
+from lilliput.recipes.spec import Recipe, epochs_of
+from lilliput.recipes.units import title_of, units_of
+
+if TYPE_CHECKING:
+    from lilliput.recipes.session import Session
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One step: its layers by rule, and the seconds that it trains, if that is known."""
+
+    title: str
+    epochs: int = 0
+    rules: dict[int, list[str]] = field(default_factory=dict)
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would do; ``print`` it.
+
+    Attributes
+    ----------
+    steps : list of PlannedStep
+        In order.
+    units : int
+        Units of work, after each of which a run can be killed and continued.
+    seconds : float or None
+        Training and evaluation, by the time that one batch takes here.
+    memory : int or None
+        Bytes that this process has needed at most, with one batch trained.
+    notes : list of str
+        What the figures do not cover.
+    """
+
+    steps: list[PlannedStep]
+    units: int
+    seconds: float | None
+    memory: int | None
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.steps)} steps, {self.units} units of work"]
+        for number, step in enumerate(self.steps, 1):
+            plural = "s" if step.epochs > 1 else ""
+            epochs = f", {step.epochs} epoch{plural}" if step.epochs else ""
+            time_ = "" if step.seconds is None else f", about {_duration(step.seconds)}"
+            lines.append(f"  {number}. {step.title}{epochs}{time_}")
+            lines += [f"     rule {rule}: {_some(names)}" for rule, names in step.rules.items()]
+        if self.seconds is not None:
+            lines.append(f"about {_duration(self.seconds)} of training and evaluation here")
+        if self.memory is not None:
+            lines.append(f"about {self.memory / 1e6:,.0f} MB of memory")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def plan(recipe: str | os.PathLike[str] | dict[str, Any] | Recipe) -> Plan:
+    """Check a recipe against its model and data, and estimate what it takes; nothing is written.
+
+    Parameters
+    ----------
+    recipe : path, dict or Recipe
+        What to do; see :func:`load_recipe`.
+
+    Raises
+    ------
+    ConfigError
+        With everything that is wrong: functions that are not there, rules that match no layer.
+    """
+    from lilliput.recipes.opening import start
+
+    asked = load_recipe(recipe)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        importable([asked.folder, Path.cwd()]),
+    ):
+        session = start(asked, Path(folder), find_functions(asked))
+        layers = check_model(session)
+        batch, count, notes = _time(session)
+    steps = [
+        PlannedStep(
+            title_of(step),
+            epochs := epochs_of(step),
+            layers.get(index, {}),
+            None if batch is None or count is None or not epochs else epochs * count * batch,
+        )
+        for index, step in enumerate(asked.steps)
+    ]
+    known = [step.seconds for step in steps if step.epochs]
+    evaluations = _evaluation_seconds(session)
+    total = None if None in known else sum(x or 0 for x in known) + evaluations
+    return Plan(steps, len(units_of(asked)) + 1, total, _peak_memory(), notes)
+
+
+def check_model(session: Session) -> dict[int, dict[int, list[str]]]:
+    """Return which layers the rules of each step take, or raise all that does not fit the model."""
+    problems: list[Problem] = []
+    found: dict[int, dict[int, list[str]]] = {}
+    missing = session.framework.check_training(session.functions) if session.recipe.trains else ""
+    if missing:
+        problems.append(Problem("", f"{missing}."))
+    for index, step in enumerate(session.recipe.steps):
+        if step.verb not in ("prune", "quantize"):
+            continue
+        try:
+            compressor = make_compressor(step, session.model, session.inputs)
+        except ConfigError as error:
+            problems += [Problem(f"step {index + 1} → {x.path}", x.message) for x in error.problems]
+            continue
+        found[index] = _layers_by_rule(compressor)
+    if problems:
+        raise ConfigError(problems, title="recipe")
+    return found
+
+
+def _layers_by_rule(compressor: Any) -> dict[int, list[str]]:
+    rules: dict[int, list[str]] = {}
+    try:
+        decisions = compressor.selection.decisions
+    except StageError:  # an algorithm that changes the model first is bound later
+        return rules
+    for decision in decisions:
+        if decision.is_chosen:
+            rules.setdefault(decision.rule, []).append(decision.layer.name)
+    return rules
+
+
+def _time(session: Session) -> tuple[float | None, int | None, list[str]]:
+    """Return the seconds of training one batch, how many there are, and what is not known."""
+    if session.functions.data is None:
+        return None, None, []
+    session.seed("data")
+    batches = session.functions.batches()
+    count = len(batches) if hasattr(batches, "__len__") else None
+    notes = ["writing, checking and measuring files comes on top"]
+    if count is None:
+        notes.append("'data' does not say how many batches there are, so training is not estimated")
+    if not session.recipe.trains:
+        return None, count, notes
+    first = next(iter(batches))
+    optimizer = session.framework.start_training(
+        session.model, [], session.functions, session.functions.optimizer, None
+    )
+    seconds = 0.0
+    for _ in range(2):  # the first time is slower
+        start = time.perf_counter()
+        session.framework.train(session.model, optimizer, [first], session.functions, None, 0, 1)
+        seconds = time.perf_counter() - start
+    return seconds, count, notes
+
+
+def _evaluation_seconds(session: Session) -> float:
+    if session.functions.evaluate is None:
+        return 0.0
+    session.framework.evaluation_mode(session.model)
+    start = time.perf_counter()
+    session.functions.evaluate(session.model)
+    seconds = time.perf_counter() - start
+    return seconds * sum(unit.kind in ("baseline", "measure") for unit in session.units)
+
+
+def _peak_memory() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - 6} more" if len(listed) > 6 else ""
+    return f"{len(listed)} layers: {', '.join(listed[:6])}{more}"

@@ -1,0 +1,133 @@
+"""Find what ``module:function`` names, and say what is wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lilliput.errors import ConfigError, nearest
+from lilliput.recipes.spec import is_reference
+
+
+@contextlib.contextmanager
+def importable(folders: Iterable[str | Path]) -> Iterator[None]:
+    """Let modules in these folders be imported, the first folder first."""
+    added = [str(Path(folder).resolve()) for folder in folders]
+    before = list(sys.path)
+    sys.path[:0] = [folder for folder in dict.fromkeys(added) if folder not in sys.path]
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def resolve(text: str, what: str, folders: Iterable[str | Path] = ()) -> Any:
+    """Return the object that ``module:name`` names; the working directory is importable.
+
+    Parameters
+    ----------
+    text : str
+        The module, a colon, and a name in it, with dots where it is an attribute of another.
+    what : str
+        What it is for, for messages: ``'model'``.
+    folders : iterable of path, optional
+        Where else to look for the module, such as the folder of the recipe.
+
+    Examples
+    --------
+    >>> resolve("math:sqrt", "data")(9)
+    3.0
+    >>> resolve("math:sqr", "data")
+    Traceback (most recent call last):
+        ...
+    lilliput.errors.ConfigError: data: module 'math' has no 'sqr'. Did you mean 'sqrt'?
+    """
+    if not isinstance(text, str) or not is_reference(text):
+        raise ConfigError(f"{what}: received {text!r}, expected module:function.")
+    name, _, path = text.partition(":")
+    with importable([*folders, Path.cwd()]):
+        found: Any = _import(name, what, [*folders, Path.cwd()])
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            owner = f"module {name!r}" if inspect.ismodule(found) else f"{found!r}"
+            raise ConfigError(
+                f"{what}: {owner} has no {part!r}.{nearest(part, _public(found))}"
+            ) from None
+    return found
+
+
+def resolve_function(
+    text: str, what: str, folders: Iterable[str | Path] = ()
+) -> Callable[..., Any]:
+    """As :func:`resolve`; refuse what cannot be called."""
+    found = resolve(text, what, folders)
+    if not callable(found):
+        raise ConfigError(f"{what}: {text} is a {type(found).__name__}, expected a function.")
+    return found  # type: ignore[no-any-return]
+
+
+def call(function: Callable[..., Any], *args: Any, **extras: Any) -> Any:
+    """Call a function of the user with those extras that it has parameters for.
+
+    Examples
+    --------
+    >>> call(lambda x, epoch: (x, epoch), 1, epoch=2, epochs=3)
+    (1, 2)
+    """
+    try:
+        known = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return function(*args)
+    takes_all = any(x.kind is x.VAR_KEYWORD for x in known.values())
+    positional = list(known)[: len(args)]
+    wanted = {k: v for k, v in extras.items() if takes_all or (k in known and k not in positional)}
+    return function(*args, **wanted)
+
+
+def _import(name: str, what: str, folders: list[str | Path]) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigError(f"{what}: importing {name!r} failed: {_place(error)}") from error
+        hint = nearest(name, _modules(folders))
+        raise ConfigError(
+            f"{what}: there is no module {name!r} in the working directory, beside the recipe or "
+            f"installed.{hint}"
+        ) from error
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise ConfigError(f"{what}: importing {name!r} failed: {_place(error)}") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"{what}: importing {name!r} ended the program; put what it runs behind "
+            "if __name__ == '__main__'."
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """Return an error with the line it came from."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: {error.msg}."
+    frames = [x for x in traceback.extract_tb(error.__traceback__) if "importlib" not in x.filename]
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if len(frames) > 1 else ""
+    return f"{where}{type(error).__name__}: {error}"
+
+
+def _modules(folders: list[str | Path]) -> list[str]:
+    """Return the modules that lie in folders."""
+    there = [path for folder in folders if Path(folder).is_dir() for path in Path(folder).iterdir()]
+    packages = [path.name for path in there if (path / "__init__.py").is_file()]
+    return [*packages, *(path.stem for path in there if path.suffix == ".py")]
+
+
+def _public(found: Any) -> list[str]:
+    return [name for name in dir(found) if not name.startswith("_")]

@@ -1,0 +1,176 @@
+"""Run a recipe from end to end, or go on where an earlier process was stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lilliput.errors import ConfigError, StateError
+from lilliput.recipes.checkpoint import NAME, is_ours_only, locked, read_run, remove_leftovers
+from lilliput.recipes.functions import find_functions
+from lilliput.recipes.load import load_recipe
+from lilliput.recipes.references import importable
+from lilliput.recipes.show import Event, Progress, make_progress
+from lilliput.recipes.spec import Recipe
+
+if TYPE_CHECKING:
+    from lilliput.recipes.session import Session
+    from lilliput.report.receipt import Receipt
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run gave.
+
+    Attributes
+    ----------
+    receipt : Receipt
+        Before → after; ``print`` it.
+    report : pathlib.Path
+        The HTML report.
+    files : list of pathlib.Path
+        All that was written: exported files, the plain weights, receipt and report.
+    folder : pathlib.Path
+        Where they are. A later recipe can name it as its model.
+    """
+
+    receipt: Receipt
+    report: Path
+    files: list[Path]
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.receipt}\nreport: {self.report}"
+
+
+def run(
+    recipe: str | os.PathLike[str] | dict[str, Any] | Recipe,
+    folder: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    progress: bool | Progress = True,
+) -> RunResult:
+    """Run a recipe in a folder; after each unit of work it can be killed and continued.
+
+    Parameters
+    ----------
+    recipe : path, dict or Recipe
+        What to do; see :func:`load_recipe`.
+    folder : path
+        Where all files go; it must be new or empty, unless ``resume``.
+    resume : bool
+        Go on where an earlier run in this folder was stopped. On a CPU the files in the end are
+        those of a run that was never stopped, bit for bit. It is refused if the recipe, the model,
+        the data (its first two batches) or the versions of the packages are others. A finished
+        run is not run again.
+    progress : bool or callable
+        Whether to show a bar (lines, where there is no terminal), or a function that is called with
+        each :class:`Event`.
+
+    Notes
+    -----
+    Python's, NumPy's and the framework's generators are seeded before each unit, and ``data`` is
+    called anew for each epoch. A function with a generator of its own has to seed it alike each time.
+    The code of the functions is not compared: a mistake in it can be mended before going on.
+    """
+    asked = load_recipe(recipe)
+    place = Path(folder)
+    _check_folder(place, resume)
+    place.mkdir(parents=True, exist_ok=True)
+    with locked(place), importable([asked.folder, Path.cwd()]):
+        if (place / NAME).exists() and read_run(place).is_finished:
+            return _stored(asked, place)
+        show = make_progress(progress)
+        try:
+            session = _open(asked, place)
+            with _same_threads(session):
+                _work(session, show)
+        finally:
+            getattr(show, "close", lambda: None)()
+        return stored_result(place)
+
+
+def stored_result(folder: str | os.PathLike[str]) -> RunResult:
+    """Return the result of a finished run from its folder."""
+    from lilliput.recipes.finish import RECEIPT, REPORT, stored_files
+    from lilliput.report.receipt import Receipt
+
+    place = Path(folder)
+    receipt = Receipt.load(place / RECEIPT)
+    return RunResult(receipt, place / REPORT, stored_files(place), place)
+
+
+def _check_folder(folder: Path, resume: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file, expected a folder for the run.")
+    if not folder.is_dir():
+        return
+    has_run = (folder / NAME).exists()
+    if has_run and not resume:
+        raise StateError(
+            f"{folder}: holds a run already; continue it with --resume (resume=True), or choose "
+            "another folder."
+        )
+    if not has_run and not is_ours_only(folder):
+        raise StateError(f"{folder}: holds other files; choose a new or an empty folder.")
+
+
+def _stored(recipe: Recipe, folder: Path) -> RunResult:
+    """Return the result of a finished run, if it is one of this recipe."""
+    from lilliput.recipes.fingerprints import canonical, refuse_changes
+
+    refuse_changes(read_run(folder).made_from, {"recipe": canonical(recipe)}, folder)
+    return stored_result(folder)
+
+
+def _open(recipe: Recipe, folder: Path) -> Session:
+    from lilliput.recipes.opening import resume, start
+    from lilliput.recipes.planning import check_model
+
+    functions = find_functions(recipe)
+    if (folder / NAME).exists():
+        return resume(recipe, folder, functions)
+    remove_leftovers(folder, set())
+    session = start(recipe, folder, functions)
+    check_model(session)  # at once, and not after hours
+    if session.made_from["data"] is None:
+        session.log["notes"].append(
+            "'data' gave other batches when it was called again with the same seeds: a run that is "
+            "continued will not end bit for bit the same"
+        )
+    return session
+
+
+@contextlib.contextmanager
+def _same_threads(session: Session) -> Iterator[None]:
+    """Compute with as many threads as the run began with: the last bits of sums depend on it."""
+    before = session.framework.threads()
+    session.framework.set_threads(session.threads)
+    try:
+        yield
+    finally:
+        session.framework.set_threads(before)
+
+
+def _work(session: Session, show: Progress) -> None:
+    from lilliput.recipes.finish import finish
+    from lilliput.recipes.steps import do_unit
+
+    total = len(session.units) + 1
+    for unit in session.units[session.done :]:
+        show(Event(unit.index + 1, total, unit.text))
+        start = time.perf_counter()
+        do_unit(session, unit)
+        session.save()
+        is_measured = unit.kind in ("baseline", "measure")
+        metric = session.log["points"][-1]["metric"] if is_measured else None
+        show(Event(unit.index + 1, total, unit.text, time.perf_counter() - start, metric))
+    show(Event(total, total, "receipt and report"))
+    start = time.perf_counter()
+    finish(session)
+    show(Event(total, total, "receipt and report", time.perf_counter() - start))

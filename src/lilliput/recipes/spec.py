@@ -1,0 +1,282 @@
+"""What may stand in a recipe: the model and its data by name, and the steps in order.
+
+>>> recipe = Recipe.model_validate({
+...     "lilliput": 1,
+...     "model": "digits:build",
+...     "data": "digits:batches",
+...     "loss": "cross_entropy",
+...     "steps": [{"finetune": {"epochs": 2}}, {"export": "onnx", "file": "small.onnx"}],
+... })
+>>> [step.verb for step in recipe.steps]
+['finetune', 'export']
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Annotated, Any, ClassVar, Literal, Union
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    PrivateAttr,
+    Tag,
+    model_validator,
+)
+
+_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+SUFFIXES = {"onnx": ".onnx", "litert": ".tflite"}
+LOSSES = ("cross_entropy", "mse")
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text has the form ``module:function``.
+
+    Examples
+    --------
+    >>> is_reference("package.digits:build"), is_reference("digits.build")
+    (True, False)
+    """
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def _check_reference(text: str) -> str:
+    if not is_reference(text):
+        raise ValueError("expected module:function, such as 'digits:build'.")
+    return text
+
+
+def _check_loss(text: str) -> str:
+    if text not in LOSSES and not is_reference(text):
+        raise ValueError(f"expected {', '.join(LOSSES)} or module:function.")
+    return text
+
+
+def _check_model(text: str) -> str:
+    if not text.strip():
+        raise ValueError("expected module:factory, or the folder of an earlier run.")
+    return text
+
+
+def _check_name(text: str) -> str:
+    if PurePath(text).name != text or text.startswith(".") or "\\" in text or "\0" in text:
+        raise ValueError("expected the name of a file; it is written into the folder of the run.")
+    return text
+
+
+def _nothing_is_empty(value: Any) -> Any:
+    """Read ``speedup:`` with nothing behind it like ``speedup: {}``."""
+    return {} if value is None else value
+
+
+Reference = Annotated[str, AfterValidator(_check_reference)]
+Loss = Annotated[str, AfterValidator(_check_loss)]
+ModelSource = Annotated[str, AfterValidator(_check_model)]
+FileName = Annotated[str, AfterValidator(_check_name)]
+Count = Annotated[int, Field(ge=1)]
+LearningRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Options = dict[str, JsonValue]
+
+
+class Strict(BaseModel):
+    """No unknown keys, nothing converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Training(Strict):
+    """How a step trains, where it does not do as the others."""
+
+    optimizer: Reference | None = Field(
+        None, description="(model) -> optimizer, for this step only."
+    )
+    learning_rate: LearningRate | None = Field(
+        None, description="Learning rate of all parameter groups in this step."
+    )
+
+
+class PruneStep(Training):
+    """Mask weights or channels, and train under the masks."""
+
+    verb: ClassVar[str] = "prune"
+    prune: str = Field(description="Name of a pruner; see 'lilliput list'.")
+    config: JsonValue = Field(None, description="The config list, or a file with it.")
+    options: Options = Field({}, description="Other arguments of the pruner.")
+    epochs: Annotated[int, Field(ge=0)] = Field(0, description="Epochs under the masks.")
+    batches: Count | None = Field(
+        None, description="Batches for pruners that look at data before training."
+    )
+
+
+class QuantizeStep(Training):
+    """Round weights and activations, after calibration or while training."""
+
+    verb: ClassVar[str] = "quantize"
+    quantize: str = Field(description="Name of a quantizer; see 'lilliput list'.")
+    config: JsonValue = Field(None, description="The config list, or a file with it.")
+    options: Options = Field({}, description="Other arguments of the quantizer.")
+    epochs: Annotated[int, Field(ge=0)] = Field(0, description="Epochs with rounding.")
+    batches: Count | None = Field(None, description="Batches to calibrate on; 16 without epochs.")
+
+
+class SpeedupOptions(Strict):
+    """How channels are cut out."""
+
+    extend_masks: bool = Field(
+        False, description="Also remove channels of which only the filters are masked."
+    )
+    allow_graph: bool = Field(
+        True, description="Whether parts of the model may become captured graphs (torch)."
+    )
+
+
+class SpeedupStep(Strict):
+    """Cut masked channels out of the model."""
+
+    verb: ClassVar[str] = "speedup"
+    speedup: Annotated[SpeedupOptions, BeforeValidator(_nothing_is_empty)]
+
+
+class FinetuneOptions(Training):
+    """How long to train."""
+
+    epochs: Count = Field(description="Epochs to train.")
+
+
+class FinetuneStep(Strict):
+    """Train the model as it is by now."""
+
+    verb: ClassVar[str] = "finetune"
+    finetune: FinetuneOptions
+
+
+class ExportStep(Strict):
+    """Write a file, execute it, and compare."""
+
+    verb: ClassVar[str] = "export"
+    export: Literal["onnx", "litert"] = Field(description="Format of the file.")
+    file: FileName = Field(description="Name of the file, in the folder of the run.")
+    options: Options = Field({}, description="Other arguments of the exporter.")
+
+    @model_validator(mode="after")
+    def _check_suffix(self) -> ExportStep:
+        if not self.file.endswith(SUFFIXES[self.export]):
+            raise ValueError(
+                f"'file' {self.file!r}: expected a name that ends in {SUFFIXES[self.export]!r}."
+            )
+        return self
+
+
+class AnalyzeStep(Strict):
+    """Measure what each layer can lose, for the report; the model stays as it is."""
+
+    verb: ClassVar[str] = "analyze"
+    analyze: str = Field(description="Name of a one-shot pruner, such as 'l1' or 'level'.")
+    config: JsonValue = Field(None, description="Which layers; by default those of the pruner.")
+    sparsities: Annotated[list[Share], Field(min_length=1)] | None = Field(
+        None, description="Shares to try; 0.1 to 0.9 by default."
+    )
+
+
+STEPS: tuple[type[Strict], ...] = (
+    PruneStep,
+    SpeedupStep,
+    FinetuneStep,
+    QuantizeStep,
+    ExportStep,
+    AnalyzeStep,
+)
+VERBS = {cls.verb: cls for cls in STEPS}  # type: ignore[attr-defined]
+
+
+def verb_of(step: Any) -> str | None:
+    """Return which verb a step as it stands in the file has; None if not exactly one."""
+    if not isinstance(step, Mapping):
+        return getattr(step, "verb", None)
+    found = [key for key in VERBS if key in step]
+    return found[0] if len(found) == 1 else None
+
+
+Step = Annotated[
+    Union[
+        Annotated[PruneStep, Tag("prune")],
+        Annotated[SpeedupStep, Tag("speedup")],
+        Annotated[FinetuneStep, Tag("finetune")],
+        Annotated[QuantizeStep, Tag("quantize")],
+        Annotated[ExportStep, Tag("export")],
+        Annotated[AnalyzeStep, Tag("analyze")],
+    ],
+    Discriminator(verb_of, custom_error_type="verb", custom_error_message="verb"),
+]
+
+
+class Recipe(Strict):
+    """A compression run from a trained model to files; :func:`load_recipe` reads one."""
+
+    lilliput: Literal[1] = Field(description="Version of the recipe language: 1.")
+    model: ModelSource = Field(
+        description="module:factory, () -> trained model; or the folder of an earlier run."
+    )
+    data: Reference | None = Field(
+        None, description="module:function, () -> iterable of (inputs, targets)."
+    )
+    train: Reference | None = Field(
+        None, description="module:function, (model, optimizer, batches) -> None."
+    )
+    loss: Loss | None = Field(
+        None, description="cross_entropy, mse or module:function, for a plain training loop."
+    )
+    optimizer: Reference | None = Field(
+        None, description="module:function, (model) -> optimizer; by default SGD."
+    )
+    evaluate: Reference | None = Field(
+        None, description="module:function, (model) -> float, higher is better."
+    )
+    inputs: Reference | None = Field(
+        None, description="module:function, () -> inputs; by default 8 rows of the first batch."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="Seed of all generators.")
+    steps: Annotated[list[Step], Field(min_length=1)] = Field(description="What to do, in order.")
+    _folder: Path = PrivateAttr(Path())
+    _text: str = PrivateAttr("")
+
+    @model_validator(mode="after")
+    def _check_training(self) -> Recipe:
+        if self.train is not None and self.loss is not None:
+            raise ValueError("'train' and 'loss' are two ways to train; give one.")
+        return self
+
+    @property
+    def folder(self) -> Path:
+        """Where the recipe lies; modules beside it can be named in it."""
+        return self._folder
+
+    @property
+    def text(self) -> str:
+        """The recipe as it was written."""
+        return self._text
+
+    @property
+    def trains(self) -> bool:
+        """Whether any step trains the model."""
+        return any(epochs_of(step) for step in self.steps)
+
+
+def epochs_of(step: Any) -> int:
+    """Return how many epochs a step trains."""
+    if isinstance(step, FinetuneStep):
+        return step.finetune.epochs
+    return int(getattr(step, "epochs", 0))
+
+
+def training_of(step: Any) -> Any:
+    """Return the part of a step that says how it trains."""
+    return step.finetune if isinstance(step, FinetuneStep) else step

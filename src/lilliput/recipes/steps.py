@@ -1,0 +1,170 @@
+"""What each unit of work does to a session; none of them depends on more than the checkpoint before."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from lilliput.recipes.checkpoint import CompressorEntry
+from lilliput.recipes.session import Session
+from lilliput.recipes.spec import epochs_of
+from lilliput.recipes.units import Unit, title_of
+
+_CALIBRATION = 16  # batches, unless the step says otherwise
+
+
+def do_unit(session: Session, unit: Unit) -> None:
+    """Do one unit of work; the checkpoint is the caller's."""
+    session.seed(unit.index)
+    _DO[unit.kind](session, unit)
+    session.done = unit.index + 1
+
+
+def _baseline(session: Session, unit: Unit) -> None:
+    from lilliput.report.snapshot import snapshot
+
+    session.log["before"] = _measured(session, session.model, "trained model")
+    session.log["after"] = session.log["before"]
+    taken = snapshot(session.model, session.inputs)
+    session.log["snapshot"] = taken.model_dump(mode="json")
+    _add_point(session, "trained model", session.log["before"])
+
+
+def _set_up(session: Session, unit: Unit) -> None:
+    step = session.step_of(unit)
+    session.framework.evaluation_mode(session.model)
+    session.attach(
+        CompressorEntry(
+            verb=step.verb,
+            algorithm=getattr(step, step.verb),
+            config=step.config,
+            options=step.options,
+        )
+    )
+
+
+def _calibrate(session: Session, unit: Unit) -> None:
+    step = session.step_of(unit)
+    batches = islice(session.functions.batches(), step.batches or _CALIBRATION)
+    session.framework.evaluation_mode(session.model)
+    session.framework.calibrate(session.compressors[-1], batches, session.functions)
+
+
+def _epoch(session: Session, unit: Unit) -> None:
+    step = session.step_of(unit)
+    session.start_training(unit.step)
+    current = session.compressors[-1] if step.verb in ("prune", "quantize") else None
+    epochs = epochs_of(step)
+    batches = session.functions.batches(unit.epoch)
+    session.framework.train(
+        session.model, session.optimizer, batches, session.functions, current, unit.epoch, epochs
+    )
+    if unit.epoch == epochs - 1:
+        session.stop_training()
+
+
+def _speedup(session: Session, unit: Unit) -> None:
+    step = session.step_of(unit)
+    name = f"shrunk-{len(session.entry.shrunk)}"
+    target = session.folder / name
+    shutil.rmtree(target, ignore_errors=True)  # what a killed run may have left
+    session.framework.evaluation_mode(session.model)
+    options = step.speedup.model_dump()
+    result = session.framework.speedup(session.model, session.inputs, options, target)
+    session.model = result.model
+    session.compressors = []
+    session.entry = session.entry.model_copy(
+        update={"compressors": [], "shrunk": [*session.entry.shrunk, name]}
+    )
+    session.log["speedup"] = str(result)
+
+
+def _export(session: Session, unit: Unit) -> None:
+    step = session.step_of(unit)
+    session.framework.evaluation_mode(session.model)
+    samples = session.samples()
+    session.seed(unit.index)
+    path = session.folder / step.file
+    result = session.framework.export(
+        session.model, step.export, path, session.inputs, samples, step.options
+    )
+    session.log["exports"].append({**result.to_dict(), "path": step.file})
+
+
+def _analyze(session: Session, unit: Unit) -> None:
+    from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis
+
+    step = session.step_of(unit)
+    session.framework.evaluation_mode(session.model)
+    scan = SensitivityAnalysis(
+        session.model,
+        lambda model: evaluate(session, model),
+        step.sparsities,
+        step.analyze,
+        config_list=step.config,
+        example_inputs=session.inputs,
+    )
+    curves = scan.analysis()
+    session.log["sensitivity"] = [
+        {
+            "layer": layer,
+            "baseline": scan.ori_metric,
+            "points": [[x, y] for x, y in curve.items() if math.isfinite(y)],
+        }
+        for layer, curve in curves.items()
+    ]
+
+
+def _measure(session: Session, unit: Unit) -> None:
+    step = session.step_of(unit)
+    subject = session.folder / step.file if step.verb == "export" else session.model
+    name = step.file if step.verb == "export" else f"after {title_of(step)}"
+    figures = _measured(session, subject, name)
+    if step.verb == "export":  # a file does not tell what it came from
+        known = session.log["after"]
+        figures |= {k: known[k] for k in ("parameters", "nonzeros", "macs") if figures[k] is None}
+    session.log["after"] = figures
+    _add_point(session, name, figures)
+
+
+def evaluate(session: Session, model: Any) -> float:
+    """Return the metric of a model or an executed file; the same one however often it is asked for."""
+    from lilliput.report.measure import run_evaluation
+
+    function: Any = session.functions.evaluate
+    session.seed("evaluate")
+    if model is session.model:
+        session.framework.evaluation_mode(model)
+    return run_evaluation(function, model)
+
+
+def _measured(session: Session, subject: Any, name: str) -> dict[str, Any]:
+    from lilliput.report.measure import measure
+
+    has_metric = session.functions.evaluate is not None
+    metric = (lambda model: evaluate(session, model)) if has_metric else None
+    return measure(subject, session.inputs, evaluate=metric, name=name).to_dict()
+
+
+def _add_point(session: Session, name: str, figures: dict[str, Any]) -> None:
+    """Note one point of size, cost and metric, for the report."""
+    all_of_them = session.log["before"]["parameters"]
+    kept = figures["nonzeros"]
+    sparsity = None if kept is None or not all_of_them else 1 - kept / all_of_them
+    point = {key: figures[key] for key in ("bytes", "macs", "p50", "metric")}
+    session.log["points"].append({"name": name, **point, "sparsity": sparsity})
+
+
+_DO: dict[str, Callable[[Session, Unit], None]] = {
+    "baseline": _baseline,
+    "set up": _set_up,
+    "calibrate": _calibrate,
+    "epoch": _epoch,
+    "speedup": _speedup,
+    "export": _export,
+    "analyze": _analyze,
+    "measure": _measure,
+}

@@ -1,0 +1,238 @@
+"""Recipes on PyTorch: plain training loops, speedup in place, ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.backends.torch.files import dump_tensors
+from lilliput.errors import ConfigError, StateError
+from lilliput.files import write_atomically
+from lilliput.recipes.functions import Functions
+from lilliput.recipes.references import call
+from lilliput.speedup.capture import plain_copy
+
+_LOSSES = {"cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss}
+
+
+class TorchFramework:
+    """How torch trains, shrinks and writes; see :class:`~lilliput.recipes.framework.Framework`."""
+
+    name = "torch"
+
+    def seed(self, number: int) -> None:
+        """Seed torch on all devices."""
+        torch.manual_seed(number)
+
+    def threads(self) -> int:
+        """Return the threads of one operation."""
+        return torch.get_num_threads()
+
+    def set_threads(self, count: int | None) -> None:
+        """Compute with this many threads."""
+        if count is not None:
+            torch.set_num_threads(count)
+
+    def tensors(self, model: nn.Module) -> dict[str, Any]:
+        """Return the state dict."""
+        state = model.state_dict()
+        for name, value in state.items():
+            if not isinstance(value, Tensor):
+                raise StateError(
+                    f"{name!r} in the state dict is a {type(value).__name__}, expected a tensor; a "
+                    "checkpoint holds tensors only."
+                )
+        return dict(state)
+
+    def load(self, model: nn.Module, tensors: dict[str, Any]) -> None:
+        """Load a state dict, all of it."""
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise StateError(f"the checkpoint does not fit the model: {error}") from error
+
+    # -- training ------------------------------------------------------------------------------------
+
+    def check_training(self, functions: Functions) -> str:
+        """Return what is missing to train."""
+        if functions.train is None and functions.loss is None:
+            return "a step trains, and the recipe has neither 'loss' nor 'train'; add loss: cross_entropy"
+        return ""
+
+    def start_training(
+        self,
+        model: nn.Module,
+        compressors: list[Any],
+        functions: Functions,
+        factory: Any,
+        learning_rate: float | None,
+    ) -> Any:
+        """Return a new optimizer; parameters that compressors add are theirs to enter."""
+        make = _default_optimizer if factory is None else factory
+        optimizer = make(model)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"optimizer: the function returned {type(optimizer).__name__}, expected a "
+                "torch.optim.Optimizer."
+            )
+        own = {id(p) for c in compressors for w in c.every_wrapper() for p in w.parameters()}
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) not in own]
+            if learning_rate is not None:
+                group["lr"] = learning_rate
+        for compressor in compressors:
+            compressor.bind_optimizer(optimizer)
+        return optimizer
+
+    def stop_training(self, compressors: list[Any]) -> None:
+        """Make compressors forget their optimizer."""
+        for compressor in compressors:
+            compressor.optimizer = None
+
+    def optimizer_state(self, optimizer: Any) -> Any:
+        """Return its state dict."""
+        return optimizer.state_dict()
+
+    def load_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Load its state dict."""
+        try:
+            optimizer.load_state_dict(state)
+        except (KeyError, ValueError) as error:
+            raise StateError(f"the checkpoint does not fit the optimizer: {error}") from error
+
+    def train(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        batches: Any,
+        functions: Functions,
+        current: Any,
+        epoch: int,
+        epochs: int,
+    ) -> None:
+        """Train one epoch, by the user's function or by a plain loop."""
+        model.train()
+        if current is not None:
+            current.update_epoch(epoch + 1)
+        if functions.train is not None:
+            call(functions.train, model, optimizer, batches, epoch=epoch, epochs=epochs)
+            return
+        count = 0
+        for batch in batches:
+            optimizer.zero_grad()
+            _loss(model, batch, functions).backward()
+            optimizer.step()
+            count += 1
+        if not count:
+            raise ConfigError("data: the function returned no batches.")
+
+    def calibrate(self, compressor: Any, batches: Iterable[Any], functions: Functions) -> None:
+        """Run batches; a criterion that looks at gradients gets the loss of the recipe."""
+        extras: dict[str, Any] = (
+            {}
+            if functions.loss is None
+            else {"loss": lambda model, batch: _loss(model, batch, functions)}
+        )
+        batches = [self.place(batch, compressor.bound_model) for batch in batches]
+        call(compressor.calibrate, batches, progress=False, **extras)
+
+    def evaluation_mode(self, model: nn.Module) -> None:
+        """Turn dropout and batch statistics off."""
+        model.eval()
+
+    # -- shrinking and writing -----------------------------------------------------------------------
+
+    def speedup(self, model: nn.Module, inputs: Any, options: dict[str, Any], folder: Path) -> Any:
+        """Cut channels out, in place where possible."""
+        from lilliput.speedup.shrink import speedup
+
+        result = speedup(model, inputs, **options)
+        result.save(folder)
+        return result
+
+    def shrink_again(self, model: nn.Module, folder: Path) -> nn.Module:
+        """Follow a plan."""
+        from lilliput.speedup.saved import load
+
+        return load(model, folder)
+
+    def export(
+        self, model: nn.Module, format_: str, path: Path, inputs: Any, samples: Any, options: Any
+    ) -> Any:
+        """Write an ONNX file."""
+        from lilliput.export import export_onnx
+
+        if format_ != "onnx":
+            raise ConfigError(
+                "export: LiteRT files are written from Keras models; use export: onnx for this one."
+            )
+        return export_onnx(model, path, inputs, **{"calibration": samples, **options})
+
+    def write_model(self, model: nn.Module, compressors: list[Any], folder: Path) -> Path:
+        """Write the state dict of the plain model as safetensors."""
+        path = folder / "model.safetensors"
+        quantizers = [x for x in compressors if x.kind == "quantizer"]
+        has_activations = any(
+            {"input", "output"} & set(w.roles) for x in quantizers for w in x.every_wrapper()
+        )
+        if compressors and not has_activations:
+            compressors[-1].export_model(str(path))
+        else:  # rounded activations have no place in a state dict: these are the trained weights
+            write_atomically(path, dump_tensors(plain_copy(model).state_dict()))
+        return path
+
+    def place(self, value: Any, model: nn.Module) -> Any:
+        """Return inputs on the device of the model."""
+        first = next(model.parameters(), None)
+        return value if first is None else _to(value, first.device)
+
+    def first_rows(self, inputs: Any, count: int) -> Any:
+        """Return the first examples of all tensors that have examples."""
+        if isinstance(inputs, Tensor):
+            return inputs[:count] if inputs.dim() else inputs
+        if isinstance(inputs, Mapping):
+            return {key: self.first_rows(value, count) for key, value in inputs.items()}
+        if isinstance(inputs, (list, tuple)):
+            return tuple(self.first_rows(value, count) for value in inputs)
+        return inputs
+
+
+def _default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def _loss(model: nn.Module, batch: Any, functions: Functions) -> Any:
+    """Return the loss of one batch of inputs and targets."""
+    if not isinstance(batch, (list, tuple)) or len(batch) != 2:
+        raise ConfigError(
+            f"data: received a batch of {type(batch).__name__}, expected (inputs, targets); write a "
+            "'train' function for other batches."
+        )
+    loss: Any = functions.loss
+    inputs, targets = (framework.place(part, model) for part in batch)
+    function: Any = _LOSSES[loss] if isinstance(loss, str) else loss
+    return function(_run(model, inputs), targets)
+
+
+def _run(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)
+
+
+def _to(value: Any, place: torch.device) -> Any:
+    """Return a batch on a device."""
+    if isinstance(value, Tensor):
+        return value.to(place)
+    if isinstance(value, Mapping):
+        return {key: _to(item, place) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to(item, place) for item in value)
+    return value
+
+
+framework = TorchFramework()

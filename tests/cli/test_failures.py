@@ -1,0 +1,98 @@
+"""Every way to fail: what is shown, and the exit code."""
+
+import json
+
+import pytest
+
+from lilliput.cli.failures import explain
+from lilliput.errors import ConfigError, MissingExtraError, Problem, StateError
+
+
+def test_the_users_own_lines_are_shown_and_no_others(lilliput, place):
+    ended = lilliput("analyze", "tiny_cli:build", "--evaluate", "tiny_cli:fails", "--quiet")
+    lines = ended.err.splitlines()
+    assert ended.code == 1
+    assert (
+        lines[0] == "error: --evaluate: tiny_cli:fails failed: IndexError: list index out of range"
+    )
+    assert lines[1].startswith("  tiny_cli.py, line ") and lines[1].endswith("in fails")
+    assert lines[2] == '    return [][len("three")]'
+    assert len(lines) == 4 and "Traceback" not in ended.err
+
+
+def test_traceback_shows_it_all(lilliput, place, monkeypatch):
+    words = ["analyze", "tiny_cli:build", "--evaluate", "tiny_cli:fails", "--quiet"]
+    assert "Traceback" in lilliput(*words, "--traceback").err
+    monkeypatch.setenv("LILLIPUT_TRACEBACK", "1")
+    assert "Traceback" in lilliput(*words).err
+
+
+def test_a_recipe_names_the_function_that_failed(place):
+    (place / "recipe.yaml").write_text("evaluate: tiny_cli:fails\n", encoding="utf-8")
+    from importlib import import_module
+
+    try:
+        import_module("tiny_cli").fails(None)
+    except IndexError as error:
+        text = explain(error, ["run", "recipe.yaml"]).lines[0]
+    assert text.startswith("error: evaluate: tiny_cli:fails failed: IndexError")
+
+
+def test_ctrl_c_says_how_to_go_on(lilliput, place, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lilliput.cli.commands.run.execute", interrupted)
+    ended = lilliput("run", "my recipe.yaml", "-o", "out")
+    assert ended.code == 130
+    expected = "interrupted; continue with: lilliput run 'my recipe.yaml' -o out --resume\n"
+    assert ended.err == expected
+    monkeypatch.setattr("lilliput.cli.commands.doctor.total_memory", interrupted)
+    assert lilliput("doctor").err == "interrupted\n"
+
+
+def test_sys_exit_in_a_users_function_is_an_error(lilliput, place):
+    (place / "leaves.py").write_text("import sys\n\n\ndef build():\n    sys.exit(0)\n")
+    ended = lilliput("inspect", "leaves:build")
+    assert ended.code == 1 and "sys.exit(0)" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (StateError("x"), 1),
+        (MissingExtraError("x"), 3),
+        (ModuleNotFoundError("no torch", name="torch"), 3),
+        (ModuleNotFoundError("no such", name="elsewhere"), 1),
+        (OSError(28, "No space left on device"), 1),
+        (RuntimeError("x"), 1),
+    ],
+)
+def test_exit_codes(error, code):
+    assert explain(error).code == code
+
+
+def test_a_missing_package_comes_with_the_line_that_installs_it(lilliput, place, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "onnx_ir", None)
+    (place / "needs.py").write_text("import onnx_ir\n")
+    ended = lilliput("inspect", "needs:build")
+    assert ended.code == 3
+    assert "pip install 'lilliput[onnx]'" in ended.err
+
+
+def test_many_problems_fit_on_a_screen():
+    error = ConfigError([Problem(f"rule {i}", "x" * 900) for i in range(50)], title="rules.yaml")
+    failure = explain(error)
+    assert failure.lines[0] == "error: rules.yaml: 50 problems"
+    assert len(failure.lines) == 14 and "38 more" in failure.lines[-1]
+    assert len(failure.data["problems"]) == 50
+
+
+def test_json_has_the_error_too(lilliput, place):
+    (place / "rules.yaml").write_text("- {op_type: [Linear], sparsity: 80}\n")
+    ended = lilliput("config", "check", "rules.yaml", "--algorithm", "level", "--json")
+    error = json.loads(ended.out)["error"]
+    assert ended.code == error["exit_code"] == 2
+    assert {p["path"] for p in error["problems"]} == {"rule 0 → op_type", "rule 0 → sparsity"}
+    assert json.loads(lilliput("list", "--jsn", "--json").out)["error"]["kind"] == "UsageError"

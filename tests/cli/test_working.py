@@ -1,0 +1,120 @@
+"""Commands that work: run, prune, quantize, speedup, export; they are recipes underneath."""
+
+import json
+
+import pytest
+
+from lilliput.cli.commands import shortcuts
+
+COMMON = ["--data", "tiny_cli:batches", "--evaluate", "tiny_cli:accuracy", "--quiet"]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The recipes that shortcuts would run, instead of running them."""
+    found = []
+
+    def execute(terminal, source, options, default):
+        found.append((source, options.output or default, options))
+
+    monkeypatch.setattr(shortcuts, "execute", execute)
+    return found
+
+
+def test_prune_is_a_recipe(lilliput, asked, place):
+    words = ["prune", "m:f", "-a", "agp", "-s", "0.5", "--op-types", "Conv2d", "--epochs", "3"]
+    words += ["--option", "pruning_algorithm=l1", "--speedup", "--finetune", "2"]
+    words += ["--export", "small.onnx", "--loss", "mse", "--data", "m:d", "--seed", "7", "--resume"]
+    assert lilliput(*words, "--save-recipe", "saved.yaml").code == 0
+    recipe, folder, options = asked[0]
+    assert (folder, options.resume, options.seed) == ("prune-run", True, 7)
+    assert recipe == {
+        "lilliput": 1,
+        "model": "m:f",
+        "data": "m:d",
+        "loss": "mse",
+        "steps": [
+            {
+                "prune": "agp",
+                "config": [{"op_types": ["Conv2d"], "sparsity": 0.5}],
+                "options": {"pruning_algorithm": "l1"},
+                "epochs": 3,
+            },
+            {"speedup": {}},
+            {"finetune": {"epochs": 2}},
+            {"export": "onnx", "file": "small.onnx"},
+        ],
+    }
+    from lilliput.recipes import load_recipe
+
+    saved = load_recipe("saved.yaml")
+    assert saved.seed == 7 and [step.verb for step in saved.steps][1:] == [
+        *("speedup", "finetune", "export")
+    ]
+
+
+def test_quantize_speedup_and_export_are_recipes(lilliput, asked, place):
+    more = ["--data", "m:d"]
+    assert lilliput("quantize", "m:f", "--bits", "4", "--option", "adaround=true", *more).code == 0
+    rules = [{"op_types": ["default"], "quant_bits": 4}]
+    step = {"quantize": "ptq", "config": rules, "options": {"adaround": True}}
+    assert asked[0][0]["steps"] == [step]
+    (place / "r.yaml").write_text("- {quant_bits: 8}\n", encoding="utf-8")
+    assert lilliput("quantize", "m:f", "--config", "r.yaml", "--batches", "3", *more).code == 0
+    assert asked[1][0]["steps"] == [{"quantize": "ptq", "config": "r.yaml", "batches": 3}]
+    assert lilliput("speedup", "m:f", "--extend-masks", *more).code == 0
+    assert asked[2][0]["steps"] == [{"speedup": {"extend_masks": True}}]
+    assert lilliput("export", "m:f", "a.tflite", "-o", "out", *more).code == 0
+    assert asked[3][0]["steps"] == [{"export": "litert", "file": "a.tflite"}]
+    assert str(asked[3][1]) == "out"
+
+
+def test_run_takes_a_folder_named_after_the_recipe_and_a_seed(lilliput, place, monkeypatch):
+    import lilliput.recipes as recipes
+    from lilliput.report.receipt import Figures, Receipt
+
+    found = {}
+
+    def run(recipe, folder, *, resume, progress):
+        found.update(seed=recipe.seed, at=recipe.folder, resume=resume, progress=progress)
+        receipt = Receipt(Figures("a", bytes=4), Figures("b", bytes=2))
+        return recipes.RunResult(receipt, folder / "report.html", [folder / "b.onnx"], folder)
+
+    monkeypatch.setattr(recipes, "run", run)
+    text = "{lilliput: 1, model: m:f, inputs: m:i, steps: [{export: onnx, file: b.onnx}]}"
+    (place / "mine.yaml").write_text(text, encoding="utf-8")
+    ended = lilliput("run", "mine.yaml", "--seed", "3", "--resume", "--quiet")
+    assert ended.code == 0, ended.err
+    assert (found["seed"], found["resume"], found["progress"]) == (3, True, False)
+    assert ended.out.endswith("file    mine-run/b.onnx\nreport  mine-run/report.html\n")
+    assert "2.0× smaller on disk" in ended.out
+
+
+def test_a_run_from_pruning_to_its_report(lilliput, place):
+    words = ["prune", "tiny_cli:build", "-a", "l1", "-s", "0.5", "--speedup", *COMMON, "-o", "out"]
+    planned = json.loads(lilliput(*words, "--dry-run", "--json").out)
+    assert planned["dry_run"] and len(planned["steps"]) == 2
+    ended = lilliput(*words, "--json")
+    assert ended.code == 0, ended.err
+    done = json.loads(ended.out)
+    before, after = done["receipt"]["before"], done["receipt"]["after"]
+    assert after["parameters"] < before["parameters"] and done["receipt"]["verdict"]
+    assert (place / "out" / "report.html").is_file()
+    refused = lilliput(*words)
+    assert refused.code == 1 and "--resume" in refused.err
+    assert json.loads(lilliput(*words, "--resume", "--json").out)["receipt"] == done["receipt"]
+
+    assert lilliput("report", "out", "-o", "page.html").out == "page.html\n"
+    assert "<html" in (place / "page.html").read_text(encoding="utf-8")
+    found = json.loads(lilliput("inspect", "out", "--data", "tiny_cli:batches", "--json").out)
+    assert found["parameters"] == after["parameters"]
+    compared = lilliput("compare", "tiny_cli:build", "out", "--data", "tiny_cli:batches")
+    assert compared.code == 0 and "of out" in compared.out.splitlines()[0]
+    (place / "out" / "run.json").write_text("{}")
+    assert lilliput("inspect", "out").code == 2
+
+
+def test_masks_alone_are_said_to_be_masks(lilliput, place):
+    words = ["prune", "tiny_cli:build", "-a", "level", "-s", "0.5", *COMMON, "-o", "out"]
+    text = lilliput(*words).out
+    assert "masks only" in text and "nothing is smaller or faster yet" in text
