@@ -63,10 +63,10 @@ def test_a_finished_run_is_not_run_again(small):
     assert (result.folder / "run.json").stat().st_mtime_ns == before
 
 
-def test_a_run_stopped_after_every_unit_ends_with_the_same_files(small, tmp_path, digest):
+def test_a_run_stopped_again_and_again_ends_with_the_same_files(small, tmp_path, digest):
     result, events = small
     texts = {event.number: event.text for event in events if event.number < event.total}
-    for number in [n for n, text in texts.items() if not text.endswith(": measure")]:
+    for number in [n for n, text in texts.items() if not text.endswith(": measure")][::2]:
         with pytest.raises(Stopped):
             run(SMALL, tmp_path / "run", resume=True, progress=stop_after(number))
         assert read_run(tmp_path / "run").done == number

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lilliput.backends.torch.discover import unwrapped
+from lilliput.backends.torch.instrument import SIDECAR
 from lilliput.report.snapshot import batch_of
 from lilliput.report.snapshot_torch import evaluating, watch
 from lilliput.speedup.capture import as_inputs
@@ -47,16 +48,23 @@ class MeasuredTorch:
 
 
 def count_stored(model: nn.Module) -> dict[str, int]:
-    """Return parameters, those that are not zero, and bytes of all that is saved."""
+    """Return parameters, those that are not zero, and bytes of all that is saved.
+
+    What compressors put on the model is left out: a saved model is a plain one.
+    """
     plain = unwrapped(model)
-    parameters = list(plain.parameters())
-    saved = [x for x in plain.state_dict().values() if isinstance(x, Tensor)]
+    parameters = [x for name, x in plain.named_parameters() if _is_own(name)]
+    saved = [x for name, x in plain.state_dict().items() if _is_own(name) and isinstance(x, Tensor)]
     state = {(x.data_ptr(), x.shape): x for x in saved}  # tied ones are stored once
     return {
         "parameters": sum(x.numel() for x in parameters),
         "nonzeros": sum(int(torch.count_nonzero(x.detach())) for x in parameters),
         "bytes": sum(x.numel() * x.element_size() for x in state.values()),
     }
+
+
+def _is_own(name: str) -> bool:
+    return SIDECAR not in name.split(".")
 
 
 def count_macs(model: nn.Module, inputs: Any) -> int:

@@ -21,6 +21,7 @@ from lilliput.files import write_atomically
 
 _NOTHING = "–"
 _DERIVED = ("verdict", "masked_only")
+_SAME = 0.005
 _FASTER = 1.05  # closer than this is called the same: timings are not that exact
 
 
@@ -83,6 +84,8 @@ class Receipt:
         The largest difference of any output between what was simulated and what is executed.
     notes : tuple of str
         What else a reader should know.
+    difference_to : str
+        What the outputs were compared with.
     """
 
     before: Figures
@@ -90,6 +93,7 @@ class Receipt:
     metric_name: str = "metric"
     max_difference: float | None = None
     notes: tuple[str, ...] = ()
+    difference_to: str = "the simulation"
 
     @property
     def masked_only(self) -> bool:
@@ -123,7 +127,9 @@ class Receipt:
         ]
         shown = [row for row in rows if row[1] != _NOTHING or row[2] != _NOTHING]
         if self.max_difference is not None:
-            shown.append(("max |Δ output|", "", f"{self.max_difference:.3g}", "to the simulation"))
+            shown.append(
+                ("max |Δ output|", "", f"{self.max_difference:.3g}", f"to {self.difference_to}")
+            )
         return shown
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,12 +141,15 @@ class Receipt:
             "max_difference": _finite(self.max_difference),
             "masked_only": self.masked_only,
             "notes": list(self.notes),
+            "difference_to": self.difference_to,
         }
         return {**data, "verdict": self.verdict}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Receipt:
         """Return the receipt that :meth:`to_dict` described."""
+        if not isinstance(data, Mapping):
+            raise StateError(f"a receipt is an object, received {type(data).__name__}.")
         known = _known(cls, {k: v for k, v in data.items() if k not in _DERIVED}, "receipt")
         sides = {side: Figures.from_dict(known[side]) for side in ("before", "after")}
         return cls(**{**known, **sides, "notes": tuple(known.get("notes", ()))})
@@ -156,8 +165,6 @@ class Receipt:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise StateError(f"{path}: no readable receipt ({error}).") from error
-        if not isinstance(data, Mapping):
-            raise StateError(f"{path}: no receipt, but {type(data).__name__}.")
         return cls.from_dict(data)
 
     def __str__(self) -> str:
@@ -223,7 +230,7 @@ class Receipt:
         one, two = self.before.bytes, self.after.bytes
         if one is None or two is None:
             return ""
-        if one == two:
+        if one and abs(one - two) < _SAME * one:
             return "the same size on disk"
         return f"{_times(one, two)} {'smaller' if two < one else 'larger'} on disk"
 

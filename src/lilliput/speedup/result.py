@@ -126,8 +126,9 @@ def make_receipt(
         )
         for i, name in enumerate(("before", "after"))
     )
-    note = "the difference of outputs is relative to the largest output of the masked model"
-    return Receipt(before, after, max_difference=error, notes=(note,))
+    return Receipt(
+        before, after, max_difference=error, difference_to="the masked model, of its largest"
+    )
 
 
 def _arrow(pair: tuple[int, int]) -> str:

@@ -47,10 +47,10 @@ def compare(
     figures = _measure(executed, written, (before, after), example, metric, runs)
     difference = None
     if all(x is not None for x in executed):
-        one, two = (output_of(x, example) for x in executed)
-        difference = largest_difference(one, two)
+        difference = largest_difference(*(output_of(x, example) for x in executed))
     name = evaluate.rpartition(":")[2] if evaluate else "metric"
-    receipt = Receipt(figures[0], figures[1], metric_name=name, max_difference=difference)
+    one, two = figures
+    receipt = Receipt(one, two, name, difference, difference_to=one.name)
     terminal.result(receipt.to_dict(), receipt)
 
 

@@ -59,8 +59,12 @@ class SpeedupResult:
             inputs = arrays[0] if len(arrays) == 1 else arrays
         names = ["before", "after"]
         before, after = measure_all([self.masked, self.model], inputs, names=names, runs=20)
-        note = "the difference of outputs is relative to the largest output of the masked model"
-        return Receipt(before, after, max_difference=self.error, notes=(note,))
+        return Receipt(
+            before,
+            after,
+            max_difference=self.error,
+            difference_to="the masked model, of its largest",
+        )
 
     @property
     def kind(self) -> str:
