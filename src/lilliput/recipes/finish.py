@@ -49,8 +49,18 @@ def _receipt(session: Session) -> Receipt:
         *_timed_together(session, before, after),
         metric_name="metric" if name is None else name.rpartition(":")[2].rpartition(".")[2],
         max_difference=_largest_difference(log["exports"]),
-        notes=tuple(log["notes"]),
+        notes=(*log["notes"], *_about_simulation(session)),
     )
+
+
+def _about_simulation(session: Session) -> list[str]:
+    """Say that rounding in the framework is no integer arithmetic."""
+    is_simulated = any(entry.verb == "quantize" for entry in session.entry.compressors)
+    if not is_simulated or session.log["exports"]:
+        return []
+    return [
+        "integers are only simulated, which takes longer: size and speed come with an export step"
+    ]
 
 
 def _timed_together(session: Session, before: Figures, after: Figures) -> list[Figures]:

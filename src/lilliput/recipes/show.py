@@ -90,7 +90,8 @@ class _Bar:
         done = event.number if is_done else event.number - 1
         self.bar.update(self.task, completed=done, description=event.text)
         if event.metric is not None:
-            self.bar.console.print(f"{event.text}: metric {event.metric:.4f}", highlight=False)
+            text = event.text.removesuffix(": measure")
+            self.bar.console.print(f"{text}: metric {event.metric:.4f}", highlight=False)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
