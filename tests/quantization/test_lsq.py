@@ -280,3 +280,16 @@ def test_learned_scales_travel_with_state_and_with_the_state_dict(cls, tmp_path)
 
 def test_names_of_other_times_are_the_same_classes():
     assert LsqQuantizer is LSQQuantizer and LsqPlusQuantizer is LSQPlusQuantizer
+
+
+@pytest.mark.parametrize("algorithm", [LSQQuantizer, LSQPlusQuantizer])
+def test_it_runs_in_inference_mode(algorithm):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    x = torch.randn(16, 4)
+    algorithm(model, [{"op_types": ["Linear"]}], example_inputs=x).compress()
+    model(x)
+    model.eval()
+    with torch.no_grad():
+        expected = model(x)
+    with torch.inference_mode():
+        assert torch.equal(model(x), expected)

@@ -73,10 +73,10 @@ def read_rules(
     """
     try:
         file = Path(path)
-        value = _parse(_read_bytes(file), file.suffix)
+        value = parse_text(read_bytes(file), file.suffix)
         names = (section,) if isinstance(section, str) else section
         return _find_list(value, names, framework)
-    except _BadFileError as error:
+    except BadFileError as error:
         raise ConfigError(str(error), title=os.fspath(path)) from error
 
 
@@ -147,19 +147,19 @@ def write_rules(rules: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]
             _fail(f"expected a list of rules to write, received {_kind(rules)}")
         plain = _plain(rules)
         data = _dump(plain, file.suffix)
-        if _parse(data, file.suffix) != plain:
+        if parse_text(data, file.suffix) != plain:
             _fail(f"these rules cannot be written exactly as {file.suffix}; are all keys strings?")
-    except _BadFileError as error:
+    except BadFileError as error:
         raise ConfigError(str(error), title=os.fspath(path)) from error
     write_atomically(file, data)
 
 
-class _BadFileError(Exception):
+class BadFileError(Exception):
     """What is wrong with a file, before its name is added."""
 
 
 def _fail(message: str) -> NoReturn:
-    raise _BadFileError(message if message.endswith(("?", ".")) else f"{message}.")
+    raise BadFileError(message if message.endswith(("?", ".")) else f"{message}.")
 
 
 def _check_suffix(file: Path) -> None:
@@ -167,7 +167,8 @@ def _check_suffix(file: Path) -> None:
         _fail(f"expected a name that ends in {', '.join(_SUFFIXES)}, received {file.suffix!r}")
 
 
-def _read_bytes(file: Path) -> bytes:
+def read_bytes(file: Path) -> bytes:
+    """Return what a YAML or JSON file holds, but not more than a config list needs."""
     try:
         if file.is_dir():
             _fail("is a folder, expected a YAML or JSON file")
@@ -183,7 +184,7 @@ def _read_bytes(file: Path) -> bytes:
     return data
 
 
-def _parse(data: bytes, suffix: str) -> Any:
+def parse_text(data: bytes, suffix: str) -> Any:
     """Turn the bytes of a file into plain values."""
     if len(data) > MAX_BYTES:
         _fail(f"is larger than {MAX_BYTES >> 20} MiB, which no config list needs")
@@ -229,7 +230,7 @@ def _parse_yaml(text: str) -> Any:
         yaml = YAML(typ="safe", pure=True)
         yaml.composer.warn_double_anchors = False  # using an anchor's name again is valid YAML
         value = yaml.load(io.StringIO(text))
-    except _BadFileError:
+    except BadFileError:
         raise
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

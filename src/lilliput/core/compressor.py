@@ -227,8 +227,8 @@ class Compressor(OlderNames):
             self._follow_optimizer()
 
     def bind_optimizer(self, optimizer: Any) -> None:
-        """Follow this optimizer from now on, where it had to be made after ``compress()``."""
-        if self._wrappers is not None:
+        """Follow this optimizer from now on, made after ``compress()``; None follows no longer any."""
+        if self._wrappers is not None and optimizer is not None:
             self._backend.check_optimizer(optimizer, self._wrappers)
         self._leave_optimizer()
         self.optimizer = optimizer

@@ -102,9 +102,9 @@ def load_state(folder: str | Path, framework: str | None = None) -> dict[str, An
     return fields | {"tensors": tensors}
 
 
-def read_document(folder: Path, kind: type[Document], what: str) -> Document:
+def read_document(folder: Path, kind: type[Document], what: str, name: str = NAME) -> Document:
     """Return the JSON of a folder; refuse one that is damaged or from the future."""
-    path = folder / NAME
+    path = folder / name
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -17,13 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue
 
-from lilliput.core.state_files import Strict
+from lilliput.core.state_files import Strict, read_document
 from lilliput.errors import StateError
 from lilliput.files import write_atomically
 
-FORMAT = 1
 NAME = "run.json"
 LOCK = ".lock"
 _TENSORS = re.compile(r"state-[0-9a-f]{16}\.safetensors")
@@ -130,22 +128,7 @@ class Checkpoint:
 
 def read_run(folder: Path) -> Document:
     """Return what ``run.json`` of a folder says."""
-    path = folder / NAME
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise StateError(f"{folder}: no readable run ({error}).") from error
-    version = content.get("format") if isinstance(content, dict) else None
-    if isinstance(version, int) and version > FORMAT:
-        raise StateError(
-            f"{path}: written in format {version}, this version of Lilliput reads up to {FORMAT}; "
-            "upgrade Lilliput."
-        )
-    try:
-        return Document.model_validate(content)
-    except (ValidationError, RecursionError) as error:
-        first = str(error).splitlines()[1:3]
-        raise StateError(f"{path}: no readable run ({' '.join(first)}).") from error
+    return read_document(folder, Document, "run", NAME)
 
 
 def remove_leftovers(folder: Path, kept: set[str]) -> None:

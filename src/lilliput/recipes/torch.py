@@ -91,7 +91,7 @@ class TorchFramework:
     def stop_training(self, compressors: list[Any]) -> None:
         """Make compressors forget their optimizer."""
         for compressor in compressors:
-            compressor.optimizer = None
+            compressor.bind_optimizer(None)
 
     def optimizer_state(self, optimizer: Any) -> Any:
         """Return its state dict."""

@@ -163,7 +163,7 @@ class _LearnedFakeQuantize(torch.autograd.Function):
         tensor, scale, offset, ctx.bottom, ctx.top, ctx.gradient_scale = inputs
         ctx.save_for_backward(tensor, scale, offset)
         # Autograd would refuse a saved output that somebody adds to in place; we can do without it.
-        ctx.output = None if _is_traced() else output.detach()
+        ctx.output = None if _is_traced() or output.is_inference() else output.detach()
         ctx.version = 0 if ctx.output is None else ctx.output._version
 
     @staticmethod
