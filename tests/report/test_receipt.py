@@ -16,8 +16,14 @@ def changed(figures, **fields):
 
 
 def test_the_verdict_names_size_speed_and_metric():
-    receipt = Receipt(BEFORE, AFTER, metric_name="accuracy")
+    same = changed(BEFORE, runtime="ONNX Runtime 1.31.1, 1 thread")
+    receipt = Receipt(same, AFTER, metric_name="accuracy")
     assert receipt.verdict == "4.0× smaller on disk and 4.0× faster, accuracy -0.0050."
+
+
+def test_a_change_of_runtime_is_part_of_the_verdict():
+    verdict = Receipt(changed(BEFORE, runtime="PyTorch 2.13.0, 1 thread"), AFTER).verdict
+    assert "4.0× faster (ONNX Runtime now, PyTorch before)" in verdict
 
 
 def test_masks_alone_are_not_called_smaller():

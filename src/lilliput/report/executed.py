@@ -46,10 +46,13 @@ def open_file(path: str | os.PathLike[str], threads: int | None = None) -> Execu
 
 
 def default_threads() -> int:
-    """Return how many threads torch uses, or how many processors there are."""
+    """Return how many threads torch uses or would use: ``OMP_NUM_THREADS``, or one per processor."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return int(torch.get_num_threads())
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked):
+        return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,6 +1,6 @@
 """The receipt: what a model was, what it has become, and what that is worth, in words.
 
->>> before = Figures("trained model", "PyTorch", 1000, 1000, 50_000, 4000, 2.0, 2.2, 50, 0.91)
+>>> before = Figures("large.onnx", "ONNX Runtime", 1000, 1000, 50_000, 4000, 2.0, 2.2, 50, 0.91)
 >>> after = Figures("small.onnx", "ONNX Runtime", 250, 250, 12_000, 400, 0.5, 0.6, 50, 0.905)
 >>> print(Receipt(before, after, metric_name="accuracy").verdict)
 10.0× smaller on disk and 4.0× faster, accuracy -0.0050.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from html import escape
@@ -93,7 +94,7 @@ class Receipt:
     metric_name: str = "metric"
     max_difference: float | None = None
     notes: tuple[str, ...] = ()
-    difference_to: str = "the simulation"
+    difference_to: str = "the model"
 
     @property
     def masked_only(self) -> bool:
@@ -240,7 +241,11 @@ class Receipt:
             return ""
         if max(one, two) / min(one, two) < _FASTER:
             return "no faster here"
-        return f"{_times(one, two)} {'faster' if two < one else 'slower here'}"
+        word = "faster" if two < one else "slower here"
+        runtimes = [_product(side.runtime) for side in (self.before, self.after)]
+        if runtimes[0] == runtimes[1]:
+            return f"{_times(one, two)} {word}"
+        return f"{_times(one, two)} {word} ({runtimes[1]} now, {runtimes[0]} before)"
 
     def _metric_change(self) -> str:
         one, two = self.before.metric, self.after.metric
@@ -278,10 +283,13 @@ def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def _pair(one: Any, two: Any, text: Any) -> tuple[str, str, str]:
-    change = (
-        "" if one is None or two is None or not one or one == two else _times(one, two, "÷", "×")
-    )
-    return text(one), text(two), change
+    is_same = one is None or two is None or not one or abs(one - two) < _SAME * one
+    return text(one), text(two), "" if is_same else _times(one, two, "÷", "×")
+
+
+def _product(runtime: str) -> str:
+    """Return the name of a runtime without its version: ``ONNX Runtime``."""
+    return re.split(r" \d|,", runtime)[0]
 
 
 def _metrics(one: float | None, two: float | None) -> tuple[str, str, str]:

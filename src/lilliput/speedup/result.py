@@ -100,7 +100,7 @@ class SpeedupResult:
         lines = [
             f"removed     {units[0]:,} of {units[1]:,} units in {count(len(self.removed), 'channel group')}",
             f"parameters  {_arrow(self.parameters)}",
-            f"MACs        {_arrow(self.macs)}",
+            f"MACs        {_arrow(self.macs)} for the example inputs",
             f"runs as     {words[self.kind]}",
             f"checked     equal to the masked model (relative error {self.error:.0e})",
             *(f"note        {note}" for note in self.notes),

@@ -31,7 +31,8 @@ def compare(
 
     Size, speed, metric, and how far the outputs are apart. Files without --inputs get random numbers.
     """
-    written = [_written(source) for source in (before, after)]
+    stored = [_written(source) for source in (before, after)]
+    written = [None if x is None else x[0] for x in stored]
     if terminal.dry_run:
         words = ["read the figures of" if x else "load and measure" for x in written]
         terminal.would([f"{w} {n}" for w, n in zip(words, (before, after), strict=True)])
@@ -48,9 +49,11 @@ def compare(
     difference = None
     if all(x is not None for x in executed):
         difference = largest_difference(*(output_of(x, example) for x in executed))
-    name = evaluate.rpartition(":")[2] if evaluate else "metric"
+    metrics = [x[1] for x in stored if x is not None]
+    name = evaluate.rpartition(":")[2] if evaluate else (metrics or ["metric"])[0]
     one, two = figures
-    receipt = Receipt(one, two, name, difference, difference_to=one.name)
+    notes = ("latencies of runs are left out: name their files to time them together",)
+    receipt = Receipt(one, two, name, difference, notes if metrics else (), one.name)
     terminal.result(receipt.to_dict(), receipt)
 
 
@@ -95,12 +98,14 @@ def _written(source: str) -> Any:
     try:
         data = json.loads(place.read_text(encoding="utf-8"))
         receipt = data.get("receipt", data) if isinstance(data, dict) else data
-        after = Receipt.from_dict(receipt).after
+        found = Receipt.from_dict(receipt)
     except (OSError, ValueError, TypeError, AttributeError, StateError) as error:
         raise ConfigError(
             f"{source}: holds no receipt ({error}); expected report.json or receipt.json of a run."
         ) from error
-    return replace(after, name=f"{after.name} of {source}")
+    # Its latency was measured at another time: a ratio with one of today would mean nothing.
+    after = replace(found.after, name=f"{found.after.name} of {source}", p50=None, p95=None, runs=0)
+    return after, found.metric_name
 
 
 def register(app: typer.Typer) -> None:
