@@ -168,7 +168,9 @@ def test_colours_follow_the_system_and_then_the_reader(fresh):
         assert pressed == ("true" if second is DARK else "false")
         fill = page.evaluate("getComputedStyle(document.querySelector('.bar .left')).fill")
         assert fill == rgb(second["accent"])
+        page.wait_for_timeout(300)  # the browser writes down what a page stores after a moment
         page.reload()
+        page.wait_for_selector("#theme:visible")
         assert ground(page) == rgb(second["paper"]), "the choice is remembered"
 
 

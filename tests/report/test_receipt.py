@@ -37,6 +37,20 @@ def test_masks_alone_are_not_called_smaller():
     assert not Receipt(BEFORE, AFTER).masked_only
 
 
+@pytest.mark.parametrize(
+    "after",
+    [
+        changed(
+            BEFORE, nonzeros=200, bytes=4100
+        ),  # a file with fewer zeros, by rounding, and larger
+        changed(BEFORE, nonzeros=200, bytes=None),
+        changed(BEFORE, nonzeros=200, parameters=None),
+    ],
+)
+def test_what_is_not_only_masked_is_not_called_so(after):
+    assert not Receipt(BEFORE, after).masked_only
+
+
 def test_a_loss_is_told_as_one():
     worse = changed(BEFORE, bytes=6000, p50=3.0)
     assert Receipt(BEFORE, worse).verdict.startswith("1.50× larger on disk and 1.50× slower here")

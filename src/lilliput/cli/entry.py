@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
+
+_PLAIN = {"÷": "/", "×": "x", "→": "->", "Δ": "d", "±": "+-", "…": "...", "–": "-", "−": "-"}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -25,11 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     lilliput 0.1.0
     0
     """
-    if not {"", str(Path.cwd())} & set(sys.path):
-        sys.path.insert(0, str(Path.cwd()))  # as "python -m lilliput" has it
+    codecs.register_error("lilliput", _spell_out)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # "→" on a terminal that has none
+            stream.reconfigure(errors="lilliput")
     try:
         from lilliput.cli.app import make_app
         from lilliput.cli.group import run
@@ -40,4 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(3)
     except KeyboardInterrupt:
         sys.exit(130)
-    sys.exit(run(make_app(is_rich=sys.stdout.isatty()), arguments))
+    app = make_app(is_rich=sys.stdout.isatty())
+    if not {"", str(Path.cwd())} & set(sys.path):  # only now: a file here may be called random.py
+        sys.path.insert(0, str(Path.cwd()))  # as "python -m lilliput" has it
+    sys.exit(run(app, arguments))
+
+
+def _spell_out(error: UnicodeError) -> tuple[str, int]:
+    """Return what to write on a terminal that lacks a character."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(x, "?") for x in lacking), error.end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import linecache
 import re
 import sys
@@ -73,7 +74,10 @@ def explain(error: BaseException, words: Sequence[str] = ()) -> Failure:
         lines = [f"error: {_cut(str(error), 1500)}", *_own_lines(error.__cause__)]
         return Failure(code, lines, {"kind": kind})
     if isinstance(error, OSError) and not _own_lines(error):
-        return Failure(FAILED, [f"error: {error}"], {"kind": kind})
+        lines = [f"error: {error}"]
+        if error.errno == errno.ENOSPC:
+            lines.append("what was done so far is kept: make room, and continue with --resume")
+        return Failure(FAILED, lines, {"kind": kind})
     return Failure(FAILED, _foreign_lines(error, words), {"kind": kind})
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lilliput.errors import LilliputError
+from lilliput.errors import LilliputError, StateError
 from lilliput.recipes.checkpoint import read_run
 from lilliput.recipes.fingerprints import canonical
 from lilliput.recipes.opening import make_model
@@ -39,6 +39,11 @@ def finish(session: Session) -> None:
 def stored_files(folder: Path) -> list[Path]:
     """Return what a finished run has written."""
     names: Any = read_run(folder).log.get("files", [])
+    gone = [name for name in names if not (folder / name).is_file()]
+    if gone:
+        raise StateError(
+            f"{folder}: the run is finished, but {gone[0]} is gone; run the recipe in another folder."
+        )
     return [folder / name for name in names]
 
 
@@ -50,7 +55,7 @@ def _receipt(session: Session) -> Receipt:
     return take_receipt(
         *_timed_together(session, before, after),
         metric_name=_metric_name(session.recipe.evaluate),
-        max_difference=_largest_difference(log["exports"]),
+        max_difference=_largest_difference(session),
         notes=(*log["notes"], *_about_simulation(session)),
     )
 
@@ -79,11 +84,11 @@ def _timed_together(session: Session, before: Figures, after: Figures) -> list[F
     if session.functions.factory is None or is_slow:  # it began with another run's result
         return [before, after]
     original = make_model(session.functions.factory, session.entry.seed)
-    exports = session.log["exports"]
+    exported = _final_export(session)
     with tempfile.TemporaryDirectory() as folder:
         models = [original, session.model]
-        if exports:
-            final = session.folder / exports[-1]["path"]
+        if exported is not None:
+            final = session.folder / exported["path"]
             models = [_exported_alike(session, original, Path(folder) / final.name), final]
         timed = measure_all(models, session.inputs)
     return [
@@ -103,9 +108,16 @@ def _exported_alike(session: Session, original: Any, path: Path) -> Any:
     return path
 
 
-def _largest_difference(exports: list[dict[str, Any]]) -> float | None:
-    """Return how far the last file is from the simulation, as it was executed."""
-    runtimes = exports[-1]["runtimes"].values() if exports else ()
+def _final_export(session: Session) -> dict[str, Any] | None:
+    """Return the export that a run ended with; None if the model was changed after it."""
+    last = [step for step in session.recipe.steps if step.verb != "analyze"][-1:]
+    return session.log["exports"][-1] if last and last[0].verb == "export" else None
+
+
+def _largest_difference(session: Session) -> float | None:
+    """Return how far the final file is from the simulation, as it was executed."""
+    exported = _final_export(session)
+    runtimes = () if exported is None else exported["runtimes"].values()
     found = [x["max_error"] for x in runtimes if x.get("max_error") is not None]
     return max(found, default=None)
 
@@ -139,7 +151,8 @@ def _quantization(session: Session) -> Any:
     if not samples or not session.compressors or session.entry.compressors[-1].verb != "quantize":
         return None
     try:
-        return quantization_report(session.compressors[-1], samples)
+        forward = getattr(session.framework, "forward", None)
+        return quantization_report(session.compressors[-1], samples, forward)
     except LilliputError as error:
         session.log["notes"].append(f"no report of the quantized tensors: {error}")
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,11 @@ class Session:
         batch = next(iter(self.functions.batches()), None)
         if batch is None:
             raise ConfigError("data: the function returned no batches.")
+        if isinstance(batch, Mapping) or (isinstance(batch, (list, tuple)) and len(batch) != 2):
+            raise ConfigError(
+                f"data: received a batch of {len(batch)} items, expected (inputs, targets); for others, add "
+                "'inputs: module:function' with what the model is called with, and 'train'."
+            )
         rows = self.framework.first_rows(inputs_of(batch), _ROWS)
         self.inputs = self.framework.place(rows, self.model)
 

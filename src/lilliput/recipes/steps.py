@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+from lilliput.export.layer import some_of
 from lilliput.recipes.checkpoint import CompressorEntry
 from lilliput.recipes.session import Session
 from lilliput.recipes.spec import epochs_of
@@ -85,13 +86,18 @@ def _speedup(session: Session, unit: Unit) -> None:
 def _export(session: Session, unit: Unit) -> None:
     step = session.step_of(unit)
     session.framework.evaluation_mode(session.model)
-    samples = session.samples()
+    samples = session.samples(_CALIBRATION)  # what calibration saw must not saturate
     session.seed(unit.index)
     path = session.folder / step.file
     result = session.framework.export(
         session.model, step.export, path, session.inputs, samples, step.options
     )
     session.log["exports"].append({**result.to_dict(), "path": step.file})
+    if result.guarded:
+        names = some_of([row.layer for row in result.guarded])
+        session.log["notes"].append(
+            f"{step.file}: coarser weights, or sums would saturate on this CPU: {names}"
+        )
 
 
 def _analyze(session: Session, unit: Unit) -> None:
@@ -146,7 +152,10 @@ def _measured(session: Session, subject: Any, name: str) -> dict[str, Any]:
 
     has_metric = session.functions.evaluate is not None
     metric = (lambda model: evaluate(session, model)) if has_metric else None
-    return measure(subject, session.inputs, evaluate=metric, name=name).to_dict()
+    figures = measure(subject, session.inputs, evaluate=metric, name=name)
+    if figures.metric is not None and not math.isfinite(figures.metric):
+        session.log["notes"].append(f"{name}: evaluate returned {figures.metric}")
+    return figures.to_dict()
 
 
 def _add_point(session: Session, name: str, figures: dict[str, Any]) -> None:

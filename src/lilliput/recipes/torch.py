@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.backends.torch.files import dump_tensors
-from lilliput.errors import ConfigError, StateError
+from lilliput.errors import AlgorithmError, ConfigError, StateError
 from lilliput.files import write_atomically
 from lilliput.recipes.functions import Functions
 from lilliput.recipes.references import call
@@ -119,26 +120,44 @@ class TorchFramework:
         if current is not None:
             current.update_epoch(epoch + 1)
         if functions.train is not None:
-            call(functions.train, model, optimizer, batches, epoch=epoch, epochs=epochs)
+            made = call(functions.train, model, optimizer, batches, epoch=epoch, epochs=epochs)
+            if isinstance(made, nn.Module) and made is not model:
+                raise ConfigError(
+                    "train: the function returned another model, expected the one it was given, trained "
+                    "in place."
+                )
             return
         count = 0
         for batch in batches:
             optimizer.zero_grad()
-            _loss(model, batch, functions).backward()
+            loss = _loss(model, batch, functions)
+            loss.backward()
             optimizer.step()
             count += 1
         if not count:
             raise ConfigError("data: the function returned no batches.")
+        if not torch.isfinite(loss.detach()).all():
+            raise AlgorithmError(
+                f"the loss is {loss.item()} in epoch {epoch + 1}: lower the learning_rate of the step, or "
+                "look for such numbers in the data."
+            )
 
     def calibrate(self, compressor: Any, batches: Iterable[Any], functions: Functions) -> None:
         """Run batches; a criterion that looks at gradients gets the loss of the recipe."""
-        extras: dict[str, Any] = (
-            {}
-            if functions.loss is None
-            else {"loss": lambda model, batch: _loss(model, batch, functions)}
-        )
+        from lilliput.recipes.session import inputs_of
+
+        extras: dict[str, Any] = {"forward": lambda model, batch: _run(model, inputs_of(batch))}
+        if "loss" in inspect.signature(compressor.calibrate).parameters:
+            has_loss = functions.loss is not None
+            extras = (
+                {"loss": lambda model, batch: _loss(model, batch, functions)} if has_loss else {}
+            )
         batches = [self.place(batch, compressor.bound_model) for batch in batches]
         call(compressor.calibrate, batches, progress=False, **extras)
+
+    def forward(self, model: nn.Module, inputs: Any) -> Any:
+        """Call a model with the inputs of a batch: one, a tuple of several, or a dict of named ones."""
+        return _run(model, inputs)
 
     def evaluation_mode(self, model: nn.Module) -> None:
         """Turn dropout and batch statistics off."""
@@ -231,7 +250,8 @@ def _to(value: Any, place: torch.device) -> Any:
     if isinstance(value, Mapping):
         return {key: _to(item, place) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_to(item, place) for item in value)
+        items = [_to(item, place) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 

@@ -100,10 +100,12 @@ class Receipt:
     def masked_only(self) -> bool:
         """Whether weights were only zeroed: as many parameters as before, and as many bytes."""
         one, two = self.before, self.after
-        if None in (one.nonzeros, two.nonzeros) or one.parameters != two.parameters:
+        if not one.bytes or not two.bytes or not one.nonzeros or two.nonzeros is None:
             return False
-        is_smaller = (two.bytes or 0) < (one.bytes or 0)
-        return not is_smaller and (two.nonzeros or 0) < 0.99 * (one.nonzeros or 0)
+        is_alike = (
+            one.parameters == two.parameters and abs(one.bytes - two.bytes) < _SAME * one.bytes
+        )
+        return is_alike and two.nonzeros < 0.99 * one.nonzeros
 
     @property
     def verdict(self) -> str:
