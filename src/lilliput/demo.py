@@ -99,7 +99,7 @@ def run(console: Console, folder: Path) -> Journey:
     for _ in range(TRAIN_EPOCHS):
         train_epoch(model, optimizer, data)
     large = export_onnx(model, folder / "before.onnx", batch)
-    before, groups = snapshot(model, batch), channel_groups(model, example)
+    before, groups = snapshot(model, batch, timing=True), channel_groups(model, example)
 
     console.print(f"pruning {SPARSITY:.0%} of the channels over {PRUNE_EPOCHS} epochs (AGP) …")
     rule = {"op_types": ["Conv2d", "Linear"], "final_sparsity": SPARSITY, "end_epoch": PRUNE_EPOCHS}
@@ -125,7 +125,7 @@ def run(console: Console, folder: Path) -> Journey:
         train_epoch(model, optimizer, data)
     integers = export_onnx(quantizer, folder / "integers.onnx", batch)
     tensors = quantization_report(quantizer, [batch], result=integers)
-    layers = before, snapshot(model, batch)
+    layers = before, snapshot(model, batch, timing=True)
     return Journey(data, groups, shrunk, [large, small, integers], layers, tensors)
 
 

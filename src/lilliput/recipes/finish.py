@@ -130,7 +130,7 @@ def _write_report(session: Session, receipt: Receipt) -> None:
     build_report(
         receipt,
         before=Snapshot.model_validate(log["snapshot"]),
-        after=snapshot(session.model, session.inputs),
+        after=snapshot(session.model, session.inputs, timing=True),
         quantization=_quantization(session),
         sensitivity=log.get("sensitivity"),
         points=log["points"],

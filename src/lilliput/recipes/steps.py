@@ -29,7 +29,7 @@ def _baseline(session: Session, unit: Unit) -> None:
 
     session.log["before"] = _measured(session, session.model, "trained model")
     session.log["after"] = session.log["before"]
-    taken = snapshot(session.model, session.inputs)
+    taken = snapshot(session.model, session.inputs, timing=True)
     session.log["snapshot"] = taken.model_dump(mode="json")
     _add_point(session, "trained model", session.log["before"])
 
