@@ -20,7 +20,7 @@ def test_the_demo_shrinks_a_network_that_still_reads_digits(monkeypatch, tmp_pat
     assert before > 0.95
     assert smaller > before - 0.03
     assert integers > smaller - 0.01
-    assert files[-1].result.integer_share == 1
+    assert files[-1].integer_share == 1
     # 70 % of 32, 64, 64 and 128 channels go, less what it takes to keep multiples of eight.
     assert {gone for gone, _ in result.removed.values()} == {16, 40, 88}
     assert result.kind == "module"

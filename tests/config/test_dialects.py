@@ -527,7 +527,7 @@ V3_RULE = st.fixed_dictionaries(
 )
 
 
-@settings(quick, max_examples=2000)
+@settings(quick, max_examples=600)
 @given(rules=st.lists(RULE | V3_RULE | JUNK, max_size=3) | JUNK)
 @example(rules=[{"quant_scheme": {"weight": "per_channel_symmetric"}, "granularity": "default"}])
 def test_any_input_is_translated_without_raising_or_changing_it(rules: Any) -> None:
@@ -539,7 +539,7 @@ def test_any_input_is_translated_without_raising_or_changing_it(rules: Any) -> N
     assert all(isinstance(note, str) and "\n" not in note for note in result.notes)
 
 
-@settings(quick, max_examples=2000)
+@settings(quick, max_examples=600)
 @given(rules=st.lists(RULE | V3_RULE, max_size=2))
 def test_a_translation_is_modern(rules: list[dict[str, Any]]) -> None:
     first = translate(rules)

@@ -188,6 +188,7 @@ def test_two_processes(tmp_path):
     assert float(found[2]) == 0.8
 
 
+@pytest.mark.slow
 @needs("keras", "tensorflow", "ai_edge_litert")
 def test_keras(tmp_path):
     command = [str(EXAMPLES / "keras_fit.py"), "--epochs", "3", "--output", "digits.tflite"]

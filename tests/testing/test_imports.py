@@ -62,7 +62,7 @@ def test_users_of_torch_do_not_import_keras():
 
 
 @needs_keras
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])
 def test_users_of_keras_do_not_need_torch(backend):
     if find_spec(backend) is None:
         pytest.skip(f"needs {backend}")

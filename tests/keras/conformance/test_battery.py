@@ -130,6 +130,7 @@ QUICK = {
 }
 
 
+@pytest.mark.slow
 def test_a_correct_pruner_passes():
     skip = [x.__name__ for x in pruner_checks() if x.__name__.removeprefix("check_") not in QUICK]
     report = check_pruner(WithBias, skip=skip)

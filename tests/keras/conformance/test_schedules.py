@@ -39,7 +39,7 @@ def fit(make, epochs=3, **options):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda m, o: QATQuantizer(m, [{"quant_bits": 4}], o),
+        pytest.param(lambda m, o: QATQuantizer(m, [{"quant_bits": 4}], o), marks=pytest.mark.slow),
         lambda m, o: QATQuantizer(m, [{"quant_bits": 4}], o, quant_start_step=3),
         lambda m, o: QATQuantizer(m, [{"quant_bits": 4}], o, EXAMPLE, freeze_norm_step=3),
         lambda m, o: AGPPruner(m, [{"final_sparsity": 0.8, "end_epoch": 2}], o),
