@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 from lilliput.cli import command
-from lilliput.cli.hints import with_hint
 from lilliput.errors import ConfigError, LilliputError, MissingExtraError
 
 DONE, FAILED, BAD_INPUT, NOT_INSTALLED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -96,12 +95,9 @@ def _missing_package(error: BaseException) -> list[str]:
 
 
 def _config_lines(error: ConfigError) -> list[str]:
-    problems = [with_hint(problem) for problem in error.problems]
+    problems = error.problems
     if len(problems) <= 1:
-        text = str(error)
-        if problems:  # the title stands before it
-            text = text.removesuffix(error.problems[0].message) + problems[0].message
-        return [f"error: {_cut(text, 1500)}", *_own_lines(error.__cause__)]
+        return [f"error: {_cut(str(error), 1500)}", *_own_lines(error.__cause__)]
     title = str(error).partition("\n")[0]
     shown = [f"  - {_cut(str(p), _LONGEST)}" for p in problems[:_MOST_PROBLEMS]]
     more = len(problems) - _MOST_PROBLEMS

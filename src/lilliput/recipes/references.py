@@ -14,6 +14,8 @@ from typing import Any
 from lilliput.errors import ConfigError, nearest
 from lilliput.recipes.spec import is_reference
 
+_MOST = 8  # names that a message lists
+
 
 @contextlib.contextmanager
 def importable(folders: Iterable[str | Path]) -> Iterator[None]:
@@ -59,9 +61,8 @@ def resolve(text: str, what: str, folders: Iterable[str | Path] = ()) -> Any:
             found = getattr(found, part)
         except AttributeError:
             owner = f"module {name!r}" if inspect.ismodule(found) else f"{found!r}"
-            raise ConfigError(
-                f"{what}: {owner} has no {part!r}.{nearest(part, _public(found))}"
-            ) from None
+            hint = nearest(part, _public(found)) or _functions(found)
+            raise ConfigError(f"{what}: {owner} has no {part!r}.{hint}") from None
     return found
 
 
@@ -127,6 +128,29 @@ def _modules(folders: list[str | Path]) -> list[str]:
     there = [path for folder in folders if Path(folder).is_dir() for path in Path(folder).iterdir()]
     packages = [path.name for path in there if (path / "__init__.py").is_file()]
     return [*packages, *(path.stem for path in there if path.suffix == ".py")]
+
+
+def _functions(found: Any) -> str:
+    """Return what a module of the user's has to offer, where no name is near.
+
+    Examples
+    --------
+    >>> resolve("lilliput.recipes.faults:batches", "data")
+    Traceback (most recent call last):
+        ...
+    lilliput.errors.ConfigError: data: module 'lilliput.recipes.faults' has no 'batches'. It has: Fault.
+    """
+    if not inspect.ismodule(found):
+        return ""
+    names = [
+        name
+        for name, value in vars(found).items()
+        if callable(value)
+        and not name.startswith("_")
+        and getattr(value, "__module__", "") == found.__name__
+    ]
+    more = ", …" if len(names) > _MOST else ""
+    return f" It has: {', '.join(names[:_MOST])}{more}." if names else " It has no functions."
 
 
 def _public(found: Any) -> list[str]:

@@ -80,7 +80,7 @@ def measure_all(
 ) -> list[Figures]:
     """Measure several models or files; their calls take turns, so that all meet the same machine."""
     opened = [open_file(x) if isinstance(x, (str, os.PathLike)) else x for x in models]
-    kinds = [_measured(x) for x in opened]
+    kinds = [how_to_measure(x) for x in opened]
     calls = [kind.caller(x, inputs) for kind, x in zip(kinds, opened, strict=True)]
     times = time_calls(calls, runs)
     found = []
@@ -143,7 +143,8 @@ def time_calls(
     return times
 
 
-def _measured(model: Any) -> Measured:
+def how_to_measure(model: Any) -> Measured:
+    """Return how a model or an opened file is counted and called."""
     if isinstance(model, ExecutedFile):
         found: Measured = import_module("lilliput.report.measure_file").MeasuredFile(model)
     else:
