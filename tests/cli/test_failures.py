@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lilliput.cli.failures import explain
+from lilliput.cli.failures import explain, own_frames
 from lilliput.errors import ConfigError, MissingExtraError, Problem, StateError
 
 
@@ -96,3 +96,23 @@ def test_json_has_the_error_too(lilliput, place):
     assert ended.code == error["exit_code"] == 2
     assert {p["path"] for p in error["problems"]} == {"rule 0 → op_type", "rule 0 → sparsity"}
     assert json.loads(lilliput("list", "--jsn", "--json").out)["error"]["kind"] == "UsageError"
+
+
+def test_a_project_inside_the_prefix_of_python_is_the_users(tmp_path, monkeypatch):
+    """As with a virtual environment in the project's own folder, or in ``/usr/src/app``."""
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.setattr("sys.base_prefix", str(tmp_path))
+    source = tmp_path / "torch" / "lilliput" / "net.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("def fails():\n    return 1 / 0\n", encoding="utf-8")
+    found: dict = {}
+    exec(compile(source.read_text(), str(source), "exec"), found)
+    with pytest.raises(ZeroDivisionError) as caught:
+        found["fails"]()
+    assert [x.name for x in own_frames(caught.value.__traceback__) if x.name == "fails"]
+
+
+def test_packages_and_python_are_not_the_users():
+    with pytest.raises(json.JSONDecodeError) as caught:
+        json.loads("{")
+    assert not [x for x in own_frames(caught.value.__traceback__) if "json" in x.filename]

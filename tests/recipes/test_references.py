@@ -47,3 +47,11 @@ def test_functions_get_the_extras_they_ask_for():
     assert call(lambda epoch: epoch, epoch=3) == 3
     assert call(lambda **all_: all_, epoch=3) == {"epoch": 3}
     assert call(lambda epoch: epoch, "first", epoch=3) == "first"
+
+
+def test_a_project_whose_folder_is_called_importlib_is_told_its_line(tmp_path):
+    folder = tmp_path / "importlib"
+    folder.mkdir()
+    (folder / "recipe_in_importlib.py").write_text("\n\n1 / 0\n")
+    with pytest.raises(ConfigError, match=r"recipe_in_importlib\.py, line 3: ZeroDivisionError"):
+        resolve("recipe_in_importlib:build", "model", [folder])

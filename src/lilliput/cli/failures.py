@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import linecache
 import re
-import sys
+import site
 import sysconfig
 import traceback
 from collections.abc import Sequence
@@ -14,8 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import lilliput
 from lilliput.cli import command
 from lilliput.errors import ConfigError, LilliputError, MissingExtraError
+from lilliput.frames import is_code_of, is_inside
 
 DONE, FAILED, BAD_INPUT, NOT_INSTALLED, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -157,10 +159,10 @@ def own_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
 def _is_own(filename: str) -> bool:
     if filename.startswith("<"):
         return False
-    foreign = [str(Path(__file__).parent.parent), sys.prefix, sys.base_prefix]
-    foreign += [path for key, path in sysconfig.get_paths().items() if key != "data"]
-    path = Path(filename).resolve()
-    return not any(path.is_relative_to(Path(folder).resolve()) for folder in foreign)
+    # Never the prefixes: projects lie in them too (/usr/src/app, a venv made in the project's folder).
+    foreign = [path for key, path in sysconfig.get_paths().items() if key != "data"]
+    foreign += [*site.getsitepackages(), site.getusersitepackages()]
+    return not is_code_of(filename, lilliput) and not any(is_inside(filename, x) for x in foreign)
 
 
 def _shortest(filename: str) -> str:

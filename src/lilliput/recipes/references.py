@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lilliput.errors import ConfigError, nearest
+from lilliput.frames import is_code_of
 from lilliput.recipes.spec import is_reference
 
 _MOST = 8  # names that a message lists
@@ -118,9 +119,14 @@ def _place(error: BaseException) -> str:
     """Return an error with the line it came from."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {error.msg}."
-    frames = [x for x in traceback.extract_tb(error.__traceback__) if "importlib" not in x.filename]
+    frames = [x for x in traceback.extract_tb(error.__traceback__) if not _imports(x.filename)]
     where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if len(frames) > 1 else ""
     return f"{where}{type(error).__name__}: {error}"
+
+
+def _imports(filename: str) -> bool:
+    """Whether code is Python's own that imports modules."""
+    return filename.startswith("<frozen importlib") or is_code_of(filename, importlib)
 
 
 def _modules(folders: list[str | Path]) -> list[str]:

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+
+import lilliput
+from lilliput.frames import is_code_of
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def failing_module(model: nn.Module, run: Callable[[nn.Module], Any]) -> str:
 def describe(error: BaseException) -> str:
     """Return an error with the line of user code that it came from."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "/torch/" not in f.filename and "/lilliput/" not in f.filename]
+    own = [f for f in frames if not is_code_of(f.filename, torch, lilliput)]
     where = f" at {Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].line})" if own else ""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}{where}: {lines[0][:200] if lines else ''}"

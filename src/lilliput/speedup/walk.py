@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lilliput.errors import UnsupportedModelError
+from lilliput.frames import is_code_of
 from lilliput.speedup.axes import FIXED, Axes, Axis, Column
 from lilliput.speedup.labels import Indices, Labels
 
@@ -240,7 +241,7 @@ def place(node: fx.Node) -> str:
     """Return where in the user's code an op stands: the module, and the line if known."""
     path = module_path(node)
     frames = re.findall(r'File "(.*)", line (\d+)', node.stack_trace or "")
-    own = [frame for frame in frames if "/torch/" not in frame[0].replace("\\", "/")]
+    own = [frame for frame in frames if not is_code_of(frame[0], torch)]
     where = path or "the model"
     return f"{where} ({Path(own[-1][0]).name}:{own[-1][1]})" if own else where
 
