@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lilliput.files import write_atomically
+from lilliput.errors import LilliputError, WriteError
+from lilliput.files import STALE_SECONDS, make_folder, write_atomically
 
 
 def test_a_new_file_holds_exactly_the_data(tmp_path: Path) -> None:
@@ -138,8 +143,11 @@ def test_a_folder_as_target_is_refused_and_nothing_is_left(tmp_path: Path) -> No
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(
+        WriteError, match="No such file or directory; nothing was written"
+    ) as caught:
         write_atomically(tmp_path / "missing" / "a.bin", b"x")
+    assert isinstance(caught.value, OSError) and caught.value.errno == errno.ENOENT
 
 
 def test_the_longest_file_name_can_be_written(tmp_path: Path) -> None:
@@ -163,3 +171,73 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
     while not done.is_set():
         assert target.read_bytes() in contents
     writer.join()
+
+
+def test_a_disk_without_room_is_an_error_of_ours_that_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "state.bin"
+    target.write_bytes(b"old")
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(LilliputError, match="No space left on device; what was there") as caught:
+        write_atomically(target, b"new")
+    assert caught.value.errno == errno.ENOSPC  # type: ignore[attr-defined]
+    assert target.read_bytes() == b"old"
+
+
+def test_a_file_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_bytes(b"mine")
+    with pytest.raises(WriteError, match="taken is a file; expected the name of a folder"):
+        make_folder(tmp_path / "taken")
+    with pytest.raises(WriteError, match="cannot be created"):
+        make_folder(tmp_path / "taken" / "below")
+    assert (tmp_path / "taken").read_bytes() == b"mine"
+
+
+WRITER = """
+import os, sys, time
+import lilliput.files as files
+def wait(descriptor):
+    print("writing", flush=True)
+    time.sleep(60)
+os.fsync = wait
+files.write_atomically(sys.argv[1], b"never finished")
+"""
+
+
+def start_a_writer_that_never_ends(target: Path) -> subprocess.Popen[bytes]:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE)
+    assert writer.stdout is not None and writer.stdout.readline() == b"writing\n"
+    (temporary,) = target.parent.glob(".*.lilliput")
+    old = time.time() - 2 * STALE_SECONDS
+    os.utime(temporary, (old, old))
+    return writer
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks of POSIX")
+def test_temporary_files_of_killed_writers_are_removed_but_not_those_of_living_ones(
+    tmp_path: Path,
+) -> None:
+    writer = start_a_writer_that_never_ends(tmp_path / "a.bin")
+    try:
+        write_atomically(tmp_path / "b.bin", b"x")
+        assert len(list(tmp_path.glob(".*.lilliput"))) == 1  # old, but its writer lives
+    finally:
+        writer.kill()
+        writer.communicate()
+    write_atomically(tmp_path / "b.bin", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["b.bin"]
+
+
+def test_recent_temporary_files_and_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
+    kept = [".a.bin.0123456789abcdef.lilliput", ".a.bin.0123456789abcdef", ".hidden", "lilliput"]
+    for name in kept:
+        (tmp_path / name).write_bytes(b"")
+    for name in kept[1:]:
+        os.utime(tmp_path / name, (0, 0))
+    write_atomically(tmp_path / "b.bin", b"x")
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, "b.bin"}

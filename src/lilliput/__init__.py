@@ -31,6 +31,7 @@ _HOMES = {
         "StageError",
         "StateError",
         "UnsupportedModelError",
+        "WriteError",
     ),
     "lilliput.pruning": (
         "AGPPruner",

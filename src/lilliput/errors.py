@@ -72,6 +72,14 @@ class StateError(LilliputError, ValueError):
     """A saved compression state is damaged, too new, or belongs to another model."""
 
 
+class WriteError(LilliputError, OSError):
+    """A file or folder cannot be written: no space, no permission; what was there before is intact."""
+
+    def __init__(self, message: str, cause: OSError | None = None) -> None:
+        super().__init__(message)
+        self.errno = None if cause is None else cause.errno
+
+
 class ExportError(LilliputError, RuntimeError):
     """The compressed model cannot be written exactly in the requested format."""
 

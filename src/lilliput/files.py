@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from lilliput.errors import WriteError
+
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.lilliput")
+# No writer is known to need as long between two of its files, or between two writes to one.
+STALE_SECONDS = 3600.0
+_LOCK_SECONDS = 10.0
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
@@ -14,7 +24,8 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 
     The bytes go to a hidden temporary file beside the target, are forced to disk, and the temporary
     file is renamed over the target. An existing file keeps its permissions; a symbolic link stays
-    a link and the file behind it is replaced.
+    a link and the file behind it is replaced. Temporary files that killed processes left in the
+    folder are removed.
 
     Parameters
     ----------
@@ -25,8 +36,9 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 
     Raises
     ------
-    OSError
-        When the file cannot be written. The old file is then intact and no temporary file is left.
+    WriteError
+        When the file cannot be written; also an ``OSError``. The old file is then intact and no
+        temporary file is left.
 
     Examples
     --------
@@ -37,11 +49,71 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     b'[]'
     """
     target = Path(os.path.realpath(path))
+    try:
+        _replace(target, data)
+    except OSError as error:
+        what = "what was there before is intact" if target.exists() else "nothing was written"
+        text = f"{os.fspath(path)} cannot be written: {error.strerror or error}; {what}."
+        raise WriteError(text, error) from error
+    _sync_folder(target.parent)
+    remove_stale(target.parent, TEMPORARY)
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Create a folder and those it is in, if they are not there yet, and return its path."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        text = f"{os.fspath(path)} is a file; expected the name of a folder."
+        raise WriteError(text, error) from error
+    except OSError as error:
+        text = f"the folder {os.fspath(path)} cannot be created: {error.strerror or error}."
+        raise WriteError(text, error) from error
+    return Path(path)
+
+
+def remove_stale(folder: Path, pattern: re.Pattern[str], keep: str = "") -> None:
+    """Remove files that fit ``pattern`` and that no living process can still be writing.
+
+    That is those of an hour ago or older and, where the system has locks, without a lock.
+    """
+    with contextlib.suppress(OSError):  # tidying up must never be what fails
+        for entry in os.scandir(folder):
+            if pattern.fullmatch(entry.name) and entry.name != keep:
+                with contextlib.suppress(OSError):
+                    if _is_stale(entry):
+                        Path(entry.path).unlink()
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Let processes that write several files of one folder do so one after the other.
+
+    Where there are no locks, or another process holds it for long, this goes on without: what is
+    written is sound all the same, but a file that nobody refers to may be left.
+    """
+    descriptor = None
+    try:
+        with contextlib.suppress(OSError):  # Windows cannot open folders
+            descriptor = os.open(folder, os.O_RDONLY)
+        end = time.monotonic() + _LOCK_SECONDS
+        while descriptor is not None and not _lock(descriptor) and time.monotonic() < end:
+            time.sleep(0.02)
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _replace(target: Path, data: bytes) -> None:
     # Cut, because the name with its suffix must fit into the 255 bytes that file systems allow.
-    temporary = target.with_name(f".{target.name[:48]}.{secrets.token_hex(8)}")
+    name = f".{target.name[:48]}.{secrets.token_hex(8)}.lilliput"
+    temporary = target.with_name(name)
     # Unlike tempfile.mkstemp, this gives a new file the permissions that the umask asks for.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     descriptor = os.open(temporary, flags, 0o666)
+    # The lock lives as long as one of the two descriptors: until the file has its name.
+    held = os.dup(descriptor) if _lock(descriptor) else None
     try:
         with open(descriptor, "wb") as file:
             file.write(data)
@@ -54,7 +126,32 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         raise
-    _sync_folder(target.parent)
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _is_stale(entry: os.DirEntry[str]) -> bool:
+    if not entry.is_file(follow_symlinks=False):
+        return False
+    if time.time() - entry.stat(follow_symlinks=False).st_mtime < STALE_SECONDS:
+        return False
+    descriptor = os.open(entry.path, os.O_RDONLY)
+    try:
+        return _lock(descriptor) or os.name == "nt"
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file without waiting; False if another one has it, or if there are no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

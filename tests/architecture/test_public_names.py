@@ -26,8 +26,8 @@ TOP = """
     QATQuantizer QAT_Quantizer QATquantizer QuantGrad QuantRule QuantType Quantizer RangeQuantizer Rule
     ScheduledPruneRule ScoreMasker SensitivityAnalysis SensitivityPruner SlimPruner StageError
     StateError TaylorFOWeightFilterPruner TaylorFOWeightPruner UnsupportedModelError WeightMasker
-    __version__ config_schema list_pruners list_quantizers pruner quantizer read_rules register_pruner
-    register_quantizer write_rules
+    WriteError __version__ config_schema list_pruners list_quantizers pruner quantizer read_rules
+    register_pruner register_quantizer write_rules
 """
 
 

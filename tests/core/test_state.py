@@ -1,5 +1,9 @@
 import contextlib
+import errno
 import json
+import os
+import time
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -7,8 +11,9 @@ from torch import nn
 
 from lilliput import CompressionState
 from lilliput.core import state_files as state_module
-from lilliput.errors import StateError
-from lilliput.torch import AGPPruner, LevelPruner, NaiveQuantizer
+from lilliput.errors import StateError, WriteError
+from lilliput.files import STALE_SECONDS
+from lilliput.torch import AGPPruner, LevelPruner, NaiveQuantizer, PTQQuantizer, QATQuantizer
 
 RULES = [{"op_types": ["Linear"], "final_sparsity": 0.8, "end_epoch": 4}]
 
@@ -195,8 +200,11 @@ def test_algorithm_attributes_and_buffers_travel_with_the_state(tmp_path):
 
 
 def test_lists_tuples_dicts_and_tensors_of_an_algorithm_come_back_as_they_were(tmp_path):
+    class Inventive(LevelPruner):
+        """May set attributes at any time, as authors do."""
+
     def make():
-        pruner = LevelPruner(nn.Linear(2, 2), [{"sparsity": 0.5}])
+        pruner = Inventive(nn.Linear(2, 2), [{"sparsity": 0.5}])
         pruner.compress()
         return pruner
 
@@ -324,3 +332,200 @@ def test_masks_that_are_none_are_refused(fault):
         del state.tensors["0"]["weight_mask"]
     with pytest.raises(StateError, match="0 → weight_mask: (received other values|missing)"):
         target.load_state(state)
+
+
+def everything(compressor):
+    """Return all that load_state() could change, as comparable values."""
+    state, model = compressor.state(), compressor.bound_model
+    tensors = {f"{a}/{b}": t for a, held in state.tensors.items() for b, t in held.items()}
+    tensors |= model.state_dict()
+    plain = [repr(state.layers), repr(state.progress), sorted(tensors)]
+    plain += [len(m._forward_hooks) for m in model.modules()]
+    return plain, [tensors[key].clone() for key in sorted(tensors)]
+
+
+def assert_refused(compressor, state, words):
+    before = everything(compressor)
+    with pytest.raises(StateError, match=words):
+        compressor.load_state(state)
+    after = everything(compressor)
+    assert before[0] == after[0]
+    assert all(map(torch.equal, before[1], after[1]))
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (torch.ones(16), r"0 → bias_mask: shape \[16\], the bias has \[5\]"),
+        (torch.ones(1), r"0 → bias_mask: shape \[1\], the bias has \[5\]"),
+        (torch.full((5,), 0.5), "0 → bias_mask: received other values than 0 and 1"),
+    ],
+)
+def test_a_bias_mask_that_does_not_fit_is_refused_and_changes_nothing(mask, words):
+    source, target = make_pruner(), make_pruner()
+    train(source, range(4))
+    state = source.state()
+    state.tensors["0"]["bias_mask"] = mask
+    assert_refused(target, state, words)
+    target.bound_model(torch.zeros(1, 6))
+
+
+def test_a_bias_mask_for_a_layer_without_bias_is_refused():
+    def make():
+        pruner = LevelPruner(nn.Sequential(nn.Linear(3, 3, bias=False)), [{"sparsity": 0.5}])
+        pruner.compress()
+        return pruner
+
+    state = make().state()
+    state.tensors["0"]["bias_mask"] = torch.ones(3)
+    assert_refused(make(), state, "the layer has no bias")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.progress.update(now_epoch=-5), "progress → now_epoch: received -5"),
+        (lambda s: s.progress.update(now_epoch=10**300), "progress → now_epoch: received 1000"),
+        (lambda s: s.progress.update(now_epoch=True), "progress → now_epoch: received True"),
+        (lambda s: s.progress.update(evil=1), "progress → evil: unknown here"),
+        (
+            lambda s: s.layers["0"]["values"].update(updated_epoch="x"),
+            "received 'x', expected a int",
+        ),
+        (
+            lambda s: s.layers["0"]["values"].update(updated_epoch=-2),
+            "expected a whole number from -1",
+        ),
+        (lambda s: s.layers["0"]["values"].update(updated_epoch=True), "expected a int"),
+        (lambda s: s.layers["0"]["values"].update(evil=1), "0 → evil: unknown here"),
+        (lambda s: s.tensors["0"].update(evil=torch.ones(2)), "0 → evil: unknown here"),
+        (lambda s: s.tensors.update(nowhere={"x": torch.ones(2)}), "nowhere: tensors of a layer"),
+    ],
+)
+def test_a_state_with_something_impossible_or_unknown_is_refused(change, words):
+    source, target = make_pruner(), make_pruner()
+    train(source, range(4))
+    state = source.state()
+    change(state)
+    assert_refused(target, state, words)
+
+
+def make_quantizer(kind=PTQQuantizer):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)]
+    quantizer = kind(nn.Sequential(*layers), [{}], example_inputs=torch.randn(2, 2, 4, 4))
+    quantizer.compress()
+    quantizer.calibrate([torch.randn(2, 2, 4, 4)])
+    return quantizer
+
+
+@pytest.mark.parametrize("kind", [PTQQuantizer, QATQuantizer])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"places": {"dict": {"input": {"dict": {"module": "nowhere", "by": None}}}}},
+        {"places": {"dict": {"input": {"dict": {"module": 3, "by": None}}}}},
+        {"places": {"dict": {"input": 7}}},
+        {"places": {"dict": {"weight": {"dict": {"module": "1", "by": None}}}}},
+        {"places": {"dict": {"input": {"dict": {"module": "", "by": {"tuple": ["9", "input"]}}}}}},
+        {"places": {"dict": {"input": {"dict": {"module": "", "by": {"tuple": ["0", "x"]}}}}}},
+        {"norm": "nowhere"},
+        {"norm": "4"},
+        {"is_on": 1},
+        {"input_is_known": None},
+    ],
+    ids=str,
+)
+def test_what_the_checks_cannot_see_is_rolled_back(kind, change):
+    quantizer = make_quantizer(kind)
+    state = quantizer.state()
+    state.layers["0"]["values"].update(change)
+    batch = torch.randn(2, 2, 4, 4)
+    quantizer.bound_model.eval()
+    before = quantizer.bound_model(batch)
+    assert_refused(quantizer, state, "does not fit|is not quantized here")
+    assert torch.equal(quantizer.bound_model(batch), before)
+
+
+def test_a_quantizer_takes_a_state_before_compress_as_well():
+    source = make_quantizer()
+    layers = [nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)]
+    target = PTQQuantizer(nn.Sequential(*layers), [{}])
+    target.load_state(source.state())
+    target.compress()
+    for one, two in zip(source.modules_wrapper, target.modules_wrapper, strict=True):
+        assert all(torch.equal(t, two.tensors()[k]) for k, t in one.tensors().items())
+        assert one.places == two.places and two.input_is_known == one.input_is_known
+
+
+def test_a_file_name_that_is_not_ours_is_refused_and_never_deleted(tmp_path):
+    mine = tmp_path / "weights.pt"
+    mine.write_bytes(b"mine")
+    pruner = make_pruner()
+    pruner.state().save(tmp_path)
+    path = tmp_path / "lilliput.json"
+    document = json.loads(path.read_text())
+    document["tensors"]["file"] = "weights.pt"
+    path.write_text(json.dumps(document))
+    for use in (pruner.state().save, pruner.load_state):
+        with pytest.raises(StateError, match="no readable compression state"):
+            use(tmp_path)
+    assert mine.read_bytes() == b"mine"
+
+
+def test_saving_to_the_path_of_a_file_is_refused(tmp_path):
+    (tmp_path / "taken").write_bytes(b"mine")
+    with pytest.raises(WriteError, match="is a file; expected the name of a folder"):
+        make_pruner().state().save(tmp_path / "taken")
+    assert (tmp_path / "taken").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_disk_that_cannot_be_written_keeps_the_old_state(tmp_path, monkeypatch, code):
+    pruner = make_pruner()
+    pruner.state().save(tmp_path)
+    train(pruner, range(4))
+
+    def fail(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(WriteError, match=os.strerror(code)):
+        pruner.state().save(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert CompressionState.load(tmp_path).progress == {"now_epoch": 0}
+
+
+def test_tensors_that_a_killed_save_left_are_removed_by_a_later_one(tmp_path):
+    pruner = make_pruner()
+    pruner.state().save(tmp_path)
+    old, young = (tmp_path / f"state-{x * 16}.safetensors" for x in "ab")
+    for path in (old, young):
+        path.write_bytes(b"left by a killed save")
+    ancient = time.time() - 2 * STALE_SECONDS
+    os.utime(old, (ancient, ancient))
+    train(pruner, range(4))
+    pruner.state().save(tmp_path)
+    assert not old.exists()
+    assert young.exists()  # another process may be about to name it
+
+
+def save_often(folder, seed):
+    pruner = make_pruner(seed)
+    for epoch in range(8):
+        train(pruner, [epoch])
+        pruner.state().save(folder)
+
+
+def test_processes_that_save_to_one_folder_leave_one_whole_state(tmp_path):
+    context = get_context("fork" if os.name == "posix" else "spawn")
+    savers = [context.Process(target=save_often, args=(tmp_path, seed)) for seed in (1, 2)]
+    make_pruner().state().save(tmp_path)
+    for saver in savers:
+        saver.start()
+    while any(saver.is_alive() for saver in savers):
+        make_pruner().load_state(tmp_path)
+    for saver in savers:
+        saver.join()
+        assert saver.exitcode == 0
+    assert len(list(tmp_path.iterdir())) == 2

@@ -37,7 +37,9 @@ def work(recipe, folder, moment):
             if Path(path).name != "run.json":  # the tensors are written, but nothing names them
                 write(path, data)
                 return
-            Path(path).with_name(".run.json.0123456789abcdef").write_bytes(data[: len(data) // 2])
+            Path(path).with_name(".run.json.0123456789abcdef.lilliput").write_bytes(
+                data[: len(data) // 2]
+            )
             die()
 
         checkpoint.write_atomically = write_some

@@ -41,7 +41,7 @@ def test_only_the_newest_checkpoint_is_kept(tmp_path):
 
 
 def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path):
-    ours = [".run.json.0123456789abcdef", "state-0123456789abcdef.safetensors"]
+    ours = [".run.json.0123456789abcdef.lilliput", "state-0123456789abcdef.safetensors"]
     for name in (*ours, "small.onnx", ".hidden"):
         (tmp_path / name).write_text("")
     (tmp_path / "shrunk-0").mkdir()

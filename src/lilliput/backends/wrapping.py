@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from lilliput.config.layer import QuantType
 
@@ -34,6 +34,7 @@ class OwnAttributes:
     """The plain attributes of a wrapper: those of the engine, and those that an algorithm set."""
 
     _fixed: frozenset[str]
+    optional_tensors: ClassVar[tuple[str, ...]] = ()  # those that a layer need not have
 
     def attributes(self) -> dict[str, Any]:
         """Return the plain attributes that an algorithm set."""

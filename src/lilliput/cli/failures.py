@@ -70,15 +70,15 @@ def explain(error: BaseException, words: Sequence[str] = ()) -> Failure:
     if isinstance(error, ConfigError):
         problems = [{"path": p.path, "message": p.message} for p in error.problems]
         return Failure(BAD_INPUT, _config_lines(error), {"kind": kind, "problems": problems})
-    if isinstance(error, LilliputError):
-        code = NOT_INSTALLED if isinstance(error, MissingExtraError) else FAILED
-        lines = [f"error: {_cut(str(error), 1500)}", *_own_lines(error.__cause__)]
-        return Failure(code, lines, {"kind": kind})
     if isinstance(error, OSError) and not _own_lines(error):
         lines = [f"error: {error}"]
         if error.errno == errno.ENOSPC:
             lines.append("what was done so far is kept: make room, and continue with --resume")
         return Failure(FAILED, lines, {"kind": kind})
+    if isinstance(error, LilliputError):
+        code = NOT_INSTALLED if isinstance(error, MissingExtraError) else FAILED
+        lines = [f"error: {_cut(str(error), 1500)}", *_own_lines(error.__cause__)]
+        return Failure(code, lines, {"kind": kind})
     return Failure(FAILED, _foreign_lines(error, words), {"kind": kind})
 
 

@@ -248,12 +248,17 @@ class Compressor(OlderNames):
         return capture(self)
 
     def load_state(self, state: CompressionState | str | os.PathLike[str]) -> None:
-        """Continue from a saved state, or its folder; the model must have the same layers."""
+        """Continue from a saved state, or its folder; the model must have the same layers.
+
+        A state that does not fit raises StateError and changes nothing.
+        """
         if not isinstance(state, CompressionState):
             state = CompressionState.load(Path(state))
         if self._wrappers is None:
             raise StageError("load_state() came before a model was bound; call compress() first.")
-        restore(self, state)
+        if not self.is_wrapped:
+            self._prepare()  # so that compress() finds nothing to prepare, and forgets nothing
+        restore(self, state, then=self._take_state)
         if self.is_wrapped:
             self._backend.reshard(self.bound_model)
             self._backend.apply_masks(self.every_wrapper(), self.optimizer)
@@ -366,6 +371,9 @@ class Compressor(OlderNames):
 
     def take_loaded(self, wrapper: Any) -> None:
         """Follow up on a checkpoint of the model that was loaded with a wrapper's tensors in it."""
+
+    def _take_state(self) -> None:
+        """Follow up on a state that was put into the wrappers; may raise, and is called once more then."""
 
     def _prepare(self) -> None:
         """Get ready to run, after all of the author's constructor has been executed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lilliput.errors import Problem, StateError
+from lilliput.core.state_checks import find_state_problems
+from lilliput.errors import LilliputError, StateError
 
 
 @dataclass(frozen=True)
@@ -81,59 +83,52 @@ def capture(compressor: Any) -> CompressionState:
     return CompressionState(type(compressor).__name__, layers, tensors, progress, framework)
 
 
-def restore(compressor: Any, state: CompressionState) -> None:
-    """Put a state back into a compressor, after checking all of it."""
-    every = compressor.every_wrapper()
-    wrappers = {wrapper.name: wrapper for wrapper in every}
-    problems = _compare(compressor, wrappers, state)
+def restore(compressor: Any, state: CompressionState, then: Callable[[], None]) -> None:
+    """Put a state into a compressor and call ``then``; if anything fails, all is as before.
+
+    Everything is checked before anything is written. What a check cannot see is undone.
+    """
+    wrappers = {wrapper.name: wrapper for wrapper in compressor.every_wrapper()}
+    problems = find_state_problems(compressor, wrappers, state)
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in sorted(problems, key=str))
         raise StateError(f"the state does not fit this compressor:\n{listed}")
     unpacked = {name: _unpack_values(name, state) for name in wrappers}
-    for name, wrapper in wrappers.items():
-        held = state.tensors.get(name, {})
-        wrapper.restore({k: t for k, t in held.items() if "/" not in k}, unpacked[name])
-    for name in compressor.tracked:
-        if name in state.progress:
-            setattr(compressor, name, state.progress[name])
+    undo = [wrapper.undo_point() for wrapper in wrappers.values()]
+    progress = {name: getattr(compressor, name) for name in compressor.tracked}
+    try:
+        for name, wrapper in wrappers.items():
+            wrapper.restore(_own_tensors(state, name), unpacked[name])
+        _set(compressor, {name: state.progress[name] for name in compressor.tracked})
+        then()
+    except BaseException as error:
+        for back in undo:
+            back()
+        _set(compressor, progress)
+        with contextlib.suppress(Exception):  # the first error is the one to report
+            then()
+        if isinstance(error, LilliputError) or not isinstance(error, Exception):
+            raise
+        raise StateError(
+            f"the state does not fit this compressor: {type(error).__name__}: {error}"
+        ) from error
 
 
-def _compare(compressor: Any, wrappers: dict[str, Any], state: CompressionState) -> list[Problem]:
-    """Return every reason why a state does not fit."""
-    ours, theirs = wrappers.keys(), state.layers.keys()
-    problems = [Problem(name, "not in this model") for name in theirs - ours]
-    problems += [Problem(name, "not in the state") for name in ours - theirs]
-    if state.algorithm != type(compressor).__name__:
-        text = f"the state is of {state.algorithm}, this is a {type(compressor).__name__}"
-        problems.append(Problem("algorithm", text))
-    for name in ours & theirs:
-        expected, received = list(wrappers[name].layer_info.shape), state.layers[name]["shape"]
-        if expected != received:
-            problems.append(Problem(name, f"weight shape {received}, the model has {expected}"))
-            continue
-        here, there = _settings(wrappers[name].config), _settings(state.layers[name]["config"])
-        if here != there:
-            problems.append(Problem(name, f"the state was made by {there}, this rule is {here}"))
-        saved = {k: t for k, t in state.tensors.get(name, {}).items() if "/" not in k}
-        faults = wrappers[name].find_faults(saved, state.layers[name]["values"])
-        problems += [Problem(f"{name} → {key}", text) for key, text in faults.items()]
-    for name in compressor.tracked:
-        received = state.progress.get(name)
-        if type(received) is not type(getattr(compressor, name)):
-            problems.append(Problem(f"progress → {name}", f"received {received!r}"))
-    return problems
+def _set(compressor: Any, progress: Mapping[str, Any]) -> None:
+    for name, value in progress.items():
+        setattr(compressor, name, value)
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a rule asks for, without how it selects its layers."""
-    return {key: value for key, value in config.items() if key not in ("op_types", "op_names")}
+def _own_tensors(state: CompressionState, name: str) -> dict[str, Any]:
+    """Return the buffers of a wrapper, without the tensors inside its plain attributes."""
+    return {k: t for k, t in state.tensors.get(name, {}).items() if "/" not in k}
 
 
 def _unpack_values(name: str, state: CompressionState) -> dict[str, Any]:
     try:
         held = state.tensors.get(name, {})
         return {k: _unpack(value, held) for k, value in state.layers[name]["values"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise StateError(
             f"layer {name!r}: its saved attributes are damaged ({error!r})."
         ) from error

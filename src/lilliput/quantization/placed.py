@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from lilliput.core.quantizer import Quantizer
-from lilliput.core.state import CompressionState
+from lilliput.errors import StateError
 from lilliput.ops.qparams import Grid
 from lilliput.quantization.grids import grid_for
 from lilliput.quantization.placement import Layer, place
@@ -81,12 +81,32 @@ class PlacedQuantizer(Quantizer):
         others = {other.name: other for other in self.get_modules_wrapper()}
         return others[by[0]], by[1]
 
-    def load_state(self, state: CompressionState | Any) -> None:
-        """As in :meth:`Compressor.load_state`."""
-        super().load_state(state)
+    def _take_state(self) -> None:
+        super()._take_state()
+        self._check_places()
         self._is_placed = any(float(wrapper.placed) != 0 for wrapper in self.get_modules_wrapper())
         if self.is_wrapped:
             self._apply_places()
+
+    def _check_places(self) -> None:
+        """Try what places and norms of a loaded state name; raise if this model does not have it."""
+        others = {wrapper.name: wrapper for wrapper in self.get_modules_wrapper()}
+        for wrapper in others.values():
+            for target, spot in wrapper.places.items():
+                name, tensor = spot["by"] or (wrapper.name, target)
+                known = {*wrapper.roles} & {*ACTIVATIONS}, {*others[name].roles} & {*ACTIVATIONS}
+                if target not in known[0] or tensor not in known[1]:
+                    raise StateError(
+                        f"layer {wrapper.name!r}: the state quantizes its {target} as {tensor!r} of "
+                        f"{name!r}, which is not quantized here."
+                    )
+                if spot["module"]:
+                    self._backend.add_site(
+                        self.bound_model, spot["module"], wrapper, target
+                    ).remove()
+            self._backend.hold_norm(self.bound_model, wrapper)
+            if wrapper.norm:
+                self._backend.norm_factor(wrapper)
 
     def _bind(self) -> None:
         super()._bind()

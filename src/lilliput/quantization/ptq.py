@@ -277,9 +277,8 @@ class PTQQuantizer(RangeQuantizer):
         self._undo()
         return model
 
-    def load_state(self, state: Any) -> None:
-        """As in :meth:`Compressor.load_state`; load the state dict of the model as well."""
-        super().load_state(state)
+    def _take_state(self) -> None:
+        super()._take_state()
         self._is_outdated = False
 
     def _undo(self) -> None:

@@ -96,9 +96,8 @@ class QATQuantizer(RangeQuantizer):
         super().step()
         self._freeze_when_due()
 
-    def load_state(self, state: Any) -> None:
-        """As in :meth:`Compressor.load_state`."""
-        super().load_state(state)
+    def _take_state(self) -> None:
+        super()._take_state()
         self._freeze_when_due()
 
     def strip(self) -> Any:

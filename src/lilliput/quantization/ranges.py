@@ -10,7 +10,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.config.spec import QuantRule, Rule
-from lilliput.core.state import CompressionState
 from lilliput.errors import ConfigError, StageError
 from lilliput.ops.fakequant import covering, fake_quantize, ranges
 from lilliput.ops.namespace import Tensor, namespace
@@ -296,9 +295,8 @@ class RangeQuantizer(PlacedQuantizer):
         super()._bind()
         self._is_prepared = False
 
-    def load_state(self, state: CompressionState | Any) -> None:
-        """As in :meth:`Compressor.load_state`."""
-        super().load_state(state)
+    def _take_state(self) -> None:
+        super()._take_state()
         self._update_delays()
 
     def step(self) -> None:

@@ -20,12 +20,11 @@ from pydantic import Field, JsonValue
 
 from lilliput.core.state_files import Strict, read_document
 from lilliput.errors import StateError
-from lilliput.files import write_atomically
+from lilliput.files import TEMPORARY, write_atomically
 
 NAME = "run.json"
 LOCK = ".lock"
 _TENSORS = re.compile(r"state-[0-9a-f]{16}\.safetensors")
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")
 _SHRUNK = re.compile(r"shrunk-\d+")
 
 
@@ -135,7 +134,7 @@ def remove_leftovers(folder: Path, kept: set[str]) -> None:
     """Remove files of earlier checkpoints, and what a killed run had half written."""
     for path in folder.iterdir():
         is_old = _TENSORS.fullmatch(path.name) or _SHRUNK.fullmatch(path.name)
-        if path.name not in kept and (is_old or _TEMPORARY.fullmatch(path.name)):
+        if path.name not in kept and (is_old or TEMPORARY.fullmatch(path.name)):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
@@ -143,7 +142,7 @@ def is_ours_only(folder: Path) -> bool:
     """Whether a folder holds nothing, or only what a run leaves that was killed right away."""
     names = [path.name for path in folder.iterdir()]
     return all(
-        name == LOCK or any(x.fullmatch(name) for x in (_TENSORS, _TEMPORARY, _SHRUNK))
+        name == LOCK or any(x.fullmatch(name) for x in (_TENSORS, TEMPORARY, _SHRUNK))
         for name in names
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from keras import ops
 
 from lilliput.backends.keras.functions import retrace
 from lilliput.backends.keras.scopes import is_training, sync
-from lilliput.backends.keras.variables import OURS, raw, read, tensor_of, to_array, track
+from lilliput.backends.keras.variables import OURS, raw, read, tensor_of, to_array, track, untrack
 from lilliput.backends.wrapping import OwnAttributes, marker
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError
@@ -149,6 +149,20 @@ class ModuleWrapper(OwnAttributes):
                 faults[key] = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
         return faults
 
+    def undo_point(self) -> Callable[[], None]:
+        """Return a function that puts tensors and attributes back as they are now."""
+        held = dict(self._variables)
+        values, attributes = self.snapshot()
+
+        def undo() -> None:
+            for name in self._variables.keys() - held.keys():
+                untrack(self.module, self._variables.pop(name))
+            for name, value in values.items():
+                self.write(name, value)
+            self.reset_attributes(attributes)
+
+        return undo
+
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Put a snapshot back."""
         for name, tensor in tensors.items():
@@ -161,6 +175,7 @@ class PrunerModuleWrapper(ModuleWrapper):
     """A layer under a pruner: ``weight_mask`` and, once an algorithm sets it, ``bias_mask``."""
 
     order = 0
+    optional_tensors = ("bias_mask",)
 
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         super().__init__(layer, compressor)
@@ -182,6 +197,9 @@ class PrunerModuleWrapper(ModuleWrapper):
                 faults[key] = "received other values than 0 and 1"
         if "bias_mask" in tensors and self.bias is None:
             faults["bias_mask"] = "the layer has no bias"
+        elif "bias_mask" in tensors and tensors["bias_mask"].shape != tuple(self.bias.shape):
+            shapes = list(tensors["bias_mask"].shape), list(self.bias.shape)
+            faults["bias_mask"] = f"shape {shapes[0]}, the bias has {shapes[1]}"
         return faults
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:

@@ -158,6 +158,24 @@ class ModuleWrapper(OwnAttributes, nn.Module):
         for name, value in values.items():
             setattr(self, name, value)
 
+    def undo_point(self) -> Callable[[], None]:
+        """Return a function that puts tensors and attributes back as they are now."""
+        groups: list[tuple[Any, dict[str, Any]]] = [
+            (held, dict(held)) for held in (self._buffers, self._parameters)
+        ]
+        values, attributes = self.snapshot()
+
+        def undo() -> None:
+            for held, before in groups:
+                held.clear()
+                held.update(before)
+            with torch.no_grad():
+                for name, tensor in self.tensors().items():
+                    tensor.copy_(values[name])
+            self.reset_attributes(attributes)
+
+        return undo
+
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, *rest: Any
     ) -> None:
@@ -182,6 +200,7 @@ class PrunerModuleWrapper(ModuleWrapper):
     """A layer under a pruner: ``weight_mask`` and, once an algorithm sets it, ``bias_mask``."""
 
     order = 0
+    optional_tensors = ("bias_mask",)
     weight_mask: Tensor
     bias_mask: Tensor | None
 
@@ -200,6 +219,11 @@ class PrunerModuleWrapper(ModuleWrapper):
         for key in ("weight_mask", "bias_mask"):
             if key in tensors and not is_binary(tensors[key]):
                 faults[key] = "received other values than 0 and 1"
+        if "bias_mask" in tensors and self.bias is None:
+            faults["bias_mask"] = "the layer has no bias"
+        elif "bias_mask" in tensors and tensors["bias_mask"].shape != self.bias.shape:
+            shapes = list(tensors["bias_mask"].shape), list(self.bias.shape)
+            faults["bias_mask"] = f"shape {shapes[0]}, the bias has {shapes[1]}"
         return faults
 
     def set_masks(self, masks: Mapping[str, Tensor]) -> None:
