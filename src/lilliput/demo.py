@@ -6,16 +6,19 @@ and a report in the folder ``lilliput-demo``.
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lilliput.cli.table import show
 from lilliput.errors import MissingExtraError
 
 try:
     import onnxruntime  # noqa: F401
     import torch
-    from rich.console import Console
     from sklearn.datasets import load_digits
     from torch import Tensor, nn
 except ImportError as error:
@@ -89,19 +92,19 @@ class Journey(NamedTuple):
     tensors: QuantizationReport
 
 
-def run(console: Console, folder: Path) -> Journey:
+def run(say: Callable[[str], None], folder: Path) -> Journey:
     """Train, prune, shrink, quantize, with a file of each stage."""
     torch.manual_seed(0)
     data, model = Digits(), build_model()
     batch, example = data.test[0][:BATCH], data.test[0][:2]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    console.print(f"training a CNN on {len(data.train)} handwritten digits …")
+    say(f"training a CNN on {len(data.train)} handwritten digits …")
     for _ in range(TRAIN_EPOCHS):
         train_epoch(model, optimizer, data)
     large = export_onnx(model, folder / "before.onnx", batch)
     before, groups = snapshot(model, batch, timing=True), channel_groups(model, example)
 
-    console.print(f"pruning {SPARSITY:.0%} of the channels over {PRUNE_EPOCHS} epochs (AGP) …")
+    say(f"pruning {SPARSITY:.0%} of the channels over {PRUNE_EPOCHS} epochs (AGP) …")
     rule = {"op_types": ["Conv2d", "Linear"], "final_sparsity": SPARSITY, "end_epoch": PRUNE_EPOCHS}
     rules = [rule | {"round_to": 8}]  # kernels like multiples of eight
     pruner = AGPPruner(model, rules, optimizer, pruning_algorithm="l1", example_inputs=example)
@@ -110,13 +113,13 @@ def run(console: Console, folder: Path) -> Journey:
         pruner.update_epoch(epoch + 1)
         train_epoch(model, optimizer, data)
 
-    console.print("cutting them out, and fine-tuning the smaller network …")
+    say("cutting them out, and fine-tuning the smaller network …")
     shrunk = speedup(model, example, optimizer=optimizer)
     for _ in range(FINETUNE_EPOCHS):
         train_epoch(model, optimizer, data)
     small = export_onnx(model, folder / "smaller.onnx", batch)
 
-    console.print("going over to 8-bit integers (QAT) …")
+    say("going over to 8-bit integers (QAT) …")
     for group in optimizer.param_groups:
         group["lr"] = 0.002
     quantizer = QATQuantizer(model, [{"op_types": ["Conv2d", "Linear"]}], optimizer, example)
@@ -151,10 +154,10 @@ def compare(journey: Journey) -> tuple[Receipt, list[dict[str, Any]]]:
 
 def main(folder: str | Path = "lilliput-demo") -> Receipt:
     """Run the demo, print the receipt and write the report."""
-    console, start, target = Console(), time.perf_counter(), Path(folder)
+    start, target = time.perf_counter(), Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # as many threads as cores only get in each other's way here
-    journey = run(console, target)
+    journey = run(partial(print, flush=True), target)
     receipt, points = compare(journey)
     report = build_report(
         receipt,
@@ -169,11 +172,11 @@ def main(folder: str | Path = "lilliput-demo") -> Receipt:
         title="Lilliput demo: a CNN that reads digits",
     )
     report.save(target / "report.html")
-    console.print(str(journey.shrunk), highlight=False)
-    console.print(str(journey.files[-1]).partition("\n")[2], highlight=False)
-    console.print(receipt)
-    console.print(f"report: {target / 'report.html'}", highlight=False)
-    console.print(f"Done in {time.perf_counter() - start:.0f} s.")
+    print(journey.shrunk)
+    print(str(journey.files[-1]).partition("\n")[2])
+    show(receipt, sys.stdout)
+    print(f"report: {target / 'report.html'}")
+    print(f"Done in {time.perf_counter() - start:.0f} s.")
     return receipt
 
 

@@ -3,65 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-
-@dataclass(frozen=True)
-class Table:
-    """Rows to print; columns whose name starts with ``>`` are aligned to the right.
-
-    Examples
-    --------
-    >>> print(Table(["layer", ">parameters"], [["conv1", "1,728"]]).plain(60))
-    layer  parameters
-    conv1       1,728
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    title: str = ""
-
-    def plain(self, width: int) -> str:
-        """Return the table as text without lines and colours; long cells fold."""
-        from rich.console import Console
-
-        stream = io.StringIO()
-        Console(file=stream, width=width, color_system=None).print(self._rich(has_lines=False))
-        lines = [line.rstrip() for line in stream.getvalue().splitlines()]
-        return "\n".join([self.title, *lines] if self.title else lines)
-
-    def __rich__(self) -> Any:
-        return self._rich(has_lines=True)
-
-    def _rich(self, has_lines: bool) -> Any:
-        from rich import box
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
-        title = self.title if has_lines else None
-        table = RichTable(
-            title=title or None,
-            title_justify="left",
-            box=box.SIMPLE_HEAD if has_lines else None,
-            padding=(0, 2, 0, 0),
-            pad_edge=False,
-            show_edge=False,
-            show_header=any(self.columns),
-        )
-        for name in self.columns:
-            justify: Any = "right" if name.startswith(">") else "left"
-            table.add_column(name.removeprefix(">"), justify=justify, overflow="fold")
-        for row in self.rows:
-            table.add_row(*(Text(cell) for cell in row))
-        return table
+from lilliput.cli.table import show
 
 
 @dataclass
@@ -118,19 +69,6 @@ class Terminal:
         """Print what the command would do."""
         lines = ["would", *(f"  {number}. {step}" for number, step in enumerate(steps, 1))]
         self.result({"dry_run": True, "would": list(steps), **data}, "\n".join(lines))
-
-
-def show(part: Any, stream: IO[str]) -> None:
-    """Print text, a table or a receipt: with lines and colours on a terminal, else as plain text."""
-    from rich.console import Console
-
-    console = Console(file=stream, highlight=False, markup=False)
-    if console.is_terminal and hasattr(part, "__rich__"):
-        console.print(part)
-    elif isinstance(part, Table):
-        print(part.plain(console.width), file=stream)
-    else:
-        print(part, file=stream)
 
 
 def to_plain(value: Any) -> Any:

@@ -9,7 +9,8 @@ import typer
 
 from lilliput.cli.command import command
 from lilliput.cli.papers import PAPERS
-from lilliput.cli.terminal import Table, Terminal
+from lilliput.cli.table import Table
+from lilliput.cli.terminal import Terminal
 from lilliput.errors import ConfigError, nearest
 
 

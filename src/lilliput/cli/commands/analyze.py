@@ -14,7 +14,8 @@ from lilliput.cli.command import command
 from lilliput.cli.functions import load_function, optional_function
 from lilliput.cli.inputs import Sources
 from lilliput.cli.models import open_model
-from lilliput.cli.terminal import Table, Terminal
+from lilliput.cli.table import Table
+from lilliput.cli.terminal import Terminal
 from lilliput.errors import ConfigError
 
 

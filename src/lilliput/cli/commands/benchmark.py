@@ -14,7 +14,8 @@ from lilliput.cli.formats import Writer, choose_formats
 from lilliput.cli.functions import optional_function
 from lilliput.cli.inputs import Sources
 from lilliput.cli.models import is_file
-from lilliput.cli.terminal import Table, Terminal
+from lilliput.cli.table import Table
+from lilliput.cli.terminal import Terminal
 from lilliput.errors import ConfigError, LilliputError
 
 Row = tuple[str, str, Any]  # what was given, its format, and the model or opened file

@@ -9,7 +9,8 @@ import typer
 
 from lilliput.cli.command import command
 from lilliput.cli.rules import check_rules, class_of, is_recipe, to_yaml
-from lilliput.cli.terminal import Table, Terminal, some
+from lilliput.cli.table import Table
+from lilliput.cli.terminal import Terminal, some
 from lilliput.errors import ConfigError, nearest
 
 File = Annotated[

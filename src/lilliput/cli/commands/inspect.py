@@ -11,7 +11,8 @@ from lilliput.cli import options
 from lilliput.cli.command import command
 from lilliput.cli.inputs import Sources
 from lilliput.cli.models import is_file, open_model
-from lilliput.cli.terminal import Table, Terminal
+from lilliput.cli.table import Table
+from lilliput.cli.terminal import Terminal
 
 
 def inspect(
