@@ -1,4 +1,6 @@
-"""What Lilliput adds: import time over torch's, and megabytes of dependencies.
+"""What Lilliput adds: import time over torch's, and the megabytes that installing it takes.
+
+Sizes are those of folders that pip has just installed into, compiled files included.
 
 ./run python benchmarks/footprint.py
 """
@@ -6,62 +8,68 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import subprocess
 import sys
-from importlib.metadata import distribution, requires
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import distributions
 from pathlib import Path
 
+REPO = Path(__file__).parent.parent
 CODE = "import time; s = time.perf_counter(); import {}; print(time.perf_counter() - s)"
 OVER_TORCH = f"import torch; {CODE.format('lilliput.torch')}"
 
 
 def import_seconds(code: str, repeat: int = 9) -> float:
+    command = [sys.executable, "-c", code]
     runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        subprocess.run(command, capture_output=True, text=True, check=True)
+        for _ in range(repeat + 1)
     ]
-    runs += [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        for _ in range(repeat)
-    ]
-    return statistics.median(float(run.stdout) for run in runs[1:])
+    return statistics.median(float(run.stdout) for run in runs[1:])  # the first one warms up
 
 
-def core_packages() -> set[str]:
-    """Every package that the core needs, found by following the declared requirements."""
-    found: set[str] = set()
-    waiting = ["lilliput"]
-    while waiting:
-        for line in requires(waiting.pop()) or []:
-            if "extra ==" in line or ("python_version" in line and "<" in line):
-                continue
-            name = re.split(r"[^\w.-]", line, maxsplit=1)[0]
-            if name.lower() not in found:
-                found.add(name.lower())
-                waiting.append(name)
-    return found
+@contextmanager
+def installed(what: str) -> Iterator[Path]:
+    """Install requirements with all they need into an empty folder, whatever is there already."""
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pinned = ["--constraint", str(REPO / "constraints.txt")]
+        subprocess.run([*pip, *pinned, "--target", folder, what], check=True)
+        yield Path(folder)
 
 
-def megabytes(name: str) -> float:
-    files = distribution(name).files or []
-    sizes = [Path(str(f.locate())) for f in files]
-    return sum(path.stat().st_size for path in sizes if path.is_file()) / 1e6
+def megabytes(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+
+
+def by_package(folder: Path) -> dict[str, float]:
+    """Return the megabytes of each package in a folder, the largest first."""
+    sizes = {}
+    for package in distributions(path=[str(folder)]):
+        files = [Path(str(file.locate())) for file in package.files or []]
+        files = [path for path in files if path.is_relative_to(folder) and path.is_file()]
+        sizes[package.metadata["Name"]] = round(sum(x.stat().st_size for x in files) / 1e6, 2)
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
 def main() -> None:
-    source = Path(__file__).parent.parent / "src"
-    own = sum(p.stat().st_size for p in source.rglob("*.py")) / 1e6
-    packages = {name: round(megabytes(name), 2) for name in sorted(core_packages())}
+    sizes, packages = {}, {}
+    for name, what in (("core", str(REPO)), ("core and command line", f"{REPO}[cli]")):
+        with installed(what) as folder:
+            sizes[f"{name} with dependencies [MB]"] = round(megabytes(folder), 2)
+            packages[name] = by_package(folder)
     results = {
         "import lilliput [s]": import_seconds(CODE.format("lilliput")),
         "import torch [s]": import_seconds(CODE.format("torch")),
         "import lilliput.torch, torch already imported [s]": import_seconds(OVER_TORCH),
-        "core with dependencies [MB]": own + sum(packages.values()),
+        **sizes,
     }
     for name, value in results.items():
         print(f"{name:<52}{value:8.3f}")
-    print(packages)
+    print(json.dumps(packages, indent=1))
     path = Path(__file__).parent / "results" / "footprint.json"
     path.write_text(json.dumps(results | {"packages": packages}, indent=1) + "\n")
 
