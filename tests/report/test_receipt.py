@@ -21,9 +21,44 @@ def test_the_verdict_names_size_speed_and_metric():
     assert receipt.verdict == "4.0× smaller on disk and 4.0× faster, accuracy -0.0050."
 
 
-def test_a_change_of_runtime_is_part_of_the_verdict():
-    verdict = Receipt(changed(BEFORE, runtime="PyTorch 2.13.0, 1 thread"), AFTER).verdict
-    assert "4.0× faster (ONNX Runtime now, PyTorch before)" in verdict
+def test_two_runtimes_make_no_claim_about_speed():
+    receipt = Receipt(changed(BEFORE, runtime="PyTorch 2.13.0, 1 thread"), AFTER)
+    assert receipt.verdict == (
+        "4.0× smaller on disk, metric -0.0050; speed not compared (ONNX Runtime now, PyTorch before)."
+    )
+    assert ("latency p50", "2 ms", "0.5 ms", "other runtime") in receipt.rows()
+    assert "measure_all([original, small], inputs)" in str(receipt)
+    assert not any(word in str(receipt) for word in ("faster", "slower"))
+
+
+def test_other_threads_or_batches_make_no_claim_about_speed():
+    one, two = (
+        changed(BEFORE, runtime=f"PyTorch 2.13.0, {threads}, batch 8", p50=p50)
+        for threads, p50 in (("1 thread", 2.0), ("2 threads", 1.0))
+    )
+    assert "speed not compared (2 threads, batch 8 now, 1 thread, batch 8 before)" in (
+        Receipt(one, two).verdict
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({}, {"readings": (0.3, 0.9)}, "noisy: two readings of small.onnx gave 0.3 and 0.9 ms"),
+        ({"readings": (2.0, 2.6)}, {"readings": (0.6, 0.5)}, "two readings of the ratio gave 3.33"),
+        ({"p95": 9.0}, {}, "noisy: model took 2 ms in the median, 9 ms at p95"),
+    ],
+)
+def test_noisy_latencies_make_no_claim_about_speed(before, after, words):
+    receipt = Receipt(changed(BEFORE, runtime="ONNX Runtime", **before), changed(AFTER, **after))
+    assert words in receipt.verdict and words in str(receipt)
+    assert "faster" not in str(receipt) and "4.0× smaller" in receipt.verdict
+    assert next(row for row in receipt.rows() if row[0] == "latency p50")[3] == "noisy"
+
+
+def test_load_that_both_sides_meet_leaves_the_ratio():
+    one = changed(BEFORE, runtime="ONNX Runtime", readings=(2.0, 2.8))
+    assert "4.0× faster" in Receipt(one, changed(AFTER, readings=(0.5, 0.68))).verdict
 
 
 def test_masks_alone_are_not_called_smaller():
@@ -57,7 +92,7 @@ def test_a_loss_is_told_as_one():
 
 
 def test_a_difference_within_the_noise_is_not_called_faster():
-    assert "no faster here" in Receipt(BEFORE, changed(AFTER, p50=1.95)).verdict
+    assert "no faster here" in Receipt(BEFORE, changed(BEFORE, p50=1.95)).verdict
 
 
 def test_what_was_not_measured_is_left_out():

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lilliput.report.receipt import Figures, Receipt
 
 RECEIPT, REPORT = "receipt.json", "report.html"
+_TIMED = ("runtime", "p50", "p95", "runs", "readings")
 _QUICK = 10.0  # seconds that making the original model once more may take
 
 
@@ -92,7 +93,7 @@ def _timed_together(session: Session, before: Figures, after: Figures) -> list[F
             models = [_exported_alike(session, original, Path(folder) / final.name), final]
         timed = measure_all(models, session.inputs)
     return [
-        replace(x, runtime=t.runtime, p50=t.p50, p95=t.p95, runs=t.runs)
+        replace(x, **{name: getattr(t, name) for name in _TIMED})
         for x, t in zip((before, after), timed, strict=True)
     ]
 

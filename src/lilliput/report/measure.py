@@ -20,6 +20,7 @@ import numpy as np
 from lilliput.backends import backend_of
 from lilliput.errors import ConfigError
 from lilliput.report.executed import ExecutedFile, open_file
+from lilliput.report.latency import readings_of
 from lilliput.report.receipt import Figures
 
 _WARM_UP = 3
@@ -100,7 +101,9 @@ def figures_of(
 ) -> Figures:
     """Return counts and timings together."""
     p50, p95 = (float(x) for x in np.percentile(times, (50, 95))) if times else (None, None)
-    return Figures(name, runtime, **counts, p50=p50, p95=p95, runs=len(times))
+    return Figures(
+        *(name, runtime), **counts, p50=p50, p95=p95, runs=len(times), readings=readings_of(times)
+    )
 
 
 def run_evaluation(evaluate: Callable[[Any], float], model: Any) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from html import escape
@@ -19,8 +18,10 @@ from typing import Any
 
 from lilliput.errors import StateError
 from lilliput.files import write_atomically
+from lilliput.report.latency import doubt_of, other_runtime
 
 _NOTHING = "–"
+_NOT_MEASURED = "nothing was measured"
 _DERIVED = ("verdict", "masked_only")
 _SAME = 0.005
 _FASTER = 1.05  # closer than this is called the same: timings are not that exact
@@ -48,6 +49,9 @@ class Figures:
         How many calls were timed.
     metric : float, optional
         What the user's evaluation gave.
+    readings : tuple of float
+        Milliseconds per call in the median, of the first and of the second half of the calls: where
+        they disagree, the machine was busy with something else.
     """
 
     name: str
@@ -60,15 +64,18 @@ class Figures:
     p95: float | None = None
     runs: int = 0
     metric: float | None = None
+    readings: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
-        return {key: _finite(value) for key, value in asdict(self).items()}
+        data = {key: _finite(value) for key, value in asdict(self).items()}
+        return {**data, "readings": list(self.readings)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Figures:
         """Return the figures that :meth:`to_dict` described."""
-        return cls(**_known(cls, data, "figures"))
+        known = _known(cls, data, "figures")
+        return cls(**{**known, "readings": tuple(known.get("readings", ()))})
 
 
 @dataclass(frozen=True)
@@ -113,8 +120,14 @@ class Receipt:
         if self.masked_only:
             return self._masks()
         gains = [self._size(), self._speed()]
-        text = " and ".join(gain for gain in gains if gain) or "nothing was measured"
-        return f"{text}{self._metric_change()}."
+        text = " and ".join(gain for gain in gains if gain)
+        doubt = self.doubt and f"speed not compared ({self.doubt})"
+        return f"{'; '.join(filter(None, (text + self._metric_change(), doubt))) or _NOT_MEASURED}."
+
+    @property
+    def doubt(self) -> str:
+        """Why the latencies make no ratio: two runtimes, or readings that disagree; else empty."""
+        return doubt_of(self.before, self.after)
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return the table: what, before, after, and how much that is."""
@@ -124,8 +137,8 @@ class Receipt:
             ("non-zeros", *_pair(one.nonzeros, two.nonzeros, _count)),
             ("MACs per example", *_pair(one.macs, two.macs, _count)),
             ("bytes on disk", *_pair(one.bytes, two.bytes, _count)),
-            ("latency p50", *_pair(one.p50, two.p50, _milliseconds)),
-            ("latency p95", *_pair(one.p95, two.p95, _milliseconds)),
+            ("latency p50", *self._latencies(one.p50, two.p50)),
+            ("latency p95", *self._latencies(one.p95, two.p95)),
             (self.metric_name, *_metrics(one.metric, two.metric)),
         ]
         shown = [row for row in rows if row[1] != _NOTHING or row[2] != _NOTHING]
@@ -179,7 +192,7 @@ class Receipt:
             for a, b, c, d in table
         ]
         lines += [f"measured with {text}" for text in self._runtimes()]
-        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"note: {note}" for note in (*self.notes, *self._advice())]
         return "\n".join([*lines, self.verdict])
 
     def _repr_html_(self) -> str:
@@ -194,7 +207,7 @@ class Receipt:
         )
         names = [escape(x.name) for x in (self.before, self.after)]
         head = "".join(f'<th style="text-align:right">{name}</th>' for name in names)
-        small = "<br>".join(escape(x) for x in (*self._runtimes(), *self.notes))
+        small = "<br>".join(escape(x) for x in (*self._runtimes(), *self.notes, *self._advice()))
         return (
             f"<table><thead><tr><th></th>{head}<th></th></tr></thead><tbody>{rows}</tbody></table>"
             f"<p><b>{escape(self.verdict)}</b></p><p><small>{small}</small></p>"
@@ -210,7 +223,8 @@ class Receipt:
             table.add_column(Text(title), justify="left" if _side(i) == "left" else "right")
         for row in self.rows():
             table.add_row(*(Text(cell) for cell in row))
-        small = [*(f"measured with {text}" for text in self._runtimes()), *self.notes]
+        small = [f"measured with {text}" for text in self._runtimes()]
+        small += [*self.notes, *self._advice()]
         return Group(table, *(Text(x, style="dim") for x in small), Text(self.verdict, "bold"))
 
     def _runtimes(self) -> list[str]:
@@ -239,15 +253,24 @@ class Receipt:
 
     def _speed(self) -> str:
         one, two = self.before.p50, self.after.p50
-        if one is None or two is None or not one or not two:
+        if not one or not two or self.doubt:
             return ""
         if max(one, two) / min(one, two) < _FASTER:
             return "no faster here"
-        word = "faster" if two < one else "slower here"
-        runtimes = [_product(side.runtime) for side in (self.before, self.after)]
-        if runtimes[0] == runtimes[1]:
-            return f"{_times(one, two)} {word}"
-        return f"{_times(one, two)} {word} ({runtimes[1]} now, {runtimes[0]} before)"
+        return f"{_times(one, two)} {'faster' if two < one else 'slower here'}"
+
+    def _latencies(self, one: float | None, two: float | None) -> tuple[str, str, str]:
+        first, second, ratio = _pair(one, two, _milliseconds)
+        word = "noisy" if self.doubt.startswith("noisy") else "other runtime"
+        return first, second, word if self.doubt else ratio
+
+    def _advice(self) -> list[str]:
+        """Return how to compare the speed, where two runtimes were timed."""
+        if not self.doubt or not other_runtime(self.before, self.after):
+            return []
+        return [
+            "to compare speed, time two files in one runtime: measure_all([original, small], inputs)"
+        ]
 
     def _metric_change(self) -> str:
         one, two = self.before.metric, self.after.metric
@@ -287,11 +310,6 @@ def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
 def _pair(one: Any, two: Any, text: Any) -> tuple[str, str, str]:
     is_same = one is None or two is None or not one or abs(one - two) < _SAME * one
     return text(one), text(two), "" if is_same else _times(one, two, "÷", "×")
-
-
-def _product(runtime: str) -> str:
-    """Return the name of a runtime without its version: ``ONNX Runtime``."""
-    return re.split(r" \d|,", runtime)[0]
 
 
 def _metrics(one: float | None, two: float | None) -> tuple[str, str, str]:

@@ -101,6 +101,7 @@ def _write(
 
 def _measure(rows: list[Row], example: Any, evaluate: Any, runs: int) -> list[dict[str, Any]]:
     from lilliput.cli.executed import largest_difference, output_of
+    from lilliput.report.latency import noise
     from lilliput.report.measure import measure_all
 
     names = [name for name, _, _ in rows]
@@ -113,6 +114,7 @@ def _measure(rows: list[Row], example: Any, evaluate: Any, runs: int) -> list[di
             "format": kind,
             "max_difference": largest_difference(outputs[0], output),
             "speedup": figures[0].p50 / taken.p50 if figures[0].p50 and taken.p50 else None,
+            "noise": noise(figures[0], taken),
         }
         for (_, kind, _), taken, output in zip(rows, figures, outputs, strict=True)
     ]
@@ -129,7 +131,7 @@ def _parts(rows: list[dict[str, Any]], evaluate: str | None) -> list[Any]:
             _number(row["metric"], ".4f"),
             _number(row["p50"], ".3g"),
             _number(row["p95"], ".3g"),
-            "–" if row["speedup"] is None else f"{row['speedup']:.2f}×",
+            "–" if row["speedup"] is None else "noisy" if row["noise"] else f"{row['speedup']:.2f}×",
             _number(row["max_difference"], ".2g"),
         ]
         for row in rows

@@ -104,7 +104,8 @@ def _written(source: str) -> Any:
             f"{source}: holds no receipt ({error}); expected report.json or receipt.json of a run."
         ) from error
     # Its latency was measured at another time: a ratio with one of today would mean nothing.
-    after = replace(found.after, name=f"{found.after.name} of {source}", p50=None, p95=None, runs=0)
+    untimed: dict[str, Any] = {"p50": None, "p95": None, "runs": 0, "readings": ()}
+    after = replace(found.after, name=f"{found.after.name} of {source}", **untimed)
     return after, found.metric_name
 
 

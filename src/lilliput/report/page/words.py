@@ -107,7 +107,7 @@ def cards_of(receipt: Any) -> list[Card]:
     one, two = receipt.before, receipt.after
     cards = [
         _card("Size on disk", one.bytes, two.bytes, size, ("smaller", "larger")),
-        _card("Latency, median", one.p50, two.p50, milliseconds, ("faster", "slower")),
+        _latency(receipt),
         _card("Multiplications", one.macs, two.macs, amount, ("fewer", "more")),
         _card("Parameters", one.parameters, two.parameters, amount, ("fewer", "more")),
     ]
@@ -120,6 +120,14 @@ def cards_of(receipt: Any) -> list[Card]:
         detail = "unchanged" if one.metric == two.metric else f"{change}, was {one.metric:.4f}"
         cards.append(Card(sentence(receipt.metric_name), f"{two.metric:.4f}", "", detail))
     return [card for card in cards if card is not None]
+
+
+def _latency(receipt: Any) -> Any:
+    """Return the latencies; their ratio only if one runtime gave steady readings of both."""
+    one, two = receipt.before.p50, receipt.after.p50
+    if one is None or two is None or not receipt.doubt:
+        return _card("Latency, median", one, two, milliseconds, ("faster", "slower"))
+    return Card("Latency, median", milliseconds(two), "", receipt.doubt)
 
 
 def _card(label: str, one: Any, two: Any, text: Any, words: tuple[str, str]) -> Any:
