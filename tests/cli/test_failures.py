@@ -47,7 +47,7 @@ def test_ctrl_c_says_how_to_go_on(lilliput, place, monkeypatch):
     assert ended.code == 130
     expected = "interrupted; continue with: lilliput run 'my recipe.yaml' -o out --resume\n"
     assert ended.err == expected
-    monkeypatch.setattr("lilliput.cli.commands.doctor.total_memory", interrupted)
+    monkeypatch.setattr("lilliput.cli.checkup.total_memory", interrupted)
     assert lilliput("doctor").err == "interrupted\n"
 
 

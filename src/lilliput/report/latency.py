@@ -73,7 +73,9 @@ def noise(one: Figures, two: Figures) -> str:
         return f"noisy: two readings of the ratio gave {_pair(ratios)}"
     for side in (one, two):
         if side.p50 and side.p95 and side.p95 > _SPREAD * side.p50:
-            return f"noisy: {side.name} took {side.p50:.3g} ms in the median, {side.p95:.3g} ms at p95"
+            return (
+                f"noisy: {side.name} took {side.p50:.3g} ms in the median, {side.p95:.3g} ms at p95"
+            )
     return ""
 
 

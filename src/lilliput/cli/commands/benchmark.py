@@ -131,7 +131,11 @@ def _parts(rows: list[dict[str, Any]], evaluate: str | None) -> list[Any]:
             _number(row["metric"], ".4f"),
             _number(row["p50"], ".3g"),
             _number(row["p95"], ".3g"),
-            "–" if row["speedup"] is None else "noisy" if row["noise"] else f"{row['speedup']:.2f}×",
+            "–"
+            if row["speedup"] is None
+            else "noisy"
+            if row["noise"]
+            else f"{row['speedup']:.2f}×",
             _number(row["max_difference"], ".2g"),
         ]
         for row in rows
