@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.speedup.attributes import set_attributes
-from lilliput.speedup.capture import as_inputs, copy_model, drop_caches
+from lilliput.speedup.caches import drop_caches, tensors_in
+from lilliput.speedup.capture import as_inputs, copy_model
 from lilliput.speedup.cuts import Cut, apply_cuts, by_tensor, cut_all, named_tensors
 from lilliput.speedup.graph import capture_part, capture_whole
 from lilliput.speedup.leaf import fix_leaf
@@ -26,7 +27,9 @@ def build(
     """Return a shrunk copy of a plain model; ``known`` keeps captured parts from plan to plan."""
     model = copy_model(plain)
     if plan.kind == "graph":
-        return capture_whole(model, plan.cuts, example_inputs, plan.any_size)
+        graph = capture_whole(model, plan.cuts, example_inputs, plan.any_size)
+        keep_unsaved(model, graph)
+        return graph
     build_in_place(model, plan, capture_parts(plain, plan, example_inputs, known))
     return model
 
@@ -69,7 +72,7 @@ def _swap(model: nn.Module, path: str, part: nn.Module) -> None:
     """Put a captured graph in the place of a module, with the module's own parameters."""
     old = model.get_submodule(path)
     for name, value in vars(old).items():
-        if not name.startswith("_") and not hasattr(part, name):
+        if not name.startswith("_") and not hasattr(part, name) and not tensors_in(value):
             setattr(part, name, value)  # its parent may ask for them
     for name, tensor in named_tensors(old).items():
         owner, _, leaf = name.rpartition(".")
@@ -79,7 +82,16 @@ def _swap(model: nn.Module, path: str, part: nn.Module) -> None:
                 held._parameters[leaf] = tensor
             elif leaf in held._buffers:
                 held._buffers[leaf] = tensor
+    keep_unsaved(old, part)
     model.set_submodule(path, part.train(old.training))
+
+
+def keep_unsaved(old: nn.Module, captured: nn.Module) -> None:
+    """Keep buffers out of the state dict of a graph that were not in the module's."""
+    for path, module in captured.named_modules():
+        with suppress(AttributeError):
+            unsaved = old.get_submodule(path)._non_persistent_buffers_set
+            module._non_persistent_buffers_set |= unsaved & module._buffers.keys()
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -17,6 +17,15 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
 from lilliput.errors import UnsupportedModelError
+from lilliput.speedup.caches import (
+    cached_tensors,
+    drop_caches,
+    find_shortcuts,
+    forget_states,
+    is_cache,
+    is_same_without,
+    without_shortcuts,
+)
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -52,6 +61,11 @@ class Captured:
     ranges: dict[Any, Any]  # what sizes that were left open may be
     call: Inputs  # what it was captured with
 
+    def unread(self, model: nn.Module) -> list[str]:
+        """Return the model's parameters that the graph does not read."""
+        read = {self.names.get(name) for name in self.tensors}
+        return [name for name, _ in model.named_parameters() if name not in read]
+
 
 def as_inputs(example_inputs: Any) -> Inputs:
     """Return example inputs as arguments: a tensor, a tuple of arguments, or a dict of named ones."""
@@ -78,33 +92,21 @@ def plain_copy(model: nn.Module) -> nn.Module:
         raise UnsupportedModelError(
             f"model: received {type(model).__name__}, expected a torch.nn.Module."
         )
-    return strip(copy_model(unwrapped(model))).eval()
-
-
-def copy_model(model: nn.Module) -> nn.Module:
-    """Return a copy of a model, without what it caches from run to run."""
-    cached = [t for module in model.modules() for t in _cached(module)]
-    # deepcopy refuses tensors that were computed
-    memo: dict[int, Any] = {id(t): t.detach().clone() for t in cached if not t.is_leaf}
-    twin = copy.deepcopy(model, memo)
+    twin = strip(copy_model(unwrapped(model)))
+    twin.eval()  # a user's own train() may return nothing
     drop_caches(twin)
     return twin
 
 
-def drop_caches(model: nn.Module) -> None:
-    """Empty the caches of tensors that modules keep beside their state: they hold old sizes."""
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if "cache" in name and isinstance(value, dict):
-                value.clear()
-
-
-def _cached(module: nn.Module) -> Iterator[Tensor]:
-    for value in vars(module).values():
-        if isinstance(value, Tensor):
-            yield value
-        elif type(value) is dict:
-            yield from (x for x in value.values() if type(x) is Tensor)
+def copy_model(model: nn.Module) -> nn.Module:
+    """Return a copy of a model, without what it keeps from run to run."""
+    cached = [t for module in model.modules() for t in cached_tensors(module)]
+    # deepcopy refuses tensors that were computed
+    memo: dict[int, Any] = {id(t): t.detach().clone() for t in cached if not t.is_leaf}
+    twin = copy.deepcopy(model, memo)
+    drop_caches(twin)
+    forget_states(twin)
+    return twin
 
 
 def capture(
@@ -115,6 +117,17 @@ def capture(
     With ``any_size``, batches and lengths of sequences are left open wherever the code allows.
     """
     simple = _try(model, args, kwargs)
+    captured = _export(model, args, kwargs, any_size, simple)
+    shortcuts = find_shortcuts(model, captured.unread(model))
+    if shortcuts and is_same_without(model, shortcuts, args, kwargs):
+        with without_shortcuts(shortcuts):
+            return _export(model, args, kwargs, any_size, simple)
+    return captured
+
+
+def _export(
+    model: nn.Module, args: Any, kwargs: Any, any_size: bool, simple: frozenset[str]
+) -> Captured:
     with quiet(), torch.no_grad():
         try:
             open_ = _open_sizes(model, args, kwargs) if any_size else None
@@ -203,6 +216,9 @@ def _first_names(model: nn.Module) -> dict[str, str]:
         *model.named_buffers(remove_duplicate=False),
     ]
     for name, tensor in held:
+        owner, _, leaf = name.rpartition(".")
+        if is_cache(model.get_submodule(owner), leaf):
+            continue  # made of parameters again whenever these change
         names[name] = first.setdefault(id(tensor), name)
     return names
 

@@ -1,0 +1,44 @@
+"""Compare what two models answer: every tensor of their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def tensors_of(output: Any) -> Iterator[Tensor]:
+    """Yield every tensor of a model's output, however it is packed."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_of(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from tensors_of(value)
+    elif is_dataclass(output) and not isinstance(output, type):
+        for field in fields(output):
+            yield from tensors_of(getattr(output, field.name))
+
+
+def relative_error(expected: list[Tensor], received: list[Tensor]) -> float:
+    """Return the largest error, relative to the largest entry of each tensor; inf if shapes differ."""
+    if [x.shape for x in expected] != [x.shape for x in received]:
+        return float("inf")
+    worst = 0.0
+    for a, b in zip(expected, received, strict=True):
+        if not a.is_floating_point():
+            worst = max(worst, 0.0 if torch.equal(a, b) else float("inf"))
+            continue
+        a, b = a.double(), b.double()
+        finite = a.isfinite()
+        if not torch.equal(finite, b.isfinite()):
+            return float("inf")
+        if finite.any():
+            scale = float(a[finite].abs().max()) or 1.0
+            worst = max(worst, float((a - b)[finite].abs().max()) / scale)
+    return worst
