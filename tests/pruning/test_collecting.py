@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lilliput.errors import AlgorithmError, ConfigError, StageError
 from lilliput.testing.models import TinyCNN
@@ -181,3 +182,81 @@ def test_a_trainer_in_the_order_of_nni_is_run_by_compress():
 def test_too_many_positional_arguments_are_named():
     with pytest.raises(ConfigError, match="received 6 positional arguments"):
         TaylorFOWeightPruner(torch.nn.Linear(2, 2), [{"sparsity": 0.5}], None, None, 1, 2)
+
+
+def scores_under(scales, fused, overflow=False):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=fused)
+    pruner = TaylorFOWeightPruner(model, [{"sparsity": 0.5, "op_names": ["0"]}], optimizer)
+    pruner.compress()
+    scaler = torch.amp.GradScaler("cpu")
+    for index, scale in enumerate(scales):
+        torch.manual_seed(index)
+        optimizer.zero_grad()
+        loss = model(torch.randn(3, 4)).square().sum()
+        scaler.scale(loss).backward()
+        scaler.update(scale)
+        if overflow and index == 1:
+            next(model.parameters()).grad[0, 0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update(scale)
+    (wrapper,) = pruner.get_modules_wrapper()
+    return wrapper.batches, pruner.masker.score(wrapper)
+
+
+@pytest.mark.parametrize("overflow", [False, True])
+def test_taylor_scores_do_not_depend_on_the_loss_scale_of_a_fused_optimizer(overflow):
+    scales = [2.0**16, 2.0**17, 2.0**18]
+    count, found = scores_under(scales, True, overflow)
+    expected_count, expected = scores_under(scales, False, overflow)
+    assert count == expected_count == 3 - overflow
+    torch.testing.assert_close(found, expected)
+
+
+def test_gradients_that_a_closure_computes_are_looked_at_after_it():
+    model = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    pruner = TaylorFOWeightPruner(model, [{"sparsity": 0.5}], optimizer, training_batches=2)
+    pruner.compress()
+    for factors in ([5.0, 0.0], [0.0, 1.0]):
+
+        def closure(factors=factors):
+            optimizer.zero_grad()
+            loss = (model(torch.ones(1, 2)) * torch.tensor(factors)).sum()
+            loss.backward()
+            return loss
+
+        before = model.weight.detach().clone()
+        optimizer.step(closure=closure)
+    (wrapper,) = pruner.get_modules_wrapper()
+    effects = before * torch.tensor([[5.0], [1.0]])
+    torch.testing.assert_close(pruner.masker.score(wrapper), effects.square().sum(1) / 2)
+
+
+def test_batches_that_are_evaluated_do_not_count_as_training():
+    model = TinyCNN()
+    optimizer = sgd(model)
+    pruner = ActivationAPoZRankPruner(model, RULES, optimizer, training_batches=5)
+    pruner.compress()
+    model.eval()
+    with torch.no_grad():
+        for _ in range(10):
+            model(model.make_input())
+    assert [w.batches for w in pruner.get_modules_wrapper()] == [0, 0]
+    model.conv1.eval()
+    train(model, optimizer, 2)
+    assert [w.batches for w in pruner.get_modules_wrapper()] == [2, 2]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_counts_each_batch_once(reentrant):
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = ActivationAPoZRankPruner(
+        model, [{"sparsity": 0.5, "op_names": ["0"]}], optimizer, training_batches=9
+    )
+    pruner.compress()
+    inputs = torch.randn(3, 4, requires_grad=True)
+    checkpoint(model, inputs, use_reentrant=reentrant).sum().backward()
+    assert [wrapper.batches for wrapper in pruner.get_modules_wrapper()] == [1]

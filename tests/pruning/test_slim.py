@@ -77,3 +77,38 @@ def test_stripping_before_the_epoch_is_noticed(caplog):
     pruner.compress()
     pruner.strip()
     assert "SlimPruner: stripped before" in caplog.text
+
+
+def under_a_scaler(fused, closure=False):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=not closure)
+    pruner = SlimPruner(model, [{"sparsity": 0.5}], optimizer, training_epochs=2, scale=0.05)
+    pruner.compress()
+    pruner.update_epoch(0)
+    inputs, targets = torch.randn(8, 3, 2, 2), torch.randint(3, (8,))
+
+    def backward():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        scaler.scale(loss).backward()
+        return loss
+
+    for _ in range(3):
+        if closure:
+            optimizer.step(backward)
+        else:
+            backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return model[1].weight.detach()
+
+
+def test_the_penalty_is_the_same_when_a_fused_optimizer_divides_by_the_loss_scale():
+    torch.testing.assert_close(under_a_scaler(fused=True), under_a_scaler(fused=False))
+
+
+def test_the_penalty_reaches_gradients_that_a_closure_computes():
+    plain = under_a_scaler(fused=False)
+    torch.testing.assert_close(under_a_scaler(fused=False, closure=True), plain)

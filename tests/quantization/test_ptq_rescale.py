@@ -372,3 +372,22 @@ def test_a_channel_that_is_all_but_dead_is_rescaled_within_limits():
     quantizer.calibrate([torch.randn(4, 3, 12, 12)])
     ratio = (model[0].bias / before).detach()
     assert ratio.abs().max() <= 100.001
+
+
+@pytest.mark.parametrize(
+    "options", [{"equalize": True}, {"smooth": 0.5}, {"bias_correction": True}]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_strip_puts_back_parameters_of_every_precision(options, dtype):
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    quantizer = PTQQuantizer(model, [{"op_types": ["Linear"]}], **options)
+    quantizer.compress()
+    quantizer.calibrate([torch.randn(64, 8, dtype=dtype)])
+    changed = [
+        n for n, p in model.named_parameters() if n in before and not torch.equal(p, before[n])
+    ]
+    assert changed
+    quantizer.strip()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]), name

@@ -1,7 +1,10 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lilliput.errors import ConfigError, StageError
 from lilliput.torch import LevelPruner, QAT_Quantizer, QATQuantizer, QATquantizer, QuantType
@@ -461,3 +464,77 @@ def test_a_range_may_be_set_by_hand():
     quantizer.set_range(only(quantizer), "input", -1.0, 1.55)
     held = quantizer.qparams(only(quantizer), QuantType.INPUT)
     assert float(held.scale) == pytest.approx(0.01) and float(held.zero_point) == 100
+
+
+def checkpointed_step(run):
+    """Return ranges and gradients after two forwards and one backward of both."""
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model = nn.Sequential(block, nn.Linear(8, 2))
+    quantizer = QATQuantizer(model, [{"quant_bits": 4}], momentum=0.5)
+    quantizer.compress()
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randn(8, 8, generator=generator) * size for size in (1.0, 4.0, 2.0)]
+    model(batches[0])
+    inputs = [batch.requires_grad_() for batch in batches]
+    # The last two are the same: only their order tells their grids apart.
+    outputs = [model[1](run(block, x)) for x in (inputs[1], inputs[2], inputs[2])]
+    sum(y.square().sum() for y in outputs).backward()
+    wrappers = quantizer.get_modules_wrapper()
+    tensors = {f"{w.name} {k}": t.clone() for w in wrappers for k, t in w.tensors().items()}
+    return tensors, {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_changes_neither_ranges_nor_gradients(reentrant):
+    expected, gradients = checkpointed_step(lambda block, x: block(x))
+    found, others = checkpointed_step(
+        lambda block, x: checkpoint(block, x, use_reentrant=reentrant)
+    )
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+    for name, gradient in others.items():
+        torch.testing.assert_close(gradient, gradients[name], msg=name)
+
+
+def test_strip_leaves_norms_that_the_user_has_frozen_as_they_are():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+    )
+    x = torch.randn(8, 3, 2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    quantizer = QATQuantizer(model, None, optimizer, example_inputs=x, freeze_norm_step=0)
+    quantizer.compress()
+    model[1].eval()
+    for _ in range(2):
+        model(x).sum().backward()
+        optimizer.step()
+    means = [model[i].running_mean.clone() for i in (1, 4)]
+    model(x)  # both norms are frozen by now
+    assert all(
+        torch.equal(model[i].running_mean, mean) for i, mean in zip((1, 4), means, strict=True)
+    )
+    assert model[4].training
+    quantizer.strip()
+    assert not model[1].training
+    assert model[4].training
+    assert not model[4]._forward_hooks and not model[4]._forward_pre_hooks
+    model(x)
+    assert torch.equal(model[1].running_mean, means[0])
+
+
+def test_frozen_norms_compile_as_one_graph():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    x = torch.randn(8, 3, 2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    quantizer = QATQuantizer(model, None, optimizer, example_inputs=x, freeze_norm_step=1)
+    quantizer.compress()
+    model(x).sum().backward()
+    optimizer.step()
+    mean = model[1].running_mean.clone()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    twin = copy.deepcopy(model)
+    torch.testing.assert_close(compiled(x), twin(x))
+    assert torch.equal(model[1].running_mean, mean)
+    assert model[1].training

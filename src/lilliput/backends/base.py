@@ -79,7 +79,7 @@ class Backend(ABC):
 
     @abstractmethod
     def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
-        """Call ``task()`` before each optimizer step; return a removable handle."""
+        """Call ``task()`` when the gradients of an optimizer step are there; return a removable handle."""
 
     def callback(self, compressor: Any) -> Any:
         """Return what a training loop of the framework's own calls on behalf of a compressor."""
@@ -101,12 +101,27 @@ class Backend(ABC):
         """Return the sum of a tensor over all processes that train together."""
 
     @abstractmethod
-    def gradient(self, wrapper: Any) -> Any:
-        """Return the gradient of a wrapper's raw weight in full, None if there is none."""
+    def gradient(self, wrapper: Any, optimizer: Any = None) -> Any:
+        """Return the gradient of a wrapper's raw weight in full, None if there is none.
+
+        Without the loss scale that the optimizer has yet to divide by.
+        """
 
     @abstractmethod
-    def pull_to_zero(self, wrappers: Sequence[Any], scale: float) -> None:
+    def pull_to_zero(self, wrappers: Sequence[Any], scale: float, optimizer: Any = None) -> None:
         """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
+
+    @abstractmethod
+    def is_training(self, model: Any) -> bool:
+        """Whether the forward that is going on is one of training."""
+
+    def is_recomputing(self) -> bool:
+        """Whether this forward repeats an earlier one within backward (activation checkpointing)."""
+        return False
+
+    def may_be_recomputed(self) -> bool:
+        """Whether this forward may be repeated within backward."""
+        return False
 
     @abstractmethod
     def run(
@@ -212,9 +227,8 @@ class Backend(ABC):
     def freeze_norms(self, model: Any, paths: Iterable[str]) -> list[Any]:
         """Make batch norms use their running statistics in training; return removable handles."""
 
-    @abstractmethod
-    def thaw_norms(self, model: Any, paths: Iterable[str]) -> None:
-        """Put batch norms that were frozen back into the mode of the model."""
+    def thaw_norms(self, model: Any) -> None:  # noqa: B027
+        """Follow up on the handles of :meth:`freeze_norms` having been removed."""
 
     @abstractmethod
     def refinement(

@@ -74,7 +74,10 @@ class WeightMasker:
         """Stop watching; called by ``strip()``, and when a one-shot pruner has its masks."""
 
     def before_step(self) -> None:
-        """Look at gradients, or change them, before an optimizer step."""
+        """Look at gradients, or change them, before an optimizer step uses them.
+
+        Called once a step, or after each evaluation of the closure of ``optimizer.step(closure)``.
+        """
 
     # -- what is settled before there are wrappers -------------------------------------------------
 

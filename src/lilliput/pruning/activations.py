@@ -58,7 +58,7 @@ class ActivationMasker(CollectingMasker):
             self._collector = None
 
     def _collect(self, wrapper: Any, input_: Any, output: Any) -> None:
-        if wrapper.is_collected:
+        if wrapper.is_collected or not (self.is_calibrating or self.pruner.is_training()):
             return
         output = output[0] if isinstance(output, (tuple, list)) else output
         xp = namespace(output)

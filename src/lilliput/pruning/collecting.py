@@ -73,7 +73,8 @@ class CollectingPruner(ChannelPruner):
     """Prune when the criterion has seen enough batches, and keep the masks from then on.
 
     Train for ``training_batches`` batches after ``compress()``, and the masks come by themselves; or
-    call :meth:`calibrate`, before or after ``compress()``.
+    call :meth:`calibrate`, before or after ``compress()``. Batches that are evaluated in between, with
+    the model in eval mode, do not count.
 
     Parameters
     ----------

@@ -126,11 +126,15 @@ class CriterionPruner(Pruner):
 
     def gradient(self, wrapper: Any) -> Any:
         """Return the gradient of a layer's raw weight in full, None if there is none."""
-        return self._backend.gradient(wrapper)
+        return self._backend.gradient(wrapper, self.optimizer)
 
     def pull_to_zero(self, scale: float) -> None:
         """Add the subgradient of ``scale * |w|`` to the gradients of the selected weights."""
-        self._backend.pull_to_zero(self.get_modules_wrapper(), scale)
+        self._backend.pull_to_zero(self.get_modules_wrapper(), scale, self.optimizer)
+
+    def is_training(self) -> bool:
+        """Whether the model is being trained, and not evaluated."""
+        return bool(self._backend.is_training(self.bound_model))
 
     def sum_over_processes(self, tensor: Any) -> Any:
         """Return the sum of a tensor over all processes that train together."""

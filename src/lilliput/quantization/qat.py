@@ -15,14 +15,18 @@ may stop following the batches (``freeze_norm_step``).
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from lilliput.errors import ConfigError
+from lilliput.ops.fakequant import fake_quantize
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.ops.qparams import fit
+from lilliput.ops.qparams import QParams, fit
 from lilliput.quantization.placed import ACTIVATIONS
 from lilliput.quantization.ranges import RangeQuantizer, check_count
 from lilliput.registry import register_quantizer
+
+_PASSES = 256  # forwards of one layer between two steps that activation checkpointing may repeat
 
 
 @register_quantizer("qat", "QAT_Quantizer", "QATquantizer")
@@ -43,6 +47,7 @@ class QATQuantizer(RangeQuantizer):
     momentum: float = 0.99
     freeze_norm_step: int | None = None
     _frozen: tuple[Any, ...] = ()
+    _passes: dict[tuple[int, str], deque[list[Tensor]]] | None = None  # since the last step
 
     def __init__(
         self,
@@ -80,20 +85,51 @@ class QATQuantizer(RangeQuantizer):
         # Zeros only: nothing was seen yet, or nothing but a batch with NaN.
         is_new = (held[0] == 0) & (held[1] == 0)
         share = xp.where(is_new, 1.0, 1 - self.momentum)
-        seen = [old + share * (new - old) for old, new in zip(held[:2], seen, strict=True)]
+        moved = [old + share * (new - old) for old, new in zip(held[:2], seen, strict=True)]
         # A batch with NaN or infinity must not spoil the range for good.
-        is_fine = xp.isfinite(seen[0]) & xp.isfinite(seen[1])
-        low, high = (xp.where(is_fine, new, old) for old, new in zip(held[:2], seen, strict=True))
+        is_fine = xp.isfinite(moved[0]) & xp.isfinite(moved[1])
+        low, high = (xp.where(is_fine, new, old) for old, new in zip(held[:2], moved, strict=True))
         for old, new in zip(
             held, (low, high, *fit(low, high, self.grid(wrapper, target))), strict=True
         ):
             xp.assign(old, new)
         if not getattr(wrapper, f"{target}_is_known"):
             setattr(wrapper, f"{target}_is_known", True)
+        if self._backend.may_be_recomputed():
+            self._note(wrapper, target, [*seen, *(xp.zeros_like(x) + x for x in held[2:])])
+
+    def _note(self, wrapper: Any, target: str, what: list[Tensor]) -> None:
+        """Note what was seen of an activation, and the grid on which it was rounded."""
+        if self._passes is None:
+            self._passes = {}
+        self._passes.setdefault((id(wrapper), target), deque(maxlen=_PASSES)).append(what)
+
+    def _round_activation(self, tensor: Tensor, wrapper: Any, target: str) -> Tensor:
+        if wrapper.training and self._passes and self._backend.is_recomputing():
+            passes = self._passes.get((id(wrapper), target))
+            if passes is not None and len(passes) > 1:
+                return fake_quantize(tensor, self._grid_then(tensor, wrapper, target, passes))
+        return super()._round_activation(tensor, wrapper, target)
+
+    def _grid_then(self, tensor: Tensor, wrapper: Any, target: str, passes: Any) -> QParams:
+        """Return the grid on which an activation was rounded in the forward that is now repeated.
+
+        The same forward shows the same range again. Of several with that range the last one is meant, as
+        backward goes; it is then put first, for the others' turn.
+        """
+        xp = namespace(tensor)
+        low, high = (float(xp.widen(x)) for x in xp.range_of(xp.detach(tensor), None))
+        distances = [abs(float(x[0]) - low) + abs(float(x[1]) - high) for x in passes]
+        index = max(range(len(passes)), key=lambda i: (-distances[i], i))
+        found = passes[index]
+        del passes[index]
+        passes.appendleft(found)
+        return QParams(found[2], found[3], self.grid(wrapper, target))
 
     def step(self) -> None:
         """Count the steps, freeze the norms when it is time."""
         super().step()
+        self._passes = None
         self._freeze_when_due()
 
     def _take_state(self) -> None:
@@ -107,7 +143,7 @@ class QATQuantizer(RangeQuantizer):
             for hook in self._frozen:
                 hook.remove()
             self._frozen = ()
-            self._backend.thaw_norms(model, self._norms())
+            self._backend.thaw_norms(model)
         return model
 
     def _freeze_when_due(self) -> None:

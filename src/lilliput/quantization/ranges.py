@@ -171,7 +171,7 @@ class RangeQuantizer(PlacedQuantizer):
         if self._observers is not None:
             self._observers[wrapper.name, target].observe(namespace(tensor).detach(tensor))
             return tensor
-        if wrapper.training:
+        if wrapper.training and not self._backend.is_recomputing():
             self.follow(tensor, wrapper, target)
         if not (wrapper.is_on and getattr(wrapper, f"{target}_is_known")):
             return tensor

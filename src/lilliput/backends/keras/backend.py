@@ -24,7 +24,7 @@ from lilliput.backends.keras.functions import retrace
 from lilliput.backends.keras.grad import with_gradient
 from lilliput.backends.keras.graph import function_of
 from lilliput.backends.keras.masks import apply_masks, check_quantizers, fault_of, moves_zeros
-from lilliput.backends.keras.scopes import sync
+from lilliput.backends.keras.scopes import is_training, sync
 from lilliput.backends.keras.variables import forget_in_torch, raw, tensor_of, to_array
 from lilliput.backends.keras.wrapper import (
     ModuleWrapper,
@@ -184,13 +184,19 @@ class KerasBackend(Backend):
         """Do nothing: no algorithm adds variables of its own that are trained."""
         return []
 
-    def gradient(self, wrapper: ModuleWrapper) -> Any:
+    def gradient(self, wrapper: ModuleWrapper, optimizer: Any = None) -> Any:
         """Return None: Keras keeps no gradients."""
         return None
 
-    def pull_to_zero(self, wrappers: Sequence[ModuleWrapper], scale: float) -> None:
+    def pull_to_zero(
+        self, wrappers: Sequence[ModuleWrapper], scale: float, optimizer: Any = None
+    ) -> None:
         """Refuse, as :meth:`before_step` does."""
         raise UnsupportedModelError("this algorithm changes gradients: on torch models only.")
+
+    def is_training(self, model: Any) -> bool:
+        """Whether the call that is going on is one of training."""
+        return is_training()
 
     # -- running -------------------------------------------------------------------------------------
 
@@ -274,8 +280,8 @@ class KerasBackend(Backend):
         retrace(model)
         return frozen
 
-    def thaw_norms(self, model: Any, paths: Iterable[str]) -> None:
-        """Do nothing but forget the graphs: there is no mode to put back."""
+    def thaw_norms(self, model: Any) -> None:
+        """Forget the graphs in which norms are frozen."""
         retrace(model)
 
     def refinement(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.backends.base import Backend
-from lilliput.backends.torch import files, instrument, statistics
+from lilliput.backends.torch import files, instrument, recompute, statistics, stepping
 from lilliput.backends.torch.admit import check_layer, check_overlaps, hold_zeros
 from lilliput.backends.torch.discover import DEFAULT_TYPES, discover, find_parameters, unwrapped
 from lilliput.backends.torch.grad import with_gradient
@@ -109,8 +109,8 @@ class TorchBackend(Backend):
         return optimizer.register_step_post_hook(lambda *_: task())
 
     def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
-        """Register a step pre hook."""
-        return optimizer.register_step_pre_hook(lambda *_: task())
+        """Register a step pre hook; see :mod:`stepping`."""
+        return stepping.before_step(optimizer, task)
 
     def parameters(self, model: nn.Module) -> dict[str, LayerInfo]:
         """Return each parameter under all its full names, as a layer that can be wrapped."""
@@ -125,13 +125,27 @@ class TorchBackend(Backend):
         """Return the sum of a tensor over the default process group, if there is one."""
         return statistics.sum_over_processes(tensor)
 
-    def gradient(self, wrapper: ModuleWrapper) -> Any:
+    def gradient(self, wrapper: ModuleWrapper, optimizer: Any = None) -> Any:
         """Return the gradient of the raw weight in full, None if there is none."""
-        return statistics.gradient(wrapper)
+        return statistics.gradient(wrapper, stepping.gradient_scale(optimizer))
 
-    def pull_to_zero(self, wrappers: Sequence[ModuleWrapper], scale: float) -> None:
+    def pull_to_zero(
+        self, wrappers: Sequence[ModuleWrapper], scale: float, optimizer: Any = None
+    ) -> None:
         """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
-        statistics.pull_to_zero(wrappers, scale)
+        statistics.pull_to_zero(wrappers, scale, stepping.gradient_scale(optimizer))
+
+    def is_recomputing(self) -> bool:
+        """Whether autograd runs this forward again; see :mod:`recompute`."""
+        return recompute.is_recomputing()
+
+    def may_be_recomputed(self) -> bool:
+        """Whether autograd may run this forward again."""
+        return recompute.may_be_recomputed()
+
+    def is_training(self, model: nn.Module) -> bool:
+        """Whether the model, below what wraps it, is in training mode."""
+        return unwrapped(model).training
 
     def run(
         self,
@@ -275,14 +289,15 @@ class TorchBackend(Backend):
         return factor if norm.weight is None else factor * norm.weight
 
     def freeze_norms(self, model: nn.Module, paths: Iterable[str]) -> list[Any]:
-        """Register pre hooks that put the norms into eval mode."""
-        norms = [unwrapped(model).get_submodule(path) for path in paths]
-        return [norm.register_forward_pre_hook(instrument.use_running_statistics) for norm in norms]
-
-    def thaw_norms(self, model: nn.Module, paths: Iterable[str]) -> None:
-        """Set the mode to that of the model."""
+        """Register hooks that put the norms into eval mode for as long as they run."""
+        handles = []
         for path in paths:
-            unwrapped(model).get_submodule(path).train(model.training)
+            norm = unwrapped(model).get_submodule(path)
+            handles += [
+                norm.register_forward_pre_hook(instrument.use_running_statistics),
+                norm.register_forward_hook(instrument.resume_mode, always_call=True),
+            ]
+        return handles
 
     def refinement(
         self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None

@@ -29,6 +29,7 @@ from lilliput.backends.torch.weights import floating, is_sharded, raw, unshadowe
 from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
 
 SIDECAR = "lilliput"
+_TRAINS = "_lilliput_trains"  # what a norm holds while it runs in eval mode for our sake
 _ATTENTION = {"query": 0, "key": 1, "value": 2}
 
 
@@ -227,13 +228,21 @@ def remove_sites(model: nn.Module) -> None:
     for module in model.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for key, hook in list(hooks.items()):
-                if isinstance(hook, Site) or hook is use_running_statistics:
+                if isinstance(hook, Site) or hook in (use_running_statistics, resume_mode):
                     del hooks[key]
+                    module._forward_hooks_always_called.pop(key, None)
 
 
 def use_running_statistics(module: nn.Module, args: Any) -> None:
     """Let a batch norm compute as in eval mode; a forward pre hook."""
-    module.training = False
+    if module.training:
+        module.training, module.__dict__[_TRAINS] = False, True
+
+
+def resume_mode(module: nn.Module, args: Any, output: Any) -> None:
+    """Put a batch norm back into the mode that its user gave it; a forward hook."""
+    if module.__dict__.pop(_TRAINS, False):
+        module.training = True
 
 
 def _map_floating(output: Any, function: Callable[[Tensor], Tensor]) -> Any:

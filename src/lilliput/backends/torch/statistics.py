@@ -41,25 +41,30 @@ def reduce(array: Any, how: str) -> Any:
     if not (distributed.is_available() and distributed.is_initialized()):
         return array
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    tensor = torch.as_tensor(array, dtype=torch.float64).to(device)
+    tensor = torch.tensor(array, dtype=torch.float64, device=device)
     operations = {"min": distributed.ReduceOp.MIN, "max": distributed.ReduceOp.MAX}
     distributed.all_reduce(tensor, operations.get(how, distributed.ReduceOp.SUM))
     return tensor.cpu().numpy()
 
 
-def gradient(wrapper: Any) -> Tensor | None:
-    """Return the gradient of a raw weight in full; a sharded one is gathered."""
+def gradient(wrapper: Any, factor: Tensor | None = None) -> Tensor | None:
+    """Return the gradient of a raw weight in full, divided by what a loss scale multiplied it by."""
     parameter = _trained(wrapper)
-    return None if parameter is None or parameter.grad is None else whole(parameter.grad)
+    if parameter is None or parameter.grad is None:
+        return None
+    found = whole(parameter.grad)
+    return found if factor is None else found / factor.to(found.device)
 
 
 @torch.no_grad()
-def pull_to_zero(wrappers: Sequence[Any], scale: float) -> None:
-    """Add ``scale * sign(w)`` to the gradients of the raw weights."""
+def pull_to_zero(wrappers: Sequence[Any], scale: float, factor: Tensor | None = None) -> None:
+    """Add ``scale * sign(w)`` to the gradients of the raw weights, which a loss scale multiplied."""
     for wrapper in wrappers:
         parameter = _trained(wrapper)
         if parameter is not None and parameter.grad is not None:
-            parameter.grad.add_(parameter.sign(), alpha=scale)
+            sign = parameter.sign()
+            sign = sign if factor is None else sign * factor.to(sign.device)
+            parameter.grad.add_(sign, alpha=scale)
 
 
 def run(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from lilliput.backends.torch.recompute import is_recomputing
 from lilliput.backends.torch.weights import is_binary, raw, whole
 from lilliput.backends.wrapping import OwnAttributes, marker
 from lilliput.config.layer import LayerInfo, QuantType
@@ -300,8 +301,8 @@ class Collector:
         self.function = function
 
     def __call__(self, module: nn.Module, input_: Any, output: Any) -> None:
-        """Hand a forward's input and output to the user's function."""
-        if self.function is not None:
+        """Hand a forward's input and output to the user's function, once for each forward."""
+        if self.function is not None and not is_recomputing():
             self.function(self.wrapper, input_, output)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def equalize(pairs: Sequence[Pair], changes: Changes) -> None:
     values: Values = {}  # in double precision, so that many small factors cost none
     for pair in pairs:
         for parameter in (*pair.scaled, pair.second.weight):
-            values[parameter] = parameter.detach().double()
+            values[parameter] = parameter.detach().to(torch.float64, copy=True)
     totals = [torch.ones(1, dtype=torch.float64) for _ in pairs]
     for _ in range(_SWEEPS):
         if max(_equalize_pair(*item, values, totals) for item in enumerate(pairs)) < _SETTLED:

@@ -1,0 +1,50 @@
+"""What is done around an optimizer step: look at its gradients, before it uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def before_step(optimizer: Any, task: Callable[[], None]) -> Any:
+    """Call ``task()`` when the gradients of a step are complete; return a removable handle.
+
+    With a closure, as in ``optimizer.step(closure)``, that is after each of its evaluations. A step
+    that overflowed, and that a fused optimizer therefore skips, has no gradients to look at.
+    """
+
+    def hook(stepped: Any, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            _look(stepped, task)
+            return None
+
+        def evaluate() -> Any:
+            loss = closure()
+            _look(stepped, task)
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": evaluate}
+        return (args[0], evaluate, *args[2:]), kwargs
+
+    return optimizer.register_step_pre_hook(hook)
+
+
+def gradient_scale(optimizer: Any) -> Tensor | None:
+    """Return by what the gradients are too large, None if they are not.
+
+    A GradScaler leaves it to a fused optimizer to divide by this number, within its kernel.
+    """
+    scale: Tensor | None = getattr(optimizer, "grad_scale", None)
+    return scale
+
+
+@torch.no_grad()
+def _look(optimizer: Any, task: Callable[[], None]) -> None:
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is None or not bool(found_inf):
+        task()
