@@ -125,7 +125,7 @@ def refine(model, batches, rules=RULES, **options):
 
 @torch.no_grad()
 def in_float_of(model, x):
-    with in_float():
+    with in_float(model):
         return model(x)
 
 

@@ -40,6 +40,10 @@ class Backend(ABC):
         """Return a new wrapper (``kind`` is 'pruner' or 'quantizer'); the model stays untouched."""
 
     @abstractmethod
+    def quantizers_in(self, model: Any) -> list[Any]:
+        """Return the wrappers of quantizers that are at work in a model, and in no copy of it."""
+
+    @abstractmethod
     def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
         """Raise if two weights share memory without being one parameter."""
 

@@ -2,32 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from threading import Lock
 from typing import Any, ClassVar
 
 from lilliput.config.layer import QuantType
 
 Marker = Callable[[Any, QuantType, tuple[Any, ...]], tuple[Any, ...]]
-_markers: list[Marker] = []
+
+
+@dataclass(frozen=True, eq=False)
+class Marking:
+    """One marker at work."""
+
+    marker: Marker
+
+
+class Markings(tuple[Marking, ...]):
+    """The markers at work on a wrapper; copies of the wrapper are not marked."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Markings:
+        return Markings()
+
+    def __reduce__(self) -> Any:
+        return Markings, ()
+
+
+_in_context: ContextVar[tuple[Marking, ...]] = ContextVar("lilliput_markings", default=())
+_lock = Lock()
 
 
 @contextmanager
-def marking(marker: Marker) -> Iterator[None]:
+def marking(marker: Marker, wrappers: Iterable[Any]) -> Iterator[None]:
     """Call ``marker(wrapper, quant_type, tensors)`` wherever a quantizer would have been called.
 
-    This is how an exporter learns where in the graph quantization happens.
+    This is how an exporter learns where in the graph quantization happens. It concerns these wrappers
+    and this thread only: other models, copies of this one and other threads quantize as ever.
     """
-    _markers.append(marker)
+    entry, marked = Marking(marker), list(wrappers)
+    with _lock:
+        for wrapper in marked:
+            wrapper.__dict__["_markings"] = Markings((*wrapper._markings, entry))
+    token = _in_context.set((*_in_context.get(), entry))
     try:
         yield
     finally:
-        _markers.pop()
+        _in_context.reset(token)
+        with _lock:
+            for wrapper in marked:
+                left = [x for x in wrapper._markings if x is not entry]
+                wrapper.__dict__["_markings"] = Markings(left)
 
 
-def marker() -> Marker | None:
-    """Return what is to be called in place of quantizers, None if they are."""
-    return _markers[-1] if _markers else None
+def step_aside(wrapper: Any, quant_type: QuantType, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Let tensors pass as they are; a marker under which a model computes in float."""
+    return tensors
+
+
+def marker_of(wrapper: Any) -> Marker | None:
+    """Return what this thread calls in place of a quantizer that is marked, None if itself."""
+    here = _in_context.get()
+    # A replica of DataParallel runs in a thread of its own on behalf of the one that is marked.
+    is_replica = getattr(wrapper, "_is_replica", False)
+    found = [x for x in wrapper._markings if is_replica or x in here]
+    return found[-1].marker if found else None
 
 
 class OwnAttributes:
@@ -35,6 +76,7 @@ class OwnAttributes:
 
     _fixed: frozenset[str]
     optional_tensors: ClassVar[tuple[str, ...]] = ()  # those that a layer need not have
+    _markings: Markings = Markings()
 
     def attributes(self) -> dict[str, Any]:
         """Return the plain attributes that an algorithm set."""

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.export import _check_norms
+from lilliput.backends.torch.instrument import quantizers_in
 from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
@@ -45,7 +46,7 @@ class TorchSimulation(Simulation):
     def run(self, marker: Marker) -> list[Tensor]:
         """Run the model on the inputs with a marker in place of the quantizers."""
         args, kwargs = self.inputs
-        with evaluating(self.model), marking(marker):
+        with evaluating(self.model), marking(marker, quantizers_in(self.model)):
             return tensors_in(self.model(*args, **kwargs))
 
     def tensors(self, nested: Any) -> list[Tensor]:
@@ -105,7 +106,7 @@ def simulate(model: nn.Module, inputs: Inputs, keep: bool = False) -> Simulation
         return results
 
     args, kwargs = inputs
-    with evaluating(model), marking(record):
+    with evaluating(model), marking(record, quantizers_in(model)):
         try:
             output = model(*args, **kwargs)
         except LilliputError:
@@ -159,7 +160,7 @@ def trace(simulation: Simulation, dynamic_batch: bool, opset: int) -> Any:
         return tuple(_site(x, number, i) for i, x in enumerate(tensors))
 
     (args, kwargs), shapes = _traced_inputs(simulation.inputs, dynamic_batch)
-    with evaluating(simulation.model), marking(mark):
+    with evaluating(simulation.model), marking(mark, quantizers_in(simulation.model)):
         try:
             program: Any = torch.onnx.export(
                 simulation.model,

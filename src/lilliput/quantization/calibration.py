@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lilliput.backends.wrapping import marking
+from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ConfigError, StateError
 from lilliput.files import write_atomically
 from lilliput.ops.namespace import namespace
@@ -40,33 +42,34 @@ def calibrate(
     note = _Checkpoint(checkpoint, observers, quantizer)
     done = note.load()
     source = _Batches(quantizer, forward, done)
-    try:
-        for count in source.run(track(batches, "calibrating", progress), observers):
-            _check_finite(observers, count)
-            note.save(count)
-        if not source.count:
-            raise ConfigError(
-                "calibrate() received no batches: the loader is empty, or an iterator that is used up."
-            )
-        if source.count < done:
-            raise StateError(
-                f"{checkpoint}: {done} batches were seen before, there are {source.count} now; remove the "
-                "file to start over."
-            )
-    finally:
-        quantizer._observers = None
+    for count in source.run(track(batches, "calibrating", progress), observers):
+        _check_finite(observers, count)
+        note.save(count)
+    if not source.count:
+        raise ConfigError(
+            "calibrate() received no batches: the loader is empty, or an iterator that is used up."
+        )
+    if source.count < done:
+        raise StateError(
+            f"{checkpoint}: {done} batches were seen before, there are {source.count} now; remove the "
+            "file to start over."
+        )
     _fix_ranges(quantizer, observers)
     quantizer.sample_inputs = tuple(source.kept)
     note.remove()
 
 
 class _Batches:
-    """Runs batches one by one; those that an earlier run has seen are passed over."""
+    """Runs batches one by one; those that an earlier run has seen are passed over.
+
+    But for the first of them: what the model is called with is kept as in a run without interruption.
+    """
 
     def __init__(self, quantizer: Any, forward: Callable[..., Any] | None, done: int) -> None:
         self.quantizer, self.forward, self.done = quantizer, forward, done
         self.count = 0
         self.kept: list[Any] = []
+        self.is_running = False
 
     def run(self, batches: Iterable[Any], observers: dict[Key, Observer]) -> Iterator[int]:
         backend, model = self.quantizer._backend, self.quantizer.bound_model
@@ -78,20 +81,30 @@ class _Batches:
 
     def keep(self, args: Any, kwargs: Any) -> None:
         """Remember what the model was called with, for later steps."""
-        if len(self.kept) < _KEPT and self.quantizer._observers is not None:
+        if len(self.kept) < _KEPT and self.is_running:
             self.kept.append((args, kwargs))
 
     def _run(
         self, backend: Any, model: Any, batches: Iterable[Any], observers: dict[Key, Observer]
     ) -> Iterator[int]:
+        def observe(wrapper: Any, quant_type: QuantType, tensors: tuple[Any, ...]) -> Any:
+            if quant_type is not QuantType.WEIGHT and self.count > self.done:
+                for tensor in tensors:
+                    if namespace(tensor).size(tensor):  # a batch without samples has no range
+                        seen = namespace(tensor).detach(tensor)
+                        observers[wrapper.name, quant_type.value].observe(seen)
+            return tensors
+
         for batch in batches:
             if self.count == 0:
                 self.quantizer.place_by(batch, self.forward)
             self.count += 1
+            if self.count > self.done or len(self.kept) < _KEPT:
+                self.is_running = True
+                with marking(observe, self.quantizer.get_modules_wrapper()):
+                    backend.run(model, [batch], self.forward)
+                self.is_running = False
             if self.count > self.done:
-                self.quantizer._observers = observers
-                backend.run(model, [batch], self.forward)
-                self.quantizer._observers = None
                 yield self.count
 
 

@@ -97,7 +97,6 @@ class RangeQuantizer(PlacedQuantizer):
     quant_start_step: int = 0
     current_step: int = 0
     sample_inputs: tuple[Any, ...] = ()  # (args, kwargs) of the first calls in calibration
-    _observers: Mapping[tuple[str, str], Any] | None = None
     _is_prepared: bool = False
 
     def __init__(
@@ -148,7 +147,7 @@ class RangeQuantizer(PlacedQuantizer):
 
     def quantize_weight(self, weight: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:
         """Return the weight on its grid."""
-        if self._observers is not None or not wrapper.is_on:
+        if not wrapper.is_on:
             return weight
         factor = self._fold_factor(wrapper)
         if factor is None:
@@ -167,9 +166,6 @@ class RangeQuantizer(PlacedQuantizer):
 
     def _activation(self, tensor: Tensor, wrapper: Any, target: str) -> Tensor:
         if not namespace(tensor).size(tensor):  # a batch without samples has no range
-            return tensor
-        if self._observers is not None:
-            self._observers[wrapper.name, target].observe(namespace(tensor).detach(tensor))
             return tensor
         if wrapper.training and not self._backend.is_recomputing():
             self.follow(tensor, wrapper, target)

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from lilliput.backends.wrapping import marking
+from lilliput.backends import backend_of
+from lilliput.backends.wrapping import marking, step_aside
 from lilliput.config.layer import QuantType
 from lilliput.errors import ConfigError, StageError
 from lilliput.export.grid import spread
@@ -142,11 +143,12 @@ def quantization_report(
     error = _Error()
     run, default = _framework(quantizer.backend_name)
     model, call = quantizer.bound_model, forward or default
+    wrappers = backend_of(model).quantizers_in(model)
 
     def both(model: Any, batch: Any) -> None:
-        with marking(lambda wrapper, kind, tensors: tensors):
+        with marking(step_aside, wrappers):
             plain = _first_tensor(call(model, batch), quantizer)
-        with marking(watch):
+        with marking(watch, wrappers):
             error.add(to_array(plain), to_array(_first_tensor(call(model, batch), quantizer)))
 
     run(model, kept, both)

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from lilliput.backends import backend_of
-from lilliput.backends.wrapping import marking
+from lilliput.backends.wrapping import marking, step_aside
 from lilliput.config.layer import QuantType
 from lilliput.errors import LilliputError
 from lilliput.quantization.bits import bits_of
@@ -148,7 +148,8 @@ def _rows(parameters: dict[str, Any], reader: Any) -> dict[int, _Row]:
 
 
 def _layer(row: _Row, reader: Any, work: Work | None, batch: int | None) -> LayerSnapshot:
-    with marking(lambda wrapper, kind, tensors: tensors):  # masks alone, quantizers step aside
+    quantizers = {reader.quantizer_of(row.module, name) for name in row.attributes} - {None}
+    with marking(step_aside, quantizers):  # masks alone
         masked = {name: reader.value(row.module, name) for name in row.attributes}
     weight = max(masked, key=lambda name: (masked[name].ndim, masked[name].size))
     wrapper = reader.quantizer_of(row.module, weight)

@@ -19,10 +19,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.instrument import SIDECAR, Sidecar
+from lilliput.backends.torch.fastpath import calling_modules
+from lilliput.backends.torch.instrument import SIDECAR, Sidecar, quantizers_in
 from lilliput.backends.torch.statistics import run
 from lilliput.backends.torch.weights import plain_type, whole
-from lilliput.backends.wrapping import marking
+from lilliput.backends.wrapping import marking, step_aside
 from lilliput.report.snapshot import Array, Work, batch_of
 from lilliput.speedup.capture import as_inputs
 
@@ -89,7 +90,7 @@ def watch(
 
     def forward() -> None:
         # Quantizers step aside: they would take note of what they see.
-        with marking(lambda wrapper, kind, tensors: tensors):
+        with marking(step_aside, quantizers_in(root)):
             run(root, [None], lambda model, _: model(*args, **kwargs))
 
     with _unchanged(root):
@@ -180,13 +181,8 @@ def _modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 @contextmanager
 def _unfused() -> Iterator[None]:
     """Let attention run as the products it is made of, which can be counted."""
-    was_enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was_enabled)
+    with calling_modules(), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 @contextmanager

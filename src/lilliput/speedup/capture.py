@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from lilliput.backends.torch.fastpath import calling_modules
 from lilliput.errors import UnsupportedModelError
 from lilliput.speedup.caches import (
     cached_tensors,
@@ -27,6 +29,7 @@ from lilliput.speedup.caches import (
     without_shortcuts,
 )
 
+_one_capture = RLock()
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -194,18 +197,18 @@ def _try(model: nn.Module, args: Any, kwargs: Any) -> frozenset[str]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what capturing says, and keep torch from taking its fused path for attention."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    level = logging.getLogger("torch").level
-    logging.getLogger("torch").setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    """Silence what capturing says, and keep torch from taking its fused path for attention.
+
+    One thread at a time: torch's tracers, like warnings and levels of logging, are one for all.
+    """
+    with _one_capture, calling_modules(), warnings.catch_warnings():
+        level = logging.getLogger("torch").level
+        logging.getLogger("torch").setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")
+        try:
             yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        logging.getLogger("torch").setLevel(level)
+        finally:
+            logging.getLogger("torch").setLevel(level)
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:

@@ -58,6 +58,10 @@ class KerasBackend(Backend):
         """Return every layer that could be compressed; see :mod:`discover`."""
         return discover(model)
 
+    def quantizers_in(self, model: Any) -> list[Any]:
+        """Return the wrappers of quantizers that are at work in a model."""
+        return instrument.quantizers_in(layers_by_path(model).values())
+
     def parameters(self, model: Any) -> dict[str, LayerInfo]:
         """Return each variable that is trained under all its full names."""
         return find_parameters(model)

@@ -10,7 +10,7 @@ one, that loads without this package.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from typing import Any
 
@@ -198,6 +198,17 @@ def _check_rivals(sidecar: Sidecar, wrapper: Any) -> None:
                 f"layer {wrapper.name!r}: its {min(both)} is already quantized by a "
                 f"{type(other.compressor).__name__}; strip() that one first."
             )
+
+
+def quantizers_in(layers: Iterable[Any]) -> list[Any]:
+    """Return the wrappers of quantizers that are at work in layers."""
+    found: dict[int, Any] = {}
+    for layer in layers:
+        sidecar = sidecar_of(layer)
+        if sidecar is not None:
+            wrappers = [*sidecar.wrappers, *(site.wrapper for site in sidecar.sites)]
+            found |= {id(wrapper): wrapper for wrapper in wrappers if wrapper.order == 1}
+    return list(found.values())
 
 
 def sidecar_of(layer: Any) -> Sidecar | None:

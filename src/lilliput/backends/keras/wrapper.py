@@ -13,7 +13,7 @@ from keras import ops
 from lilliput.backends.keras.functions import retrace
 from lilliput.backends.keras.scopes import is_training, sync
 from lilliput.backends.keras.variables import OURS, raw, read, tensor_of, to_array, track, untrack
-from lilliput.backends.wrapping import OwnAttributes, marker
+from lilliput.backends.wrapping import OwnAttributes, marker_of
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError
 
@@ -261,7 +261,7 @@ class QuantizerModuleWrapper(ModuleWrapper):
         return self._run(QuantType.OUTPUT, (tensor,))[0]
 
     def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        mark = marker()
+        mark = marker_of(self) if self._markings else None
         if mark is not None:
             return mark(self, quant_type, tensors)
         return self.compressor.run(self, quant_type, tensors)  # type: ignore[no-any-return]

@@ -74,6 +74,10 @@ class TorchBackend(Backend):
         check_layer(layer, holds_masks=kind == "pruner")
         return _WRAPPERS[kind](layer, compressor)
 
+    def quantizers_in(self, model: nn.Module) -> list[Any]:
+        """Return the wrappers of quantizers that are at work in a model."""
+        return instrument.quantizers_in(model)
+
     def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
         """Raise if two weights share memory without being one parameter."""
         check_overlaps(layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from lilliput.backends.torch.fastpath import calling_modules
 from lilliput.ops.flow import Flow, ModuleCall, Operation
 
 _KINDS = {
@@ -53,16 +55,11 @@ def record_flow(model: nn.Module, run: Callable[[], Any]) -> Flow:
         register_module_forward_pre_hook(recorder.enter),
         register_module_forward_hook(recorder.leave, always_call=True),
     ]
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(
-        False
-    )  # one operation in place of a whole encoder layer
     model.eval()
     try:
-        with recorder:
+        with calling_modules(), recorder:
             run()
     finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
         for handle in handles:
             handle.remove()
         for module, is_training in modes.items():
@@ -87,6 +84,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.paths = {module: path for path, module in model.named_modules()}
+        self.thread = get_ident()  # modules that run in others are none of ours
         self.stack: list[str] = []
         self.entered: list[tuple[int, ...]] = []
         self.operations: list[Operation] = []
@@ -110,10 +108,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tuple(self.value_of(x) for x in tensors if x.is_floating_point())
 
     def enter(self, module: nn.Module, args: Any) -> None:
+        if get_ident() != self.thread:
+            return
         self.stack.append(self.paths.get(module, ""))
         self.entered.append(self.numbers(args))
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if get_ident() != self.thread:
+            return
         path, inputs = self.stack.pop(), self.entered.pop()
         if module in self.paths:
             self.calls.append(ModuleCall(path, inputs, self.numbers(output)))

@@ -223,6 +223,20 @@ class Site:
         return Site(copy.deepcopy(self.wrapper, memo), self.role)
 
 
+def quantizers_in(model: nn.Module) -> list[Any]:
+    """Return the wrappers of quantizers that are at work in a model, and in no copy of it."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        sidecar: Any = module._modules.get(SIDECAR)
+        wrappers: list[Any] = []
+        if isinstance(sidecar, Sidecar):
+            wrappers += sidecar._modules.values()
+        hooks = module._forward_hooks.values()
+        wrappers += [hook.wrapper for hook in hooks if isinstance(hook, Site)]
+        found |= {id(wrapper): wrapper for wrapper in wrappers if wrapper.order == 1}
+    return list(found.values())
+
+
 def remove_sites(model: nn.Module) -> None:
     """Take out the hooks that act on behalf of layers elsewhere."""
     for module in model.modules():

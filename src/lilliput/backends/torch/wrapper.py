@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lilliput.backends.torch.recompute import is_recomputing
 from lilliput.backends.torch.weights import is_binary, raw, whole
-from lilliput.backends.wrapping import OwnAttributes, marker
+from lilliput.backends.wrapping import OwnAttributes, marker_of
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError, StageError
 
@@ -279,9 +279,12 @@ class QuantizerModuleWrapper(ModuleWrapper):
         return self._run(QuantType.OUTPUT, (tensor,))[0]
 
     def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        mark = marker()
-        if mark is not None:
-            return mark(self, quant_type, tensors)
+        if self._markings:
+            # Compiled code cannot ask in which thread it runs; only this very model is concerned.
+            is_compiled = torch.compiler.is_dynamo_compiling()
+            mark = self._markings[-1].marker if is_compiled else marker_of(self)
+            if mark is not None:
+                return mark(self, quant_type, tensors)
         return self._quantizer().run(self, quant_type, tensors)  # type: ignore[no-any-return]
 
     def _quantizer(self) -> Any:

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from lilliput.backends import backend_of
 from lilliput.backends.keras.graph import function_of
 from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
@@ -54,7 +55,7 @@ class KerasSimulation(Simulation):
                 return marker(wrapper, kind, given)
             return (ops.convert_to_tensor(weights[key_of(wrapper, kind)], dtype=given[0].dtype),)
 
-        with marking(mark):
+        with marking(mark, backend_of(self.model).quantizers_in(self.model)):
             return list(tree.flatten(call(self.model, self.inputs)))
 
     def tensors(self, nested: Any) -> list[Tensor]:
@@ -148,7 +149,7 @@ def simulate(model: Any, inputs: Inputs, keep: bool = False) -> KerasSimulation:
             place.results.append(results)
         return results
 
-    with marking(record), explained(model, inputs):
+    with marking(record, backend_of(model).quantizers_in(model)), explained(model, inputs):
         output = call(model, inputs)
     outputs = tree.flatten(output)
     arrays = [to_array(x) for x in outputs]

@@ -13,6 +13,7 @@ from typing import Any
 
 from keras import tree
 
+from lilliput.backends import backend_of
 from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import ExportError, LilliputError, MissingExtraError
@@ -111,7 +112,7 @@ def trace(
     def run(*flat: Tensor) -> Any:
         given.update(zip(weights, flat[len(arrays) :], strict=True))
         packed = tree.pack_sequence_as(args, flat[: len(arrays)])
-        with marking(mark):
+        with marking(mark, backend_of(simulation.model).quantizers_in(simulation.model)):
             return tree.flatten(call(simulation.model, (packed, {})))
 
     specs = [

@@ -158,7 +158,7 @@ class Refinement:
     def _watch_float(self, watchers: Mapping[nn.Module, See], is_last: bool = False) -> None:
         self._swap()
         try:
-            with in_float():
+            with in_float(self.model):
                 self._watch(watchers, is_last)
         finally:
             self._swap()

@@ -7,18 +7,19 @@ does not), and whether anything but the layer itself reads its parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from lilliput.backends.torch.fastpath import calling_modules
+from lilliput.backends.torch.instrument import quantizers_in
 from lilliput.backends.torch.weights import plain_type
-from lilliput.backends.wrapping import marking
+from lilliput.backends.wrapping import marking, step_aside
 from lilliput.ops.flow import Flow, ModuleCall, Operation
 
 _PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -144,25 +145,14 @@ class Trace:
 def record(model: nn.Module, run: Callable[[], Flow]) -> Trace:
     """Return what is seen while ``run`` records the flow of a model, which computes in float."""
     witness = _Witness()
-    with in_float(), calling_modules(), witness:
+    with in_float(model), calling_modules(), witness:
         flow = run()
     return Trace(model, flow, witness)
 
 
-def in_float() -> Any:
-    """A context in which quantizers let everything pass."""
-    return marking(lambda wrapper, quant_type, tensors: tensors)
-
-
-@contextmanager
-def calling_modules() -> Iterator[None]:
-    """A context in which transformer layers call their parts, and not one fused kernel for all."""
-    was_on = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was_on)
+def in_float(model: nn.Module) -> AbstractContextManager[None]:
+    """A context in which the quantizers of a model let everything pass."""
+    return marking(step_aside, quantizers_in(model))
 
 
 def _computes_plainly(module: nn.Module) -> bool:

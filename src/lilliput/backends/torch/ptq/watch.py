@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lilliput.backends.torch import statistics
-from lilliput.backends.torch.ptq.trace import calling_modules
+from lilliput.backends.torch.fastpath import calling_modules
 
 See = Callable[[int, Tensor, Tensor], None]
 
