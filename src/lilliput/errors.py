@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+MOST_PROBLEMS = 200  # that are looked for in one config list
+
 
 class LilliputError(Exception):
     """Base of all errors raised on purpose by Lilliput."""
@@ -50,9 +52,10 @@ class ConfigError(LilliputError, ValueError):
         if len(lines) == 1:
             text = f"{title}: {lines[0]}" if title else lines[0]
         else:
-            text = "\n".join(
-                [f"{title or 'config'}: {len(lines)} problems", *(f"  - {x}" for x in lines)]
-            )
+            many = len(lines) > MOST_PROBLEMS
+            count = f"more than {MOST_PROBLEMS}" if many else f"{len(lines)}"
+            listed = [f"  - {line}" for line in lines[:MOST_PROBLEMS]]
+            text = "\n".join([f"{title or 'config'}: {count} problems", *listed])
         super().__init__(text)
 
 

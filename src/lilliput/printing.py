@@ -6,6 +6,8 @@ Everything that prints a name from a model or a value from a config goes through
 from __future__ import annotations
 
 LIMIT = 80
+# What makes a cell a formula in Excel and LibreOffice; and the quote itself, so that it can be undone.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
 
 
 def printable(text: object) -> str:
@@ -40,3 +42,20 @@ def shown(value: object, limit: int = LIMIT) -> str:
     except Exception:  # junk may do anything; an integer of thousands of digits fails as well
         text = f"<{printable(type(value).__name__)}>"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def csv_cell(text: str) -> str:
+    """Return a text for a CSV file that spreadsheets do not take for a formula.
+
+    Examples
+    --------
+    >>> csv_cell("conv1"), csv_cell("=1+2")
+    ('conv1', "'=1+2")
+    """
+    return f"'{text}" if text.startswith(_FORMULAS) else text
+
+
+def from_csv_cell(cell: str) -> str:
+    """Undo :func:`csv_cell`."""
+    is_quoted = cell.startswith("'") and cell[1:].startswith(_FORMULAS)
+    return cell[1:] if is_quoted else cell

@@ -41,6 +41,11 @@ def test_the_top_level_is_what_it_was():
     assert all(hasattr(lilliput, name) for name in lilliput.__all__)
 
 
+def test_tab_completion_lists_every_public_name_and_nothing_else():
+    for module in (lilliput, lilliput.torch):
+        assert dir(module) == sorted(module.__all__)
+
+
 def test_both_doors_lead_to_the_same_classes():
     shared = set(lilliput.__all__) & set(lilliput.torch.__all__)
     assert len(shared) > 10

@@ -413,3 +413,10 @@ def test_a_failed_replacement_keeps_the_old_rules(
     with pytest.raises(OSError, match="disk full"):
         write_rules([], tmp_path / "a.yaml")
     assert read_rules(tmp_path / "a.yaml") == RULES
+
+
+def test_yaml_of_more_values_than_it_reads_in_a_second_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text("- {sparsity: 0.5}\n" * 10_000)
+    with pytest.raises(ConfigError, match="more than 20,000 names and values"):
+        read_rules(file)

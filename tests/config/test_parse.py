@@ -10,8 +10,9 @@ from torch import nn
 
 import lilliput
 from lilliput.config.parse import parse_rules
-from lilliput.config.spec import PruneRule, QuantRule
+from lilliput.config.spec import PruneRule, QuantRule, ScheduledPruneRule
 from lilliput.errors import ConfigError
+from lilliput.pruning.channel_rule import ChannelRule
 from lilliput.torch import AGPPruner, DoReFaQuantizer, LevelPruner, NaiveQuantizer
 
 ALGORITHMS = [LevelPruner, AGPPruner, NaiveQuantizer, DoReFaQuantizer]
@@ -168,3 +169,56 @@ def test_any_config_list_is_accepted_or_refused_with_a_config_error(config, algo
     assert [type(module) for module in model.modules()] == classes
     assert list(model.state_dict()) == list(weights)
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+
+
+class Broken:
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+@pytest.mark.parametrize("key", [*QuantRule.model_fields, *ScheduledPruneRule.model_fields])
+def test_a_value_without_a_repr_is_refused_like_any_other(key):
+    rule = QuantRule if key in QuantRule.model_fields else ScheduledPruneRule
+    for value in (Broken(), [Broken()], {"weight": Broken()}, {Broken(): 1}):
+        assert parse_rules([{key: value}], rule).problems
+    assert parse_rules(Broken(), rule).problems and parse_rules([Broken()], rule).problems
+
+
+HUGE = [float("nan"), float("inf"), -float("inf"), 10**400, -(10**400), True, 2**31, 1e300, "1e3"]
+
+
+@pytest.mark.parametrize("value", HUGE, ids=lambda v: str(v)[:8])
+@pytest.mark.parametrize(
+    "rule",
+    [ScheduledPruneRule, QuantRule, ChannelRule],
+)
+def test_numbers_that_no_key_can_mean_are_refused(rule, value):
+    numeric = {
+        *("sparsity", "total_sparsity", "max_macs", "max_params", "max_sparsity_per_layer"),
+        *("min_kept", "round_to", "initial_sparsity", "final_sparsity", "start_epoch", "end_epoch"),
+        *("frequency", "quant_bits", "group_size", "quant_start_step"),
+    } & rule.model_fields.keys()
+    assert numeric
+    allowed = {("max_macs", 2**31), ("max_params", 2**31)}  # budgets of large models
+    for key in numeric:
+        if (key, value) not in allowed:
+            assert parse_rules([{key: value}], rule).problems, key
+
+
+@pytest.mark.parametrize("pattern", ["1:" + "9" * 400, "9" * 400 + ":4", "0:4", "٢:٤", "2:4\n"])
+def test_a_pattern_of_impossible_numbers_is_refused(pattern):
+    assert parse_rules(
+        [{"granularity": pattern, "final_sparsity": 0.5}], ScheduledPruneRule
+    ).problems
+
+
+def test_a_list_of_too_many_rules_is_refused_at_once():
+    (problem,) = parse_rules([{"sparsity": 0.5}] * 10_001, PruneRule).problems
+    assert "10,001 rules, expected at most 10,000" in str(problem)
+
+
+def test_of_many_problems_the_first_are_listed():
+    parsed = parse_rules([{"sparsity": 2}] * 5000, PruneRule)
+    assert len(parsed.problems) == 201
+    text = str(ConfigError(parsed.problems))
+    assert "more than 200 problems" in text and text.count("\n") == 200

@@ -144,3 +144,13 @@ def test_a_layer_named_in_full_is_taken_whatever_its_type():
 def test_a_pattern_that_finds_only_other_types_says_so():
     (problem,) = pick({"op_names": ["nor*"], "sparsity": 0.5}).problems
     assert "Patterns stay within the default types" in str(problem)
+
+
+def test_names_are_printed_without_what_a_terminal_would_act_upon():
+    model = nn.Sequential()
+    model._modules["conv\x1b]0;owned\x07"] = nn.Linear(2, 2)
+    layers = discover(model)
+    text = str(select(layers, [PruneRule(sparsity=0.5)], DEFAULT_TYPES))
+    assert "\x1b" not in text and "conv\\x1b]0;owned\\x07" in text
+    problems = select(layers, [PruneRule(op_names=["x\x1b[2J"], sparsity=0.5)], set()).problems
+    assert problems and "\x1b" not in "".join(map(str, problems))

@@ -20,6 +20,10 @@ def test_the_facade_is_what_it_was():
     assert all(hasattr(lilliput.keras, name) for name in lilliput.keras.__all__)
 
 
+def test_tab_completion_lists_every_public_name():
+    assert dir(lilliput.keras) == sorted(lilliput.keras.__all__)
+
+
 def test_all_doors_lead_to_the_same_classes():
     shared = set(lilliput.__all__) & set(lilliput.keras.__all__)
     assert len(shared) > 10

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lilliput.errors import AlgorithmError, ConfigError, StageError, StateError
-from lilliput.pruning.sensitivity_files import read_curves
+from lilliput.pruning.sensitivity_files import read_curves, write_curves
 from lilliput.torch import LevelPruner, SensitivityAnalysis
 
 
@@ -267,3 +267,12 @@ def test_load_state_dict_changes_the_model():
 def test_curves_need_an_analysis():
     with pytest.raises(StageError, match=r"call analysis\(\) first"):
         scan().curves_svg()
+
+
+@pytest.mark.parametrize("name", ["=1+2", "+x", "-x", "@x", "\tx", "'=x", "a,b", 'a"b', "plain"])
+def test_a_layer_name_is_never_a_formula_and_comes_back_as_it_was(tmp_path, name):
+    curves = {name: {0.5: 1.0}}
+    write_curves(tmp_path / "out.csv", curves, [0.5])
+    cell = (tmp_path / "out.csv").read_text().splitlines()[1].lstrip('"')
+    assert not cell.startswith(("=", "+", "-", "@", "\t"))
+    assert read_curves(tmp_path / "out.csv") == curves

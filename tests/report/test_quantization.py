@@ -86,3 +86,14 @@ def test_bad_calls() -> None:
     quantizer.strip()
     with pytest.raises(StageError, match="compress"):
         quantization_report(quantizer, data)
+
+
+def test_a_report_is_one_line_at_the_prompt_and_a_table_in_a_notebook():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    quantizer = PTQQuantizer(model, [{"op_types": ["Linear"]}])
+    quantizer.compress()
+    batches = [torch.randn(16, 4)]
+    quantizer.calibrate(batches)
+    report = quantization_report(quantizer, batches)
+    assert repr(report).startswith("QuantizationReport(4 tensors of 2 layers; output ")
+    assert report._repr_html_().count("<tr>") == 5

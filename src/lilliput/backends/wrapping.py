@@ -78,6 +78,10 @@ class OwnAttributes:
     optional_tensors: ClassVar[tuple[str, ...]] = ()  # those that a layer need not have
     _markings: Markings = Markings()
 
+    def __repr__(self) -> str:
+        layer = getattr(self, "layer_info", None)
+        return f"{type(self).__name__}({'' if layer is None else layer})"
+
     def attributes(self) -> dict[str, Any]:
         """Return the plain attributes that an algorithm set."""
         own = self.__dict__.keys() - self._fixed

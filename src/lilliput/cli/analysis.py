@@ -15,6 +15,7 @@ from typing import Any
 from lilliput.cli.terminal import to_plain
 from lilliput.errors import ConfigError
 from lilliput.files import write_atomically
+from lilliput.printing import csv_cell
 
 CHECKPOINTS = ("sensitivity.json", "quantization_scan.json")
 
@@ -145,7 +146,8 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else ["layer"])
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({k: csv_cell(v) if isinstance(v, str) else v for k, v in row.items()})
     write_atomically(path, text.getvalue().encode())
 
 

@@ -19,7 +19,6 @@ rule 0: 'support_type' (NNI 2019) reads as 'op_types'
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +38,7 @@ from lilliput.config._nni_keys import (
     UNSUPPORTED,
 )
 from lilliput.errors import Problem
+from lilliput.printing import shown
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def translate(rules: Sequence[Mapping[str, Any]]) -> Translation:
         rules = [rules]
     items = None if isinstance(rules, (str, bytes)) else _converted(list, rules)
     if items is None:
-        message = f"expected a list of rules, received {_shown(rules)}."
+        message = f"expected a list of rules, received {shown(rules)}."
         result.problems.append(Problem("", message))
         return result
     for index, item in enumerate(items):
@@ -151,9 +151,7 @@ class _Draft:
             self.rule[key] = merged
         else:
             other = self.sources.get(key, key)
-            message = (
-                f"says {_shown(value)} but {other!r} says {_shown(present)}; keep one of them."
-            )
+            message = f"says {shown(value)} but {other!r} says {shown(present)}; keep one of them."
             self.problem(source, message)
 
     def refuse_mixed_selectors(self) -> None:
@@ -183,10 +181,10 @@ class _Draft:
         given = self.rule.pop("target_settings", {})
         settings = _converted(dict, given) if isinstance(given, Mapping) else None
         if names is None:
-            message = f"expected a list such as ['weight', '_input_'], received {_shown(listed)}."
+            message = f"expected a list such as ['weight', '_input_'], received {shown(listed)}."
             self.problem("target_names", message)
         if settings is None:
-            message = f"expected settings by target, received {_shown(given)}."
+            message = f"expected settings by target, received {shown(given)}."
             self.problem("target_settings", message)
         if names is None or settings is None:
             return
@@ -212,7 +210,7 @@ class _Draft:
                 kind = TARGETS.get(target) if isinstance(target, str) else None
                 if kind not in known:
                     expected = [t for t, k in TARGETS.items() if k in known]
-                    message = f"{what} acts on {expected}, received {_shown(target)}; remove it."
+                    message = f"{what} acts on {expected}, received {shown(target)}; remove it."
                     self.problem(key, message)
                 elif kind in kinds:
                     continue
@@ -229,9 +227,9 @@ class _Draft:
         """Move the settings of one target into the rule, where the later steps read them."""
         kind = TARGETS.get(target) if isinstance(target, str) else None
         settings = _converted(dict, values) if isinstance(values, Mapping) else None
-        where = f"target_settings → {_shown(target)}"
+        where = f"target_settings → {shown(target)}"
         if settings is None:
-            self.problem(where, f"expected a mapping of settings, received {_shown(values)}.")
+            self.problem(where, f"expected a mapping of settings, received {shown(values)}.")
             return
         for key, value in settings.items():
             source = f"{where} → {key}" if isinstance(key, str) else where
@@ -278,7 +276,7 @@ class _Draft:
             return
         prune = self.rule.pop("prune")
         if not isinstance(prune, bool):
-            self.problem("prune", f"expected True or False, received {_shown(prune)}.")
+            self.problem("prune", f"expected True or False, received {shown(prune)}.")
         elif not prune:
             self.put("exclude", True, "prune")
             self.note("'prune': False (NNI 2019) reads as 'exclude': True")
@@ -314,7 +312,7 @@ class _Draft:
                 self.rule[key] = first if is_dict else first[""]
                 source = self.sources.get(key, key)
                 self.put(second_key, second if is_dict else second[""], source)
-                self.note(f"{key!r}: {_shown(value)} ({era}) reads as {key!r} and {second_key!r}")
+                self.note(f"{key!r}: {shown(value)} ({era}) reads as {key!r} and {second_key!r}")
 
     def append_patterns(self) -> None:
         for old, new, era, written in PATTERNS:
@@ -324,13 +322,13 @@ class _Draft:
             entries = _strings(value)
             present = _strings(self.rule.get(new, []))
             if entries is None:
-                self.problem(old, f"expected a list of strings, received {_shown(value)}.")
+                self.problem(old, f"expected a list of strings, received {shown(value)}.")
             elif present is None:
-                self.problem(new, f"expected strings, received {_shown(self.rule[new])}.")
+                self.problem(new, f"expected strings, received {shown(self.rule[new])}.")
             else:
                 added = [written(entry) for entry in entries]
                 self.rule[new] = present + added
-                self.note(f"{old!r} ({era}) reads as {_shown(added)} in {new!r}")
+                self.note(f"{old!r} ({era}) reads as {shown(added)} in {new!r}")
 
     def alternatives(self) -> list[dict[str, Any]]:
         """Split a 2019 rule, where type OR name selects, in two that select by one of them."""
@@ -364,14 +362,6 @@ def _same(left: Any, right: Any) -> bool:
         return bool(left == right)
     except Exception:  # an array has no truth value, deep nesting recurses, junk may do anything
         return False
-
-
-def _shown(value: object) -> str:
-    """Return a short repr of any value."""
-    try:
-        return reprlib.repr(value)
-    except Exception:  # repr of junk may fail, as may that of a very large integer
-        return f"<{type(value).__name__}>"
 
 
 def _merged(left: Any, right: Any) -> tuple[bool, Any]:

@@ -21,6 +21,7 @@ from lilliput.files import write_atomically
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
 MAX_ALIASES = 100
+MAX_NODES = 20_000  # of YAML, which takes a second or two to read that many
 # More than a file of MAX_BYTES can hold; reached only by aliases of aliases.
 MAX_VALUES = 1_000_000
 
@@ -249,9 +250,15 @@ def _check_events(events: Iterable[Any]) -> None:
     """Refuse what would be costly or dangerous to build, while it is still a stream of tokens."""
     from ruamel.yaml import events as ev
 
-    depth = aliases = 0
+    depth = aliases = nodes = 0
     anchors = set()
     for event in events:
+        nodes += isinstance(event, ev.NodeEvent)
+        if nodes > MAX_NODES:
+            _fail(
+                f"has more than {MAX_NODES:,} names and values; select layers by patterns such as "
+                "'encoder.*', or write it as JSON, which is read faster"
+            )
         line = f"line {event.start_mark.line + 1}"
         tag = str(getattr(event, "tag", None) or "")
         if isinstance(event, ev.AliasEvent):

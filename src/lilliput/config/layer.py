@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from lilliput.printing import printable, shown
+
 
 class QuantType(str, Enum):
     """Which tensor of a layer a quantizer is looking at; ``QUANT_INPUT`` is ``INPUT``, and so on.
@@ -32,7 +34,7 @@ class Owner:
     """
 
     paths: tuple[str, ...]
-    module: Any
+    module: Any = field(repr=False)
     weight_name: str | None
     bias_name: str | None
 
@@ -89,6 +91,12 @@ class LayerInfo:
     channel_axis: int = -1
     is_parameter: bool = False
     in_axis: int = 1
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.shape)) or "no weight"
+        asked = {k: v for k, v in self.config.items() if k not in ("op_types", "op_names")}
+        config = f", {shown(asked)}" if asked else ""
+        return f"LayerInfo({shown(self.name)}, {printable(self.type)}, {shape}{config})"
 
     @property
     def module(self) -> Any:

@@ -14,11 +14,14 @@ from pydantic import BaseModel, ValidationError
 from lilliput.config.dialects import translate
 from lilliput.config.files import read_rules
 from lilliput.config.spec import Rule
-from lilliput.errors import ConfigError, Problem, nearest
+from lilliput.errors import MOST_PROBLEMS, ConfigError, Problem, nearest
+from lilliput.printing import printable, shown
 
 ConfigList = Sequence[Mapping[str, Any] | Rule] | Mapping[str, Any] | Rule | str | os.PathLike[str]
 
 log = logging.getLogger("lilliput")
+
+MAX_RULES = 10_000  # a rule for each layer of the largest models
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,11 @@ def parse_rules(
     origins: list[int] = []
     problems = list(translation.problems)
     for origin, entry in zip(translation.origins, translation.rules, strict=True):
+        if len(problems) > MOST_PROBLEMS:
+            break
         place = f"rule {origin}"
         if not isinstance(entry, Mapping):
-            problems.append(Problem(place, f"received {_short(entry)}, expected a dict of keys."))
+            problems.append(Problem(place, f"received {shown(entry)}, expected a dict of keys."))
             continue
         try:
             rules.append(rule.model_validate(dict(entry)))
@@ -83,7 +88,7 @@ def parse_rules(
             problems.extend(_explain(error, place, rule, algorithm, users_of_key or {}))
             rules.extend(_selection_only(entry))
             origins.extend([origin] * (len(rules) - len(origins)))
-    return ParsedRules(rules, origins, list(dict.fromkeys(problems)))
+    return ParsedRules(rules, origins, list(dict.fromkeys(problems))[: MOST_PROBLEMS + 1])
 
 
 def schema(rule: type[BaseModel]) -> dict[str, Any]:
@@ -112,15 +117,21 @@ def _as_rule_list(
     config_list: Any, sections: Sequence[str], framework: str
 ) -> list[Mapping[str, Any]] | Problem:
     if isinstance(config_list, (str, Path, os.PathLike)):
-        return read_rules(config_list, sections, framework)
+        config_list = read_rules(config_list, sections, framework)
     if isinstance(config_list, (Mapping, Rule)):
         config_list = [config_list]
     if not isinstance(config_list, Sequence) or isinstance(config_list, (bytes, bytearray)):
-        received = _short(config_list)
+        received = shown(config_list)
         return Problem("", f"received {received}, expected a list of rules such as {_EXAMPLE}.")
     if not config_list:
         return Problem(
             "", f"the config list is empty; write at least one rule, such as {_EXAMPLE}."
+        )
+    if len(config_list) > MAX_RULES:
+        return Problem(
+            "",
+            f"received {len(config_list):,} rules, expected at most {MAX_RULES:,}; select several layers "
+            "by one rule with patterns such as 'encoder.*'.",
         )
     return [
         entry.model_dump(exclude_unset=True) if isinstance(entry, Rule) else entry
@@ -147,13 +158,13 @@ def _explain(
             hint = nearest(key, rule.model_fields)
             if key in users_of_key:
                 hint = f" {algorithm or 'This algorithm'} does not use it; {_join(users_of_key[key])} does."
-            yield Problem(f"{place} → {key}", f"unknown key.{hint}")
+            yield Problem(f"{place} → {printable(key)}", f"unknown key.{hint}")
             continue
         by_key.setdefault(key, []).append(_sentence(fault))
         received[key] = fault["input"]
     for key, messages in by_key.items():
         path = f"{place} → {key}" if key else place
-        value = f" Received: {_short(received[key])}." if key else ""
+        value = f" Received: {shown(received[key])}." if key else ""
         yield Problem(path, f"{' Or: '.join(dict.fromkeys(messages))}{value}")
 
 
@@ -161,11 +172,6 @@ def _sentence(fault: Any) -> str:
     text = str(fault["msg"]).removeprefix("Value error, ")
     text = text if text.endswith((".", "?")) else f"{text}."
     return text[0].lower() + text[1:]
-
-
-def _short(value: object) -> str:
-    text = f"{value!r}"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _join(names: Sequence[str]) -> str:

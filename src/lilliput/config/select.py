@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import islice
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.spec import Rule
-from lilliput.errors import Problem, nearest
+from lilliput.errors import MOST_PROBLEMS, Problem, nearest
+from lilliput.printing import printable, shown
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Selection:
 
     def __str__(self) -> str:
         """Print one line per layer: name, type, shape, which rule took it and what it asks."""
-        rows = [("layer", "type", "weight", "decision", "asks for")]
+        rows: list[tuple[str, ...]] = [("layer", "type", "weight", "decision", "asks for")]
         for decision in self.decisions:
             layer = decision.layer
             others = [path for owner in layer.owners for path in owner.paths][1:]
@@ -64,6 +66,7 @@ class Selection:
             )
             shape = "×".join(map(str, layer.shape)) or "-"
             rows.append((layer.name + shared, layer.type, shape, decision.why, asks))
+        rows = [tuple(printable(cell) for cell in row) for row in rows]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         return "\n".join(_line(row, widths) for row in rows)
 
@@ -102,15 +105,18 @@ def select(
         them together with all others.
     """
     numbers = list(origins) if origins is not None else list(range(len(rules)))
-    matched = [[_matches(rule, layer, default_types) for layer in layers] for rule in rules]
-    problems = [
-        problem
-        for number, rule, hits in zip(numbers, rules, matched, strict=True)
-        for problem in _find_problems(rule, f"rule {number}", layers, any(hits), is_known_type)
-    ]
+    takers: dict[int, int] = {}  # column of a layer -> the last rule that matches
+    problems: list[Problem] = []
+    inventory = _Inventory(layers, is_known_type)
+    for i, rule in enumerate(rules):
+        test = _Match(rule, default_types)
+        hits = [column for column, layer in enumerate(layers) if test.takes(layer)]
+        takers |= dict.fromkeys(hits, i)
+        if len(problems) <= MOST_PROBLEMS:
+            problems += inventory.find_problems(rule, f"rule {numbers[i]}", bool(hits))
     decisions = []
     for column, layer in enumerate(layers):
-        taker = next((i for i in reversed(range(len(rules))) if matched[i][column]), None)
+        taker = takers.get(column)
         if taker is None:
             decisions.append(Decision(layer, None))
         else:
@@ -118,25 +124,54 @@ def select(
             chosen = replace(layer, config=rule.settings())
             decisions.append(Decision(chosen, numbers[taker], rule.exclude))
     if not problems and not any(d.rule is not None and not d.excluded for d in decisions):
-        problems.append(Problem("", f"no layer is left to compress. {_inventory(layers)}"))
+        problems.append(Problem("", f"no layer is left to compress. {inventory}"))
     return Selection(tuple(decisions), tuple(problems))
 
 
-def _matches(rule: Rule, layer: LayerInfo, default_types: Collection[str]) -> bool:
-    types = rule.op_types or ["default"]
-    if not rule.op_types and layer.names & set(rule.op_names or ()):
-        types = []  # a layer that is named in full is meant, whatever its type
-    expanded = [t for name in types for t in (default_types if name == "default" else [name])]
-    return _passes(expanded, lambda name: name in layer.types) and _passes(
-        rule.op_names or [], lambda pattern: any(_fits(pattern, name) for name in layer.names)
-    )
+class _Match:
+    """What one rule asks of a layer."""
+
+    def __init__(self, rule: Rule, default_types: Collection[str]) -> None:
+        types = rule.op_types or ["default"]
+        expanded = (default_types if name == "default" else [name] for name in types)
+        self.types = _Entries(name for names in expanded for name in names)
+        self.names = _Entries(rule.op_names or ())
+        # A layer that is named in full is meant, whatever its type.
+        self.full_names = frozenset() if rule.op_types else frozenset(rule.op_names or ())
+
+    def takes(self, layer: LayerInfo) -> bool:
+        """Whether type and name fit."""
+        names = layer.names
+        of_type = self.types.accept(layer.types) or not self.full_names.isdisjoint(names)
+        return of_type and self.names.accept(names, patterns=True)
 
 
-def _passes(entries: Sequence[str], test: Callable[[str], bool]) -> bool:
-    """Whether one positive entry holds (or there is none) and no negated one does."""
-    positive = [entry for entry in entries if not entry.startswith("!")]
-    negative = [entry[1:] for entry in entries if entry.startswith("!")]
-    return (not positive or any(map(test, positive))) and not any(map(test, negative))
+class _Entries:
+    """A list of names, of which some are negated."""
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        listed = list(entries)
+        self.wanted = frozenset(entry for entry in listed if not entry.startswith("!"))
+        self.unwanted = frozenset(entry[1:] for entry in listed if entry.startswith("!"))
+        # Most entries are plain names, which a set finds at once.
+        self.patterns = [entry for entry in self.wanted if _is_pattern(entry)]
+        self.unwanted_patterns = [entry for entry in self.unwanted if _is_pattern(entry)]
+
+    def accept(self, names: Collection[str], patterns: bool = False) -> bool:
+        """Whether one positive entry holds (or there is none) and no negated one does."""
+        wanted, unwanted = (self.patterns, self.unwanted_patterns) if patterns else ((), ())
+        is_wanted = not self.wanted or _any_fits(self.wanted, wanted, names)
+        return is_wanted and not _any_fits(self.unwanted, unwanted, names)
+
+
+def _any_fits(entries: frozenset[str], patterns: Sequence[str], names: Collection[str]) -> bool:
+    if not entries.isdisjoint(names):
+        return True
+    return any(_fits(pattern, name) for pattern in patterns for name in names)
+
+
+def _is_pattern(entry: str) -> bool:
+    return entry.startswith("re:") or any(mark in entry for mark in "*?[")
 
 
 def _fits(pattern: str, name: str) -> bool:
@@ -154,52 +189,74 @@ def _compile(pattern: str) -> re.Pattern[str] | None:
         return None
 
 
-def _find_problems(
-    rule: Rule,
-    place: str,
-    layers: Sequence[LayerInfo],
-    has_hits: bool,
-    is_known_type: Callable[[str], bool],
-) -> list[Problem]:
-    problems = []
-    # A layer's own name first, then those of its bases and aliases.
-    types = [layer.type for layer in layers]
-    types += sorted({name for layer in layers for name in layer.types})
-    present = dict.fromkeys(types)
-    for entry in rule.op_types or []:
-        name = entry.removeprefix("!")
-        if name != "default" and name not in present and not is_known_type(name):
-            hint = nearest(name, present)
-            text = f"{name!r} matches no layer.{hint} {_inventory(layers)}"
-            problems.append(Problem(f"{place} → op_types", text))
-    paths = {name for layer in layers for name in layer.names}
-    for entry in rule.op_names or []:
-        pattern = entry.removeprefix("!")
+class _Inventory:
+    """What is in a model, to check rules against; ``str()`` counts the layers by type."""
+
+    def __init__(self, layers: Sequence[LayerInfo], is_known_type: Callable[[str], bool]) -> None:
+        self.is_known_type = is_known_type
+        self.counts: Counter[str] = Counter(layer.type for layer in layers)
+        # A layer's own name first, then those of its bases and aliases.
+        types = [layer.type for layer in layers]
+        types += sorted({name for layer in layers for name in layer.types})
+        self.types = dict.fromkeys(types)
+        self.paths = {name for layer in layers for name in layer.names}
+
+    def __str__(self) -> str:
+        common = self.counts.most_common(8)
+        listed = ", ".join(f"{printable(name)} ×{count}" for name, count in common)
+        return (
+            f"Layers here: {listed}."
+            if listed
+            else "The model has no layer that can be compressed."
+        )
+
+    def find_problems(self, rule: Rule, place: str, has_hits: bool) -> list[Problem]:
+        """Return which names of a rule are not in the model, or that it takes no layer."""
+        problems = [
+            Problem(f"{place} → op_types", f"{shown(name)} matches no layer.{hint} {self}")
+            for name, hint in self._unknown_types(rule)
+        ]
+        for entry in rule.op_names or []:
+            pattern = entry.removeprefix("!")
+            text = self._fault_of_name(pattern)
+            if text:
+                problems.append(Problem(f"{place} → op_names", text))
+            if len(problems) > MOST_PROBLEMS:
+                break
+        if not problems and not has_hits and not rule.exclude:
+            asked = {"op_types": rule.op_types, "op_names": rule.op_names}
+            wanted = ", ".join(f"{key} {shown(value)}" for key, value in asked.items() if value)
+            hint = " Patterns stay within the default types; give op_types for others."
+            hint = hint if rule.op_names and not rule.op_types else ""
+            text = f"{wanted or 'the default types'} matches no layer.{hint} {self}"
+            problems.append(Problem(place, text))
+        return problems
+
+    def _unknown_types(self, rule: Rule) -> Iterable[tuple[str, str]]:
+        names = (entry.removeprefix("!") for entry in rule.op_types or [])
+        unknown = (
+            name
+            for name in names
+            if name != "default" and name not in self.types and not self.is_known_type(name)
+        )
+        for name in islice(unknown, MOST_PROBLEMS + 1):
+            yield name, nearest(name, self.types)
+
+    def _fault_of_name(self, pattern: str) -> str:
         if pattern.startswith("re:") and _compile(pattern[3:]) is None:
-            text = f"{pattern[3:]!r} is not a regular expression that Python can compile."
-            problems.append(Problem(f"{place} → op_names", text))
-        elif not any(_fits(pattern, path) for path in paths):
-            problems.append(Problem(f"{place} → op_names", _no_such_name(pattern, paths)))
-    if not problems and not has_hits and not rule.exclude:
-        asked = {"op_types": rule.op_types, "op_names": rule.op_names}
-        wanted = ", ".join(f"{key} {value}" for key, value in asked.items() if value)
-        hint = " Patterns stay within the default types; give op_types for others."
-        hint = hint if rule.op_names and not rule.op_types else ""
-        text = f"{wanted or 'the default types'} matches no layer.{hint} {_inventory(layers)}"
-        problems.append(Problem(place, text))
-    return problems
+            return f"{shown(pattern[3:])} is not a regular expression that Python can compile."
+        if pattern in self.paths:
+            return ""
+        if _is_pattern(pattern) and any(_fits(pattern, path) for path in self.paths):
+            return ""
+        return _no_such_name(pattern, self.paths)
 
 
 def _no_such_name(pattern: str, paths: Collection[str]) -> str:
     inside = sorted(path for path in paths if path.startswith(f"{pattern}."))
     if inside:
-        return f"{pattern!r} holds layers but is none itself: write '{pattern}.*'."
-    few = ", ".join(repr(path) for path in sorted(paths)[:6])
+        whole = shown(f"{pattern}.*")
+        return f"{shown(pattern)} holds layers but is none itself: write {whole}."
+    few = ", ".join(shown(path) for path in sorted(paths)[:6])
     more = ", …" if len(paths) > 6 else ""
-    return f"{pattern!r} matches no layer.{nearest(pattern, paths)} Names here: {few}{more}."
-
-
-def _inventory(layers: Sequence[LayerInfo]) -> str:
-    counts: Counter[str] = Counter(layer.type for layer in layers)
-    listed = ", ".join(f"{name} ×{count}" for name, count in counts.most_common(8))
-    return f"Layers here: {listed}." if listed else "The model has no layer that can be compressed."
+    return f"{shown(pattern)} matches no layer.{nearest(pattern, paths)} Names here: {few}{more}."

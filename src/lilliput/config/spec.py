@@ -11,6 +11,7 @@ An algorithm that needs a key of its own extends the rule it starts from and nam
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -43,7 +44,7 @@ def _check_fraction(value: Any) -> Any:
 
 
 def _check_unique(names: list[str]) -> list[str]:
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         raise ValueError(
             f"{', '.join(map(repr, twice))} stands there more than once; name it once."
@@ -66,9 +67,12 @@ Fraction = Annotated[
     float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_check_fraction)
 ]
 Bits = Annotated[int, Field(ge=1, le=16)]
-Epoch = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-Pattern = Annotated[str, Field(pattern=r"^[1-9]\d*:[1-9]\d*$")]
+MOST = (
+    2**31 - 1
+)  # of anything that is counted: a larger number is a slip, and no float holds any int
+Epoch = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Pattern = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}:[1-9][0-9]{0,5}$")]
 Block = Annotated[list[Count], Field(min_length=2, max_length=2), BeforeValidator(_as_list)]
 
 
@@ -147,9 +151,7 @@ class ScheduledPruneRule(PruneRule, PatternKeys, ChannelKeys):
     final_sparsity: Fraction | None = Field(None, description="Share removed at end_epoch.")
     start_epoch: Epoch = Field(0, description="First epoch with pruning.")
     end_epoch: Epoch = Field(1, description="Epoch at which final_sparsity is reached.")
-    frequency: Annotated[int, Field(ge=1)] = Field(
-        1, description="Epochs between two mask updates."
-    )
+    frequency: Count = Field(1, description="Epochs between two mask updates.")
 
     @model_validator(mode="after")
     def _check_target(self) -> ScheduledPruneRule:
@@ -234,9 +236,7 @@ class QuantRule(BitsRule):
     narrow_range: bool | dict[QuantTarget, bool] | None = Field(
         None, description="Leave out the lowest integer: -127 to 127; so for symmetric weights."
     )
-    quant_start_step: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Steps before quantization begins."
-    )
+    quant_start_step: Epoch | None = Field(None, description="Steps before quantization begins.")
 
     @model_validator(mode="after")
     def _check_granularity(self) -> QuantRule:

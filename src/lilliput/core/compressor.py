@@ -16,6 +16,7 @@ from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
 from lilliput.config.spec import Rule
 from lilliput.core.binding import select_layers
+from lilliput.core.describe import describe, describe_as_html
 from lilliput.core.older_names import OlderNames
 from lilliput.core.state import CompressionState, capture, restore
 from lilliput.errors import Problem, StageError
@@ -294,6 +295,12 @@ class Compressor(OlderNames):
         self._backend.export(
             self.bound_model, wrappers, model_path, mask_path, onnx_path, input_shape, device
         )
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def _repr_html_(self) -> str:
+        return describe_as_html(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise StageError(

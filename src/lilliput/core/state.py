@@ -12,6 +12,7 @@ from typing import Any
 
 from lilliput.core.state_checks import find_state_problems
 from lilliput.errors import LilliputError, StateError
+from lilliput.printing import printable, shown
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,14 @@ class CompressionState:
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)
     framework: str = "torch"
+
+    def __repr__(self) -> str:
+        count = sum(len(held) for held in self.tensors.values())
+        progress = "".join(f", {key}={shown(value)}" for key, value in self.progress.items())
+        return (
+            f"CompressionState({printable(self.algorithm)}, {self.framework}: {len(self.layers)} layers, "
+            f"{count} tensors{progress})"
+        )
 
     def save(self, folder: str | Path) -> None:
         """Write the state into a folder, so that a crash leaves either the old state or the new."""

@@ -8,14 +8,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from lilliput.config.spec import ChannelKeys, Fraction, PruneRule
 
+_MOST = 2**53  # up to here a float holds every whole number
 _TARGETS = ("sparsity", "total_sparsity", "max_macs", "max_params")
 
 
 def _check_budget(value: Any) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        is_share, is_number = 0 < value < 1, value > 1 and value == int(value)
+        is_share, is_number = 0 < value < 1, 1 < value < _MOST and value == int(value)
         if not is_share and not is_number:
-            raise ValueError("expected a fraction in (0, 1), or a whole number above 1.")
+            raise ValueError("expected a fraction in (0, 1), or a whole number from 2 to 2**53.")
     return value
 
 

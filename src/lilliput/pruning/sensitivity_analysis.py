@@ -165,6 +165,22 @@ class SensitivityAnalysis:
         """Write :meth:`curves_svg` to a file."""
         write_atomically(filepath, self.curves_svg().encode())
 
+    def __repr__(self) -> str:
+        done = f"{len(self.sensitivities)} of {len(self.layers)} layers analysed"
+        return f"SensitivityAnalysis({self.prune_type}, {done}, {len(self.sparsities)} sparsities)"
+
+    def _repr_html_(self) -> str:
+        from lilliput.report.table import html_table
+
+        rows = [
+            (layer, *(f"{curve[s]:.4g}" if s in curve else "" for s in self.sparsities))
+            for layer, curve in self.sensitivities.items()
+        ]
+        header = ("layer", *(f"{sparsity:g}" for sparsity in self.sparsities))
+        is_known = math.isfinite(self.ori_metric)
+        note = f"metric by sparsity; unpruned {self.ori_metric:.4g}" if is_known else ""
+        return html_table(rows, header, title=repr(self), notes=filter(None, [note]))
+
     def _open_scan(self) -> Scan:
         if self.scan_path is None:
             return Scan(made_from={})

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from lilliput.backends import backend_of
 from lilliput.errors import ConfigError, StateError
 from lilliput.files import write_atomically
+from lilliput.printing import csv_cell, from_csv_cell
 
 Curves = dict[str, dict[float, float]]  # layer -> sparsity -> metric
 Source = dict[str, Any]  # what a file was made from, part by part, as JSON
@@ -37,7 +38,7 @@ def write_curves(path: str | os.PathLike[str], curves: Curves, sparsities: list[
     writer = csv.writer(text)
     writer.writerow(["layername", *sparsities])
     for layer, curve in curves.items():
-        writer.writerow([layer, *(curve[sparsity] for sparsity in sorted(curve))])
+        writer.writerow([csv_cell(layer), *(curve[sparsity] for sparsity in sorted(curve))])
     write_atomically(path, text.getvalue().encode())
 
 
@@ -51,7 +52,7 @@ def read_curves(path: str | os.PathLike[str]) -> Curves:
             raise ValueError("its columns are not 'layername' and one per sparsity")
         curves: Curves = {}
         for layer, *cells in rows:
-            curves[layer] = dict(zip(sparsities, map(float, cells), strict=False))
+            curves[from_csv_cell(layer)] = dict(zip(sparsities, map(float, cells), strict=False))
         return curves
     except (ValueError, OSError) as error:
         raise ConfigError(

@@ -32,6 +32,8 @@ from lilliput.export.places import Array, to_array
 from lilliput.files import write_atomically
 from lilliput.ops.histogram import Histogram
 from lilliput.ops.namespace import Tensor, namespace
+from lilliput.printing import printable
+from lilliput.report.table import html_table
 
 _BINS = 64
 
@@ -98,14 +100,41 @@ class QuantizationReport:
         """Write it as JSON."""
         write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
 
+    def __repr__(self) -> str:
+        layers = len({row.layer for row in self.rows})
+        return (
+            f"QuantizationReport({len(self.rows)} tensors of {layers} layers; output "
+            f"{self.output_sqnr:.1f} dB)"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                row.layer,
+                row.target,
+                row.dtype,
+                row.granularity,
+                f"{row.sqnr:.1f}",
+                "" if row.clipped is None else f"{row.clipped:.2%}",
+                f"{row.low:.4g} to {row.high:.4g}",
+            )
+            for row in self.worst(len(self.rows))
+        ]
+        header = ("layer", "tensor", "type", "scale", "SQNR dB", "clipped", "range seen")
+        notes = [f"output of the model: {self.output_sqnr:.1f} dB"]
+        if self.integer_share is not None:
+            notes.append(f"multiplications that run on integers: {self.integer_share:.1%}")
+        return html_table(rows, header, title="tensors with the largest error first", notes=notes)
+
     def __str__(self) -> str:
-        width = max([5, *(len(row.layer) for row in self.rows)])
+        names = [printable(row.layer) for row in self.rows]
+        width = max([5, *map(len, names)])
         head = f"{'layer':{width}}  tensor  type    scale        SQNR dB  clipped  range seen"
         lines = [head]
-        for row in self.rows:
+        for name, row in zip(names, self.rows, strict=True):
             clipped = "" if row.clipped is None else f"{row.clipped:7.2%}"
             lines.append(
-                f"{row.layer:{width}}  {row.target:6}  {row.dtype:6}  {row.granularity:11}  "
+                f"{name:{width}}  {row.target:6}  {row.dtype:6}  {row.granularity:11}  "
                 f"{row.sqnr:7.1f}  {clipped:7}  {row.low:.4g} to {row.high:.4g}"
             )
         lines.append(f"output of the model: {self.output_sqnr:.1f} dB")
