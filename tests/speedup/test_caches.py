@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lilliput.speedup.capture import capture, plain_copy
 from lilliput.speedup.cuts import by_tensor, cut_all
-from lilliput.torch import L1NormPruner, channel_groups, load, speedup
+from lilliput.torch import L1NormPruner, channel_groups, export_onnx, load, speedup
 
 SIDE, WIDTH, HEADS, KEY = 4, 32, 4, 4
 
@@ -282,3 +282,37 @@ def test_levit_of_transformers():
         assert parameter.grad is not None, name
         wanted = cut_all(expected[name], cuts.get(name, []))
         torch.testing.assert_close(parameter.grad, wanted, rtol=1e-3, atol=1e-4)
+
+
+def gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 32}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=1))
+
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=1))
+
+
+@pytest.mark.parametrize(("make", "kind"), [(gpt2, "Conv1D"), (llama, "Linear")])
+def test_language_models_with_their_default_configs(make, kind, tmp_path):
+    torch.manual_seed(0)
+    model, x = make().eval(), {"input_ids": torch.randint(2, 64, (2, 6))}
+    rule = {"op_types": [kind], "op_names": ["re:.*mlp.(c_fc|gate_proj)"], "sparsity": 0.5}
+    L1NormPruner(model, [rule], example_inputs=x).compress()
+
+    def continued(model):
+        return model.generate(**x, max_new_tokens=4, do_sample=False, use_cache=True)
+
+    expected = continued(plain_copy(model))
+    result = speedup(model, x)
+    assert result.kind == "module" and result.removed
+    assert model.config.use_cache and model(**x).past_key_values is not None
+    assert torch.equal(continued(model), expected)
+    export_onnx(model, tmp_path / "model.onnx", x, dynamic_batch=False)
+    assert model.config.use_cache

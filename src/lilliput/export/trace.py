@@ -30,6 +30,7 @@ from lilliput.export.places import (
     key_of,
 )
 from lilliput.ops.qparams import QParams
+from lilliput.speedup.caches import without_states
 from lilliput.speedup.capture import quiet
 
 
@@ -85,7 +86,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), quiet(), without_states(model):
             yield
     finally:
         for module, mode in modes:

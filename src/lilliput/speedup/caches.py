@@ -82,11 +82,29 @@ def _kept_modes(module: nn.Module) -> Iterator[None]:
 
 
 def forget_states(model: nn.Module) -> None:
-    """Make language models return no keys and values for a next token: they are not outputs."""
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if getattr(config, "use_cache", None) is True:
-            config.use_cache = False  # type: ignore[union-attr]
+    """Stop a language model from returning keys and values for the next token.
+
+    They are not outputs to compare, and torch cannot capture the object that holds them.
+    """
+    for config in _configs(model):
+        config.use_cache = False
+
+
+@contextmanager
+def without_states(model: nn.Module) -> Iterator[None]:
+    """As :func:`forget_states`, and as it was afterwards."""
+    configs = _configs(model)
+    forget_states(model)
+    try:
+        yield
+    finally:
+        for config in configs:
+            config.use_cache = True
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    found = [getattr(module, "config", None) for module in model.modules()]
+    return [x for x in found if getattr(x, "use_cache", None) is True]
 
 
 def find_shortcuts(model: nn.Module, unread: Iterable[str]) -> list[nn.Module]:
