@@ -85,22 +85,11 @@ def watch(model: Any, example_inputs: Any, timing: bool) -> tuple[int | None, di
             work = works.setdefault(id(holder), Work(path, kind))
             work.macs += _macs(layer, kind, given, made[0])
 
-    with _afresh(model), ExitStack() as handles:
+    with ExitStack() as handles:
         for path, layer in {id(x): (path, x) for path, x in reversed(by_path.items())}.values():
             handles.callback(Collector((layer, path), note).add_to(layer).remove)
         answers(model, [inputs])
     return batch_of(tree.flatten(inputs)), works
-
-
-@contextmanager
-def _afresh(model: Any) -> Iterator[None]:
-    """Let the model run as if it had not been compiled before: its layers are called again."""
-    before = model.predict_function
-    model.predict_function = None
-    try:
-        yield
-    finally:
-        model.predict_function = before
 
 
 def _macs(layer: Any, kind: str, given: list[Shape], made: Shape) -> int:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from lilliput.backends.keras.graph import function_of
+from lilliput.backends.keras.kernels import checked_runner
 from lilliput.pruning.layout import _cut
 from lilliput.speedup.keras.collect import channel_groups
 from lilliput.speedup.keras.shrink import speedup
@@ -43,9 +44,7 @@ def masks_of(model, share=0.5, example_inputs=None, seed=1):
 
 
 def run(model, inputs):
-    is_jax = keras.backend.backend() == "jax"  # it compiles operations one by one otherwise
-    outputs = model.predict_on_batch(inputs) if is_jax else model(inputs, training=False)
-    return [array(x) for x in keras.tree.flatten(outputs)]
+    return [array(x) for x in keras.tree.flatten(checked_runner(model)(inputs))]
 
 
 def draw(model):

@@ -5,6 +5,10 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from lilliput.backends.keras import kernels
+from lilliput.backends.keras.kernels import KernelError
+from lilliput.backends.keras.scopes import is_tracing
+
 
 def sizes(model):
     return {
@@ -221,14 +225,9 @@ def test_a_nested_model_of_operations_gets_the_same_channels_each_time(shrink):
     assert result.model.get_layer("inner").input_shape == (None, 4)
 
 
-def test_channels_first(shrink):
-    inputs = keras.Input((3, 6, 6))
+def in_channels_first(width=9):
+    inputs = keras.Input((3, 7, width))
     options = {"data_format": "channels_first", "padding": "same"}
-    try:
-        keras.layers.Conv2D(2, 3, **options)(np.zeros((1, 3, 6, 6), "float32"))
-        keras.layers.MaxPooling2D(**options)(np.zeros((1, 3, 6, 6), "float32"))
-    except Exception:
-        pytest.skip("this backend has no such kernels here")
     x = layers.Conv2D(8, 3, name="a", **options)(inputs)
     x = layers.BatchNormalization(axis=1)(x)
     x = layers.DepthwiseConv2D(3, **options)(x)
@@ -236,8 +235,70 @@ def test_channels_first(shrink):
     x = layers.MaxPooling2D(**options)(x)
     y = layers.GlobalAveragePooling2D(data_format="channels_first")(x)
     x = layers.Flatten(data_format="channels_first")(x)
-    result = shrink(keras.Model(inputs, layers.Dense(2, name="head")(layers.Concatenate()([x, y]))))
+    return keras.Model(inputs, layers.Dense(2, name="head")(layers.Concatenate()([x, y])))
+
+
+def test_channels_first(shrink):
+    try:
+        result = shrink(in_channels_first())
+    except KernelError as refused:
+        if "off by" not in str(refused):
+            pytest.skip(f"the kernels do not run here: {refused}")
+        assert "the channels_first kernels of" in str(refused)  # wrong on this CPU, and named
+        return
     assert sizes(result.model) == {"a": 4, "b": 2, "head": 2}
+
+
+def test_a_bias_that_keras_adds_along_the_width_is_refused(shrink):
+    try:
+        shrink(in_channels_first(width=6))  # as many as there are filters in b
+    except KernelError as refused:
+        assert keras.backend.backend() == "tensorflow"
+        assert "layer 'b'" in str(refused) and "adds its bias along the last axis" in str(refused)
+    else:
+        x, bias = (
+            np.zeros((1, 6, 5, 6), "float32"),
+            np.arange(6, dtype="float32").reshape(1, 6, 1, 1),
+        )
+        assert np.array_equal(ops.convert_to_numpy(ops.add(x, bias)), x + bias)
+
+
+def simulate_kernels(monkeypatch, is_wrong):
+    """Let convolutions run in channels_first on any CPU, some of them off by 2 %."""
+    plain = keras.src.backend.nn.conv
+
+    def conv(inputs, kernel, strides=1, padding="valid", data_format=None, dilation_rate=1):
+        if data_format != "channels_first":
+            return plain(inputs, kernel, strides, padding, data_format, dilation_rate)
+        last = ops.moveaxis(inputs, 1, -1)
+        y = plain(last, kernel, strides, padding, "channels_last", dilation_rate)
+        return ops.moveaxis(y, -1, 1) * (1.02 if is_wrong() else 1.0)
+
+    monkeypatch.setattr(keras.src.backend.nn, "conv", conv)
+
+
+@pytest.fixture
+def fresh_probes():
+    kernels._probe.cache_clear()
+    yield
+    kernels._probe.cache_clear()
+
+
+def test_a_wrong_kernel_is_named_and_refused(shrink, monkeypatch, fresh_probes):
+    simulate_kernels(monkeypatch, lambda: True)
+    with pytest.raises(
+        KernelError, match="channels_first kernels of .* layer 'a' .* is off by 2..e-02"
+    ):
+        shrink(in_channels_first())
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="has one way to run")
+def test_where_eager_kernels_are_wrong_the_graph_is_compared(shrink, monkeypatch, fresh_probes):
+    simulate_kernels(monkeypatch, lambda: not is_tracing())
+    result = shrink(in_channels_first())
+    assert sizes(result.model) == {"a": 4, "b": 2, "head": 2}
+    (note,) = [x for x in result.notes if "eager" in x]
+    assert "layer 'a' is off by 2." in note
 
 
 def test_layers_made_of_layers_keep_what_they_see(shrink):

@@ -14,6 +14,7 @@ from keras import ops, tree
 
 from lilliput.backends import backend_of
 from lilliput.backends.keras.graph import function_of
+from lilliput.backends.keras.kernels import checked_way
 from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
@@ -150,6 +151,7 @@ def simulate(model: Any, inputs: Inputs, keep: bool = False) -> KerasSimulation:
         return results
 
     with marking(record, backend_of(model).quantizers_in(model)), explained(model, inputs):
+        checked_way(model, ("eager",))
         output = call(model, inputs)
     outputs = tree.flatten(output)
     arrays = [to_array(x) for x in outputs]

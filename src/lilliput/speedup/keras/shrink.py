@@ -11,6 +11,7 @@ import numpy as np
 
 from lilliput.backends.keras.graph import function_of
 from lilliput.backends.keras.instrument import sidecar_of
+from lilliput.backends.keras.kernels import KernelError, kernel_notes
 from lilliput.backends.keras.scopes import sync
 from lilliput.errors import LilliputError, StageError, UnsupportedModelError
 from lilliput.speedup.keras.analysis import analyse
@@ -214,7 +215,7 @@ class _Work:
         _check(error, tolerance)
         builder = Builder(self.analysis, removed, self.cuts)
         shrunk = builder.build(arrays)
-        self.notes += builder.notes
+        self.notes += [*builder.notes, *kernel_notes(shrunk)]
         masked = self.model if self.is_live else self._full(arrays)
         rounded = relative_error(answers(masked, self.inputs), answers(shrunk, self.inputs))
         _check(rounded, rounding_of(self.model))
@@ -226,9 +227,9 @@ class _Work:
             with double_precision():
                 error = self._error(removed, arrays, "float64")
             return error, 1e-5 if self._has_casts() else 1e-10
-        except LilliputError:
-            raise
         except Exception as failure:  # it insists on its own precision
+            if isinstance(failure, LilliputError) and not isinstance(failure, KernelError):
+                raise
             log.debug("speedup: no double precision: %r", failure)
             return self._error(removed, arrays, "float32"), 1e-5
 

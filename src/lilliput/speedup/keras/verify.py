@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import keras
@@ -13,6 +12,7 @@ import numpy as np
 from keras import tree
 
 from lilliput.backends.keras.graph import function_of
+from lilliput.backends.keras.kernels import checked_runner
 from lilliput.backends.keras.variables import to_array
 from lilliput.errors import UnsupportedModelError
 from lilliput.speedup.keras.cuts import Array
@@ -76,29 +76,14 @@ def _vary(array: Any, rng: np.random.Generator) -> Any:
 
 def answers(model: Any, inputs: list[Any]) -> list[Array]:
     """Return every tensor that a model gives for inputs, in evaluation."""
-    with _runner(model) as run:
-        arrays = [_plain(to_array(x)) for given in inputs for x in tree.flatten(run(given))]
+    run = checked_runner(model)
+    arrays = [_plain(to_array(x)) for given in inputs for x in tree.flatten(run(given))]
     if not any(np.isfinite(x).any() for x in arrays if np.issubdtype(x.dtype, np.floating)):
         raise UnsupportedModelError(
             f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
             "checked; expected inputs as it is used with."
         )
     return arrays
-
-
-@contextmanager
-def _runner(model: Any) -> Iterator[Callable[[Any], Any]]:
-    """Give what runs a model in evaluation: as a whole, where operations would be compiled apart."""
-    grouped = (layer for layer in model._flatten_layers() if getattr(layer, "groups", 1) != 1)
-    is_apart = {"jax": True, "tensorflow": any(True for _ in grouped)}
-    if not is_apart.get(keras.backend.backend(), False):
-        yield partial(model, training=False)
-        return
-    before = model.predict_function
-    try:
-        yield model.predict_on_batch
-    finally:
-        model.predict_function = before
 
 
 def _plain(array: Array) -> Array:
