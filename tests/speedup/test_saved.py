@@ -134,3 +134,45 @@ def test_a_plan_that_reaches_too_far_is_refused(tmp_path):
     with pytest.raises(StateError, match="does not fit"):
         load(fresh, tmp_path)
     assert fresh.conv.weight.shape == (8, 3, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        ("conv", "groups", 10**30),
+        ("conv", "groups", 3),
+        ("conv", "stride", [3, 3]),
+        ("conv", "stride", [1, 1]),
+        ("conv", "padding", [0, 0]),
+        ("conv", "out_channels", 2),
+        ("norm", "num_features", 1),
+        ("", "heads", 3),
+        ("", "heads", 8),
+        ("", "heads", [2]),
+        ("", "training", 0),
+        ("", "forward", 1),
+        ("nowhere", "heads", 2),
+    ],
+)
+def test_a_plan_with_other_attributes_is_refused_and_the_model_stays(module, name, value, tmp_path):
+    shrink(Net(), torch.randn(2, 3, 4, 4)).save(tmp_path)
+    path = tmp_path / "lilliput.json"
+    document = json.loads(path.read_text())
+    added = {"module": module, "name": name, "value": value, "is_tuple": isinstance(value, list)}
+    document["attributes"].append(added)
+    path.write_text(json.dumps(document))
+    fresh = Net().eval()
+    x = torch.randn(2, 3, 4, 4)
+    before, sizes = fresh(x), vars(fresh.conv).copy()
+    with pytest.raises(StateError):
+        load(fresh, tmp_path)
+    assert torch.equal(fresh(x), before) and vars(fresh.conv) == sizes and fresh.heads == 4
+
+
+def test_a_model_under_a_compressor_is_not_loaded_into(tmp_path):
+    x = torch.randn(2, 3, 4, 4)
+    shrink(Net(), x).save(tmp_path)
+    model = Net()
+    L1NormPruner(model, [{"sparsity": 0.5}], example_inputs=x).compress()
+    with pytest.raises(StateError, match="under a compressor"):
+        load(model, tmp_path)

@@ -71,9 +71,34 @@ def _replaced(value: Any, old: int, new: int) -> Any:
 
 
 def set_attributes(model: nn.Module, attributes: Attributes) -> None:
-    """Set attributes of a model."""
+    """Set attributes of a model; ``'feature_info.0.num_chs'`` is an entry of one."""
     for (path, name), value in attributes.items():
-        setattr(model.get_submodule(path), name, value)
+        module = model.get_submodule(path)
+        first, *keys = name.split(".")
+        setattr(module, first, _with(vars(module).get(first), keys, value))
+
+
+def held_value(module: nn.Module, name: str) -> Any:
+    """Return what a module has as an attribute, or as an entry of one; None if there is none."""
+    first, *keys = name.split(".")
+    value: Any = vars(module).get(first)
+    for key in keys:
+        try:
+            value = value[int(key) if isinstance(value, (list, tuple)) else key]
+        except (IndexError, KeyError, TypeError, ValueError):
+            return None
+    return value
+
+
+def _with(value: Any, keys: Sequence[str], new: Any) -> Any:
+    """Return a value with an entry replaced; others may hold the same list, so it is copied."""
+    if not keys:
+        return new
+    if isinstance(value, dict):
+        return {**value, keys[0]: _with(value[keys[0]], keys[1:], new)}
+    at = int(keys[0])
+    items = [_with(x, keys[1:], new) if i == at else x for i, x in enumerate(value)]
+    return items if isinstance(value, list) else tuple(items)
 
 
 def choices(model: nn.Module, explained: Attributes, remembered: Attributes) -> list[Attributes]:

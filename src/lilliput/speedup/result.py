@@ -61,6 +61,8 @@ class SpeedupResult:
         Before and after.
     removed : dict
         Per group: units removed and units there were.
+    remembered : dict
+        Widths that modules remember without computing with them (``num_features``): before and after.
     notes : tuple of str
         What a reader should know.
     receipt : Receipt
@@ -74,6 +76,7 @@ class SpeedupResult:
     macs: tuple[int, int]
     removed: dict[str, tuple[int, int]]
     seconds: float
+    remembered: dict[str, tuple[int, int]]
     notes: tuple[str, ...]
     source: dict[str, list[int]]  # names and shapes of the tensors there were
     example_inputs: Any
@@ -103,9 +106,16 @@ class SpeedupResult:
             f"MACs        {_arrow(self.macs)} for the example inputs",
             f"runs as     {words[self.kind]}",
             f"checked     equal to the masked model (relative error {self.error:.0e})",
+            *self._widths(),
             *(f"note        {note}" for note in self.notes),
         ]
         return "\n".join(lines)
+
+    def _widths(self) -> list[str]:
+        """Return a line about the widths that modules remember, if there are some."""
+        shown = [f"{name} {old} → {new}" for name, (old, new) in self.remembered.items()]
+        more = [f"{len(shown) - 6} more"] if len(shown) > 6 else []
+        return [f"widths      {', '.join([*shown[:6], *more])}"] if shown else []
 
 
 def make_receipt(

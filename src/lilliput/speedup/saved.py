@@ -22,6 +22,13 @@ from lilliput.files import write_atomically
 from lilliput.speedup.build import build, build_in_place, capture_parts
 from lilliput.speedup.capture import Call, as_inputs, plain_copy
 from lilliput.speedup.cuts import Cut, shapes_of
+from lilliput.speedup.plan_checks import (
+    check_attributes,
+    check_cuts,
+    check_layers,
+    check_run,
+    compare_shapes,
+)
 from lilliput.speedup.result import Plan
 
 _WEIGHTS = re.compile(r"model-[0-9a-f]{16}\.safetensors")
@@ -87,7 +94,7 @@ def save_shrunk(
         ],
         graphs=list(plan.graphs),
         any_size=plan.any_size,
-        inputs=_describe(inputs) if plan.graphs else None,
+        inputs=_describe(inputs, is_needed=bool(plan.graphs)),
         tensors=_File(file=f"model-{digest[:16]}.safetensors", sha256=digest),
     )
     target = Path(folder)
@@ -132,8 +139,12 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     target = Path(folder)
     document = read_document(target, _Document, _WHAT)
     weights = _weights(target, document)
-    _compare(document.source, shapes_of(model), target)
-    _check_plan(document, model, target)
+    if any(isinstance(module, Sidecar) for module in model.modules()):
+        raise StateError("the model is under a compressor; strip() it before loading.")
+    plain = plain_copy(model)
+    compare_shapes(document.source, shapes_of(plain), target)
+    check_cuts(document.cuts, document.source, target)
+    check_attributes(document.attributes, model, target)
     plan = Plan(
         tuple(Cut(c.tensor, c.dim, np.asarray(c.keep, np.int64)) for c in document.cuts),
         {
@@ -145,45 +156,20 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
         tuple(document.graphs),
         document.any_size,
     )
-    inputs = _restore(document.inputs) if plan.graphs else None
+    inputs = None if document.inputs is None else _restore(document.inputs)
     try:
-        plain = plain_copy(model)
         trial = build(plain, plan, inputs)
         trial.load_state_dict(weights)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise StateError(f"{target}: the plan does not fit this model ({error}).") from error
     if plan.kind == "graph":
         return trial.train(model.training)
+    check_layers(trial, target)
+    if inputs is not None:
+        check_run(plain, trial, inputs, target)
     build_in_place(model, plan, capture_parts(plain, plan, inputs))
     model.load_state_dict(weights)
     return model
-
-
-def _check_plan(document: _Document, model: nn.Module, folder: Path) -> None:
-    """Refuse a plan that does more than cut tensors and set sizes."""
-    for cut in document.cuts:
-        shape = document.source.get(cut.tensor, [])
-        size = shape[cut.dim] if 0 <= cut.dim < len(shape) else 0
-        is_ragged = bool(cut.keep) and isinstance(cut.keep[0], list)
-        rows: list[Any] = cut.keep if is_ragged else [cut.keep]
-        for row in rows:
-            if len(row) != len(rows[0]) or row != sorted({x for x in row if 0 <= x < size}):
-                raise StateError(
-                    f"{folder}: the plan does not fit this model: {cut.tensor} has {size} indices in "
-                    f"dimension {cut.dim}, and the plan keeps others."
-                )
-    modules = dict(model.named_modules())
-    for attribute in document.attributes:
-        held = (
-            vars(modules[attribute.module]).get(attribute.name)
-            if attribute.module in modules
-            else None
-        )
-        if not isinstance(held, (int, tuple, list)) or isinstance(held, bool):
-            raise StateError(
-                f"{folder}: the plan does not fit this model: {attribute.module!r} has no size called "
-                f"{attribute.name!r}."
-            )
 
 
 def _weights(folder: Path, document: _Document) -> dict[str, Tensor]:
@@ -196,24 +182,7 @@ def _weights(folder: Path, document: _Document) -> dict[str, Tensor]:
     return parse_tensors(data)
 
 
-def _compare(saved: dict[str, list[int]], here: dict[str, list[int]], folder: Path) -> None:
-    faults = [f"{name} is not in this model" for name in saved if name not in here]
-    faults += [f"{name} is not in the saved model" for name in here if name not in saved]
-    faults += [
-        f"{name} has shape {here[name]}, the original had {shape}"
-        for name, shape in saved.items()
-        if name in here and here[name] != shape
-    ]
-    if faults:
-        listed = "".join(f"\n  - {fault}" for fault in faults[:10])
-        more = f"\n  … and {len(faults) - 10} more" if len(faults) > 10 else ""
-        raise StateError(
-            f"{folder} was shrunk from another model than this one; give load() a model as it was "
-            f"before shrinking:{listed}{more}"
-        )
-
-
-def _describe(inputs: Any) -> JsonValue:
+def _describe(inputs: Any, is_needed: bool) -> JsonValue:
     """Return example inputs as data: shapes and types of tensors, anything else as it is."""
     args, kwargs = as_inputs(inputs)
     described: JsonValue = {
@@ -222,7 +191,9 @@ def _describe(inputs: Any) -> JsonValue:
     }
     try:
         json.dumps(described)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
+        if not is_needed:
+            return None
         raise StateError(
             f"a model that runs as a captured graph is saved with its example inputs, and these cannot "
             f"be written: {error}."

@@ -20,6 +20,7 @@ from lilliput.speedup.attributes import (
     choices,
     find_attributes,
     find_remembered,
+    held_value,
     less_by_one,
     owners_of,
 )
@@ -31,7 +32,7 @@ from lilliput.speedup.build import (
     cut_optimizer,
     hand_over,
 )
-from lilliput.speedup.capture import copy_model, plain_copy
+from lilliput.speedup.capture import as_inputs, copy_model, plain_copy, quiet
 from lilliput.speedup.collect import collect
 from lilliput.speedup.cuts import balance, find_cuts, named_tensors, shapes_of
 from lilliput.speedup.dead import find_dead, unseen_by_norms, zero_classes
@@ -50,9 +51,12 @@ from lilliput.speedup.result import Plan, SpeedupResult, make_receipt
 from lilliput.speedup.rewrite import Edit, find_edits, has_casts
 from lilliput.speedup.track import Failure, describe, failing_module
 from lilliput.speedup.verify import Reference, disturb, make_reference
+from lilliput.speedup.walk import IS_OUTPUT
+from lilliput.speedup.widths import Stale, Widths, find_feature_info, show
 
 log = logging.getLogger("lilliput")
 _ATTEMPTS = 6
+_MOST_WIDTHS = 8  # that are tried one by one, where not all of them can be set
 
 
 def speedup(
@@ -115,7 +119,8 @@ def speedup(
         macs=macs,
         removed=work.removed_units(),
         seconds=time.perf_counter() - start,
-        notes=tuple(work.notes),
+        notes=work.all_notes(),
+        remembered=work.changed_widths(),
         source=source,
         example_inputs=example_inputs,
         receipt=make_receipt(work.plain, shrunk, example_inputs, macs, error),
@@ -128,6 +133,8 @@ class _Work:
     def __init__(self, model: nn.Module, example_inputs: Any, extend_masks: bool) -> None:
         self.model, self.example_inputs = model, example_inputs
         self.notes: list[str] = []
+        self.remembered: Attributes = {}
+        self.outdated: Stale = {}
         self._parts: Parts = {}
         self._elsewhere: tuple[Reference, nn.Module] | None = None
         self.plain = plain_copy(model)
@@ -193,7 +200,7 @@ class _Work:
             plan = Plan(self.cuts, chosen)
             error = self._try(plan, failures)
             if error <= self.reference.tolerance:
-                return self._without_needless(plan, error)
+                return self._with_widths(*self._without_needless(plan, error))
         why = failures[0]
         if not allow_graph:
             raise UnsupportedModelError(f"the model's own code cannot run on fewer channels: {why}")
@@ -207,7 +214,7 @@ class _Work:
                     "what captured code does only in training (dropout in fused attention, stochastic "
                     "depth) it does no more, and batch norms in it all follow train()"
                 )
-                return self._with_open_sizes(plan, error)
+                return self._with_widths(*self._with_open_sizes(plan, error))
         raise UnsupportedModelError(
             f"no shrunk form of the model gives the outputs of the masked one: {failures[-1]}"
         )
@@ -222,6 +229,39 @@ class _Work:
                 if found <= self.reference.tolerance:
                     plan, error = trial, found
         return plan, error
+
+    def _with_widths(self, plan: Plan, error: float) -> tuple[Plan, float]:
+        """Return a plan that also sets the widths which modules remember, where they are certain."""
+        if plan.kind == "graph":
+            return plan, error
+        known = {(path, name.partition(".")[0]) for path, name in plan.attributes}
+        inside = tuple(f"{x}." for x in plan.graphs)
+        outputs = {x.tensor: x.dim for x in self.groups.pinned if x.reason == IS_OUTPUT}
+        found, self.outdated = Widths(self.plain, plan.cuts, outputs).find(
+            lambda key: (
+                (key[0], key[1].partition(".")[0]) in known or f"{key[0]}.".startswith(inside)
+            )
+        )
+        found |= find_feature_info(
+            self.plain,
+            lambda: build(self.plain, plan, self.example_inputs, self._parts),
+            self._run,
+        )
+        names = sorted({name for _, name in found})
+        for chosen in [names, *([name] for name in names[:_MOST_WIDTHS] if len(names) > 1)]:
+            new = {k: v for k, v in found.items() if k[1] in chosen and k not in self.remembered}
+            trial = replace(plan, attributes={**plan.attributes, **new})
+            if new and self._try(trial, []) <= self.reference.tolerance:
+                plan = trial
+                self.remembered |= new
+        left = [key for key in found if key not in self.remembered]
+        self.outdated |= {k: held_value(self.plain.get_submodule(k[0]), k[1]) for k in left}
+        return plan, error
+
+    def _run(self, model: nn.Module) -> None:
+        args, kwargs = as_inputs(self.example_inputs)
+        with quiet(), torch.no_grad():
+            model(*args, **kwargs)
 
     def _with_graphs(
         self, attributes: Attributes, edits: list[Edit], failures: list[Failure]
@@ -314,6 +354,19 @@ class _Work:
         if optimizer is not None:
             cut_optimizer(optimizer, before, plan.cuts, shapes)
         return self.model
+
+    def changed_widths(self) -> dict[str, tuple[int, int]]:
+        """Return the widths that modules remember, before and after."""
+        held = {k: held_value(self.plain.get_submodule(k[0]), k[1]) for k in self.remembered}
+        return {".".join(filter(None, k)): (held[k], new) for k, new in self.remembered.items()}
+
+    def all_notes(self) -> tuple[str, ...]:
+        """Return what a reader should know, what the outputs depend on first."""
+        notes = self.notes
+        if self.outdated:
+            listed = show({key: str(value) for key, value in self.outdated.items()})
+            notes = [*notes, f"{listed}: widths from before the cut, read the layers' own instead"]
+        return tuple(notes)
 
     def costs(self, count: Any) -> tuple[int, int]:
         """Return a cost before and after."""

@@ -21,6 +21,8 @@ from lilliput.speedup.labels import Indices, Labels
 
 log = logging.getLogger("lilliput")
 
+IS_OUTPUT = "they are the model's output"  # a reason to stay
+
 Origin = tuple[str, int]  # a parameter, and one of its dimensions
 
 
@@ -102,7 +104,7 @@ class Walk:
                 return None
             for value in self.operands(node.args):
                 for axis in value.axes:
-                    self.axes.pin(axis, "they are the model's output")
+                    self.axes.pin(axis, IS_OUTPUT)
             return None
         if node.target is operator.getitem:
             sequence = self.resolve(node.args[0])

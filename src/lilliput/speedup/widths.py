@@ -8,29 +8,27 @@ the same new one, or those that a classifier reads have, the new width is set; o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from lilliput.speedup.attributes import Attributes, held_value
+from lilliput.speedup.attributes import Attributes
 from lilliput.speedup.cuts import Cut, named_tensors
+from lilliput.speedup.leaf import leaf_attributes
 
-_WIDTH = re.compile(r"(feature|channel|chs|dim|width|hidden|planes|embed|d_model|ffn|intermediate)")
-_OTHER = re.compile(
-    r"(head_dim|kernel|patch|image|img|window|vocab|classes|position|num_hidden_layers)"
-)
+_WIDTH = re.compile(r"feature|channel|chs|dim|width|hidden|planes|embed|d_model|ffn|intermediate")
+_OTHER = re.compile(r"head_dim|kernel|patch|image|img|window|vocab|classes|position|layers|ratio")
 _OF_CLASSIFIER = ("num_features", "head_hidden_size", "embed_dim", "hidden_size", "feature_dim")
 _SMALLEST = 4  # smaller numbers are seldom widths
 
-Dim = tuple[str, int]  # a tensor, and one of its dimensions
-Stale = dict[tuple[str, str], int]  # attributes that keep a width which is not there any more
+Key = tuple[str, str]  # the path of a module, and an attribute or an entry of one
+Stale = dict[Key, int]  # attributes that keep a width which is not there any more
+Run = Callable[[nn.Module], Any]
 
 
-def find_widths(
-    model: nn.Module, cuts: Sequence[Cut], classifiers: Sequence[str], known: Attributes
-) -> tuple[Attributes, Stale]:
-    """Return the widths to set, and those of which nothing certain is known.
+class Widths:
+    """What is cut from the tensors of a model, and which of its modules remember their widths.
 
     Parameters
     ----------
@@ -38,63 +36,115 @@ def find_widths(
         The model before the cut.
     cuts : sequence of Cut
         What is cut.
-    classifiers : sequence of str
-        The weights that make the model's outputs.
-    known : dict
-        Attributes that are set already.
+    classifiers : mapping
+        The weights that make the model's outputs, and the dimension of each that does.
     """
-    sizes = {(cut.tensor, cut.dim): cut.keep.shape[-1] for cut in cuts}
-    tensors = named_tensors(model)
-    shapes = {(n, d): size for n, t in tensors.items() for d, size in enumerate(t.shape)}
-    found: Attributes = {}
-    stale: Stale = {}
-    for path, module in model.named_modules():
-        if not module._modules:
-            continue  # the sizes of single layers follow from their tensors
+
+    def __init__(
+        self, model: nn.Module, cuts: Sequence[Cut], classifiers: Mapping[str, int]
+    ) -> None:
+        self.model, self.classifiers = model, classifiers
+        self.cut = {(cut.tensor, cut.dim): cut.keep.shape[-1] for cut in cuts}
+        tensors = named_tensors(model)
+        self.sizes = {(name, d): n for name, x in tensors.items() for d, n in enumerate(x.shape)}
+
+    def find(self, skip: Callable[[Key], bool]) -> tuple[Attributes, Stale]:
+        """Return the widths to set, and those of which nothing certain is known."""
+        found: Attributes = {}
+        stale: Stale = {}
+        for path, module in self.model.named_modules():
+            for name, value in _remembered(module):
+                if skip((path, name)):
+                    continue
+                new = self._now(path, name, value)
+                if len(new) == 1 and new != {value} and not name.startswith("config."):
+                    found[path, name] = new.pop()
+                elif new and new != {value}:
+                    stale[path, name] = value
+        return found, stale
+
+    def _now(self, path: str, name: str, value: int) -> set[int]:
+        """Return the sizes that dimensions of this width in a module have after the cut."""
         prefix = f"{path}." if path else ""
-        own = {k: v for k, v in shapes.items() if k[0].startswith(prefix)}
-        for name, value in _remembered(module):
-            if (path, name) in known:
-                continue
-            dims = [k for k, v in own.items() if v == value]
-            new = {sizes.get(k, value) for k in dims}
-            if len(new) > 1 and name.rpartition(".")[2] in _OF_CLASSIFIER:
-                read = [k for k in dims if k[0] in classifiers and k[1] == 1]
-                new = {sizes.get(k, value) for k in read} or new
-            if len(new) == 1 and new != {value}:
-                found[path, name] = new.pop()
-            elif len(new) > 1:
-                stale[path, name] = value
-    return found, stale
+        dims = [k for k, n in self.sizes.items() if n == value and k[0].startswith(prefix)]
+        new = {self.cut.get(k, value) for k in dims}
+        if len(new) > 1 and name in _OF_CLASSIFIER:
+            made = self.classifiers
+            read = [k for k in dims if k[0] in made and k[1] != made[k[0]]]
+            new = {self.cut.get(k, value) for k in read} or new
+        return new
+
+
+def find_feature_info(before: nn.Module, after: Callable[[], nn.Module], run: Run) -> Attributes:
+    """Return the widths in lists of feature maps, as timm's models have them, seen in a run."""
+    entries = [
+        (path, i, entry["module"], entry["num_chs"])
+        for path, module in before.named_modules()
+        for i, entry in enumerate(_listed(vars(module).get("feature_info")))
+        if type(entry) is dict and {"module", "num_chs"} <= entry.keys()
+    ]
+    if not entries:
+        return {}
+    paths = {f"{path}.{name}".strip(".") for path, _, name, _ in entries}
+    old, new = (_shapes(model, paths, run) for model in (before, after()))
+    found: Attributes = {}
+    for path, i, name, width in entries:
+        at = f"{path}.{name}".strip(".")
+        if at in old and at in new:
+            pairs = {b for a, b in zip(old[at][1:], new[at][1:], strict=False) if a == width}
+            if len(pairs) == 1 and pairs != {width}:
+                found[path, f"feature_info.{i}.num_chs"] = pairs.pop()
+    return found
+
+
+def _shapes(model: nn.Module, paths: set[str], run: Run) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what modules give in a run."""
+    seen: dict[str, tuple[int, ...]] = {}
+
+    def note(path: str) -> Callable[..., None]:
+        def hook(_: Any, __: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                seen[path] = tuple(output.shape)
+
+        return hook
+
+    modules = dict(model.named_modules())
+    handles = [modules[x].register_forward_hook(note(x)) for x in paths if x in modules]
+    try:
+        run(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
 
 
 def _remembered(module: nn.Module) -> Iterator[tuple[str, int]]:
     """Yield the attributes of a module that look like widths, those of its config included."""
-    for name, value in vars(module).items():
-        if name.startswith("_"):
+    if leaf_attributes(module):
+        return  # the sizes of torch's own layers follow from their tensors
+    config = vars(module).get("config")
+    held = {f"config.{name}": x for name, x in getattr(config, "__dict__", {}).items()}
+    for name, value in {**vars(module), **held}.items():
+        if name.startswith(("_", "config._")) or not _WIDTH.search(name) or _OTHER.search(name):
             continue
-        if _is_width(name, value):
+        if type(value) is int and value >= _SMALLEST:
             yield name, value
-        elif name == "feature_info" and isinstance(value, (list, tuple)):
-            for i, entry in enumerate(value):
-                if isinstance(entry, dict) and _is_width("num_chs", entry.get("num_chs")):
-                    yield f"feature_info.{i}.num_chs", entry["num_chs"]
+        elif _listed(value) and all(type(x) is int for x in value) and min(value) >= _SMALLEST:
+            yield from ((f"{name}.{i}", x) for i, x in enumerate(value))
 
 
-def _is_width(name: str, value: Any) -> bool:
-    is_size = type(value) is int and value >= _SMALLEST
-    return is_size and bool(_WIDTH.search(name)) and not _OTHER.search(name)
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
 
 
-def describe_widths(model: nn.Module, attributes: Mapping[tuple[str, str], Any]) -> str:
-    """Return attributes with their values, those of one name and value together."""
+def show(pairs: Mapping[Key, str]) -> str:
+    """Return attributes with what there is to say of them, those of one name together."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for (path, name), new in attributes.items():
-        old = held_value(model.get_submodule(path), name)
-        groups.setdefault((name, f"{old} → {new}" if new != old else f"{old}"), []).append(path)
+    for (path, name), what in pairs.items():
+        groups.setdefault((name, what), []).append(path)
     shown = []
     for (name, what), paths in groups.items():
         first = f"{paths[0]}.{name}" if paths[0] else name
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         shown.append(f"{first} ({what}){more}")
-    return ", ".join(shown)
+    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} others" if len(shown) > 8 else "")
