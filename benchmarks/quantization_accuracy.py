@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 import lilliput
 from lilliput.errors import ExportError
-from lilliput.export.saturation import cpu_has_wide_dot
+from lilliput.export.cpu import cpu_has_wide_dot
 from lilliput.torch import (
     LSQPlusQuantizer,
     LSQQuantizer,

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from emulation import emulated_errors, pair_sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -8,14 +9,9 @@ from torch import nn
 from lilliput.config.layer import QuantType
 from lilliput.core.quantizer import Quantizer
 from lilliput.errors import ConfigError
-from lilliput.export import saturation
-from lilliput.export.saturation import (
-    LIMIT,
-    cpu_has_wide_dot,
-    guard,
-    watch_inputs,
-    worst_pair_sums,
-)
+from lilliput.export import cpu
+from lilliput.export.cpu import cpu_has_wide_dot
+from lilliput.export.saturation import LIMIT, guard, watch_inputs, worst_pair_sums
 from lilliput.ops.qparams import Grid, QParams
 
 onnx = pytest.importorskip("onnx")
@@ -89,20 +85,6 @@ def largest_of(stored, axis):
     return torch.stack([rows.amax(1), torch.cat([rows[:-1] + rows[1:], rows[-1:]]).amax(1)]).float()
 
 
-def pair_sums(stored, weight, groups=1):
-    """All sums of pairs at one output place, by the rule in the module's docstring; in plain NumPy."""
-    inputs, weight = stored.numpy().astype(np.int64), weight.numpy().astype(np.int64)
-    channels, outputs = weight.shape[1], len(weight) // groups
-    found = []
-    for i, row in enumerate(weight):
-        first = i // outputs * channels
-        values = np.moveaxis(inputs[0, first : first + channels], 0, -1).reshape(-1)
-        products = np.moveaxis(row, 0, -1).reshape(-1) * values
-        products = np.append(products, np.zeros(len(products) % 2, np.int64))
-        found.append(products.reshape(-1, 2).sum(1))
-    return np.array(found)
-
-
 @st.composite
 def layers(draw):
     """A small layer with weights and stored inputs around the critical sizes."""
@@ -118,6 +100,24 @@ def layers(draw):
     weight *= torch.rand(shape, generator=generator) < draw(st.sampled_from([0.3, 1.0]))
     stored = torch.randint(0, reach + 1, (1, groups * channels, *kernel), generator=generator)
     return weight, stored, groups, draw(st.sampled_from([0, 7, 128]))
+
+
+@narrow_only
+@settings(deadline=None, max_examples=60)
+@given(layers())
+def test_the_emulation_is_what_a_cpu_without_vnni_computes(layer):
+    weight, stored, groups, zero_point = layer
+    options = {"groups": groups} if weight.ndim > 2 else {}
+    executed = executed_errors(stored, weight, zero_point, **options).numpy()
+    assert executed.tolist() == emulated_errors(stored, weight, groups).tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(layers())
+def test_a_channel_that_cannot_saturate_is_exact_in_the_emulation(layer):
+    weight, stored, groups, _ = layer
+    worst = worst_pair_sums(weight, largest_of(stored, 1), groups).numpy()
+    assert (emulated_errors(stored, weight, groups)[worst <= LIMIT] == 0).all()
 
 
 @settings(deadline=None, max_examples=60)
@@ -147,12 +147,9 @@ def test_the_bound_is_exact_for_one_row():
     stored = torch.randint(100, 256, (1, 9), generator=generator)
     worst = worst_pair_sums(weight, largest_of(stored, 1))
     assert (worst.numpy() == pair_sums(stored, weight).max(1)).all()
-    if not cpu_has_wide_dot():
-        assert ((executed_errors(stored, weight) != 0) == (worst > LIMIT)).all()
+    assert ((emulated_errors(stored, weight) != 0) == (worst.numpy() > LIMIT)).all()
 
 
-@narrow_only
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("shape", "groups", "first", "second"),
     [
@@ -164,14 +161,17 @@ def test_the_bound_is_exact_for_one_row():
         ((2, 1, 3), 1, (1, 0, 0), (1, 0, 1)),  # one channel, two outputs: not depthwise
     ],
 )
-def test_one_pair_saturates_as_documented(shape, groups, first, second, threads):
+def test_one_pair_saturates_as_documented(shape, groups, first, second):
     options = {"groups": groups} if len(shape) > 2 else {}
     stored = torch.full((1, groups * shape[1], *shape[2:]), 255)
     for value, shown in ((127, -128), (-128, 127)):  # as much of the error as eight bits show
         weight = torch.zeros(shape, dtype=torch.int64)
         weight[first] = weight[second] = value
-        errors = executed_errors(stored, weight, threads=threads, **options)
-        assert errors[first[0]] == shown
+        assert emulated_errors(stored, weight, groups)[first[0]] == shown
+        if not cpu_has_wide_dot():
+            for threads in (1, 2):
+                errors = executed_errors(stored, weight, threads=threads, **options)
+                assert errors[first[0]] == shown
         assert worst_pair_sums(weight, None, groups)[first[0]] == abs(2 * 255 * value)
 
 
@@ -188,7 +188,6 @@ def test_neighbours_of_different_pairs_do_not_saturate(shape, groups):
     assert worst_pair_sums(weight, None, groups).max() == 127 * 255
 
 
-@narrow_only
 def test_sums_saturate_above_the_limit_and_not_before():
     for inputs, weights in (
         (129, (127, 127)),
@@ -197,7 +196,7 @@ def test_sums_saturate_above_the_limit_and_not_before():
         (255, (-127, -2)),
     ):
         weight, stored = torch.tensor([weights]), torch.full((1, 2), inputs)
-        is_exact = bool(executed_errors(stored, weight) == 0)
+        is_exact = bool(emulated_errors(stored, weight) == 0)
         assert is_exact == bool(worst_pair_sums(weight, largest_of(stored, 1)) <= LIMIT)
 
 
@@ -231,8 +230,8 @@ def test_seven_bits_and_small_activations_raise_no_alarm():
 def test_the_cpu_is_known_by_its_flags(monkeypatch, tmp_path, machine, flags, expected):
     if flags is not None:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n")
-    monkeypatch.setattr(saturation, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(saturation.platform, "machine", lambda: machine)
+    monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
     assert cpu_has_wide_dot() is expected
 
 
@@ -307,7 +306,6 @@ def integer_layer(quantizer, wrapper, inputs):
     return weight.detach().long(), Fixed.inputs.to_integers(inputs).detach().long()
 
 
-@narrow_only
 @pytest.mark.parametrize("kind", [Reducing, Coarsening])
 def test_a_layer_that_saturates_is_exact_after_the_guard(kind):
     quantizer = kind(small_model(), CONFIG)
@@ -317,7 +315,7 @@ def test_a_layer_that_saturates_is_exact_after_the_guard(kind):
     with torch.no_grad():
         place = model[:2](batch)[:1].repeat(1, 1, 2, 2)[..., :3, :3]
     weight, stored = integer_layer(quantizer, wrapper, place)
-    assert (executed_errors(stored, weight, 10) != 0).any()
+    assert (emulated_errors(stored[:1], weight) != 0).any()
 
     (row,) = guard(quantizer, [batch])
 
@@ -325,7 +323,8 @@ def test_a_layer_that_saturates_is_exact_after_the_guard(kind):
     assert row.worst > LIMIT >= row.worst_after
     assert row.bits_after == (7 if kind is Reducing else 8)
     weight, stored = integer_layer(quantizer, wrapper, place)
-    assert (executed_errors(stored, weight, 10) == 0).all()
+    assert (emulated_errors(stored[:1], weight) == 0).all()
+    assert (executed_errors(stored, weight, 10) == 0).all()  # on any CPU
     assert guard(quantizer, [batch]) == []
 
 
@@ -345,6 +344,15 @@ def test_a_quantizer_without_remedy_is_reported_and_left_alone():
     (row,) = guard(quantizer, [torch.rand(8, 4, 2, 2)])
     assert row.worst == row.worst_after > LIMIT
     assert (row.bits, row.bits_after) == (8, 8)
+    assert (model[2].weight == before).all()
+
+
+def test_layers_are_only_listed_where_nothing_is_to_change():
+    quantizer = Coarsening(small_model(), CONFIG)
+    model = quantizer.compress()
+    before = model[2].weight.detach().clone()
+    (row,) = guard(quantizer, [torch.rand(8, 4, 2, 2)], change=False)
+    assert row.layer == "2" and not row.is_changed
     assert (model[2].weight == before).all()
 
 

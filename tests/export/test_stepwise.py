@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from emulation import saturated_layers
 from torch import nn
 
 from lilliput.errors import ExportError
-from lilliput.export import onnx_file, stepwise
-from lilliput.export.saturation import cpu_has_wide_dot
+from lilliput.export import check, cpu, onnx_file, stepwise
 from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer, export_onnx
 
 RUNTIMES = ("onnxruntime_unoptimized", "onnxruntime")
@@ -114,6 +114,7 @@ def test_a_wrong_integer_in_the_file_is_found_and_named(
 
 def saturating() -> tuple[nn.Sequential, torch.Tensor]:
     """A layer whose weights and activations are all large: pairs of products exceed 16 bits."""
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
     with torch.no_grad():
         model[0].weight.fill_(0.5).add_(torch.rand(8, 16) * 0.01)
@@ -121,19 +122,72 @@ def saturating() -> tuple[nn.Sequential, torch.Tensor]:
     return model.eval(), torch.full((4, 16), 0.9) + torch.rand(4, 16) * 0.1
 
 
-@pytest.mark.skipif(cpu_has_wide_dot(), reason="this CPU adds products in 32 bits")
-def test_the_guard_keeps_a_layer_from_saturating(tmp_path: Path) -> None:
+def quantized_saturating() -> tuple[PTQQuantizer, torch.Tensor]:
     model, x = saturating()
     quantizer = PTQQuantizer(model, RULES)
     quantizer.compress()
     quantizer.calibrate([x])
-    with pytest.raises(ExportError, match="layer '2' as executed by onnxruntime is .* saturate"):
-        export_onnx(quantizer, tmp_path / "net.onnx", x, guard=False)
-    result = export_onnx(quantizer, tmp_path / "net.onnx", x)
+    return quantizer, x
+
+
+def test_a_file_for_cpus_without_vnni_does_not_saturate_there(tmp_path: Path) -> None:
+    quantizer, x = quantized_saturating()
+    result = export_onnx(quantizer, tmp_path / "net.onnx", x, assume_vnni=False)
+    assert saturated_layers(result.path, x.numpy()) == []
     assert result.guarded[0].layer == "0"
     assert result.guarded[0].worst > 32767 >= result.guarded[0].worst_after
     assert result.runtimes["onnxruntime"].local_lsb <= 1.01
-    assert "16-bit sums would saturate" in str(result)
+    assert "CPUs without VNNI (assume_vnni=False)" in str(result)
+    assert "weights made coarser to avoid 16-bit saturation" in str(result)
+    assert result.to_dict()["cpu"] == {"has_vnni": False, "is_this": False}
+    assert "net.onnx is for CPUs without VNNI (assume_vnni=False)" in result.receipt.notes
+
+
+def test_a_file_for_cpus_with_vnni_keeps_its_weights_and_says_where_it_would_saturate(
+    tmp_path: Path,
+) -> None:
+    quantizer, x = quantized_saturating()
+    before = quantizer.bound_model[0].weight.detach().clone()
+    result = export_onnx(quantizer, tmp_path / "net.onnx", x, assume_vnni=True)
+    assert torch.equal(quantizer.bound_model[0].weight, before)
+    assert "0" in saturated_layers(result.path, x.numpy())
+    assert "on CPUs without VNNI 16-bit sums would saturate in layers 0" in str(result)
+
+
+@pytest.mark.parametrize("has_vnni", [True, False])
+def test_by_default_a_file_is_for_the_cpu_that_exports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_vnni: bool
+) -> None:
+    monkeypatch.setattr(cpu, "cpu_has_wide_dot", lambda: has_vnni)
+    quantizer, x = quantized_saturating()
+    result = export_onnx(quantizer, tmp_path / "net.onnx", x, check=False)
+    assert result.cpu == cpu.Cpu(has_vnni, is_this=True)
+    assert ("0" in saturated_layers(result.path, x.numpy())) is has_vnni
+    word = "with" if has_vnni else "without"
+    assert f"for onnxruntime, CPUs {word} VNNI (like this one)" in str(result)
+
+
+def test_a_saturated_layer_is_refused_where_the_file_is_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a CPU without VNNI computes is put in place of what this one does."""
+    run = stepwise.run
+
+    def saturated(runtime: str, data: bytes, feeds: list) -> list:  # type: ignore[type-arg]
+        found = run(runtime, data, feeds)
+        is_integers = [x.dtype == np.uint8 for x in found[0]]
+        if runtime == "onnxruntime":
+            found[0] = [x // 2 if y else x for x, y in zip(found[0], is_integers, strict=True)]
+        return found
+
+    monkeypatch.setattr(stepwise, "run", saturated)
+    monkeypatch.setattr(check, "cpu_has_wide_dot", lambda: False)
+    quantizer, x = quantized_saturating()
+    with pytest.raises(ExportError, match="as executed by onnxruntime is .* saturate"):
+        export_onnx(quantizer, tmp_path / "net.onnx", x, assume_vnni=False)
+    assert not list(tmp_path.iterdir())
+    result = export_onnx(quantizer, tmp_path / "net.onnx", x, assume_vnni=True)
+    assert any("as executed by onnxruntime is" in note for note in result.notes)
 
 
 def test_the_guard_only_makes_scales_coarser() -> None:
@@ -152,10 +206,10 @@ def test_the_guard_only_makes_scales_coarser() -> None:
     assert "weight_coarse" in again.tensors["0"]
 
 
-def test_bad_guard(tmp_path: Path) -> None:
+def test_an_assumption_is_true_false_or_none(tmp_path: Path) -> None:
     quantizer = calibrated(make(1))
-    with pytest.raises(ExportError, match="guard: received 'maybe'"):
-        export_onnx(quantizer, tmp_path / "net.onnx", batches(1)[0], guard="maybe")
+    with pytest.raises(ExportError, match="assume_vnni: received 'maybe'"):
+        export_onnx(quantizer, tmp_path / "net.onnx", batches(1)[0], assume_vnni="maybe")  # type: ignore[arg-type]
 
 
 def test_weights_only_in_blocks_run_as_matmulnbits(tmp_path: Path) -> None:

@@ -34,12 +34,16 @@ def like_example(batch: Any, inputs: Inputs) -> Inputs:
     return (args[:count], kwargs) if count and not kwargs else (args, kwargs)
 
 
-def guard_model(model: nn.Module, batches: list[Inputs]) -> list[Guarded]:
-    """Keep the layers of a model from saturating on data like these; return which could."""
+def guard_model(model: nn.Module, batches: list[Inputs], change: bool) -> list[Guarded]:
+    """Return which layers could saturate on data like these; ``change`` the weights so that none does."""
     found: list[Guarded] = []
     for quantizer in quantizers_on(model):
-        found += guard(quantizer, batches, lambda model, call: model(*call[0], **call[1]))
+        found += guard(quantizer, batches, _call, change=change)
     return found
+
+
+def _call(model: nn.Module, inputs: Inputs) -> Any:
+    return model(*inputs[0], **inputs[1])
 
 
 @contextmanager

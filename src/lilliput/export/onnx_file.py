@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lilliput.errors import ExportError, MissingExtraError
+from lilliput.export.cpu import cpu_for
 from lilliput.export.finish import finish, serialize
-from lilliput.export.guarding import guard_model, kept_if_done, like_example, sample_inputs
+from lilliput.export.guarding import (
+    guard_model,
+    kept_if_done,
+    like_example,
+    quantizers_on,
+    sample_inputs,
+)
 from lilliput.export.places import Simulation
 from lilliput.export.result import ExportResult
-from lilliput.export.saturation import cpu_has_wide_dot
 from lilliput.export.trace import model_of, simulate, trace
 from lilliput.files import write_atomically
 from lilliput.speedup.capture import as_inputs, plain_copy
@@ -36,12 +42,13 @@ def export_onnx(
     check: bool = True,
     min_sqnr: float = 30.0,
     calibration: Iterable[Any] | None = None,
-    guard: bool | str = "auto",
+    assume_vnni: bool | None = None,
 ) -> ExportResult:
     """Write a model as an ONNX file that runs on integers, execute it, and compare.
 
     Weights are stored as integers, activations are quantized where the simulation does so, batch
-    norms are folded. Masks of pruners are applied. Nothing of the model changes, but what ``guard`` says.
+    norms are folded. Masks of pruners are applied. The model is not changed, except
+    as ``assume_vnni`` says.
 
     Parameters
     ----------
@@ -65,9 +72,10 @@ def export_onnx(
         of the outputs, against the simulation given the same inputs.
     calibration : iterable, optional
         More inputs to compare on, and for the guard; by default the first batches of ``calibrate()``.
-    guard : bool or 'auto'
-        Whether to make weights coarser where sums would saturate on a CPU without VNNI; 'auto': if
-        this is such a CPU. It changes the scales of the quantizer for good, and says which.
+    assume_vnni : bool, optional
+        Whether the CPUs that will run the file have VNNI (or are ARM). False: weights are made coarser
+        where 16-bit sums would saturate without it, which changes the scales of the quantizer for good.
+        True: never. None: as this CPU is. The result says which CPUs the file is for.
 
     Returns
     -------
@@ -103,21 +111,22 @@ def export_onnx(
         raise ExportError(f"calibration: received {calibration!r}, expected a list of inputs.")
     model, inputs = model_of(quantizer_or_model), as_inputs(example_inputs)
     _check_precision(model)
-    wants_guard = _wants_guard(guard, target)
+    cpu = cpu_for(assume_vnni, target)
     simulation = simulate(model, inputs)
     if calibration is None:
         batches = sample_inputs(model)
     else:
         batches = [like_example(batch, inputs) for batch in calibration]
     with kept_if_done(model):
-        guarded = guard_model(model, [inputs, *batches]) if wants_guard else []
-        if guarded:
+        guarded = guard_model(model, [inputs, *batches], not cpu.has_vnni) if cpu else []
+        if any(row.is_changed for row in guarded):
             simulation = simulate(model, inputs)
         draft = build(simulation, target, dynamic_batch, opset)
         data = serialize(draft)
         layers = list_layers(draft.graph)
         notes = [*draft.notes, *find_notes(layers, draft, target)]
         result = ExportResult(place, len(data), target, layers=layers, notes=notes, guarded=guarded)
+        result.cpu = cpu if quantizers_on(model) else None
         result._source = lambda: (plain_copy(model), example_inputs)
         if check:
             check_file(result, data, draft, simulation, min_sqnr, batches)
@@ -134,12 +143,6 @@ def _check_precision(model: Any) -> None:
             raise ExportError(
                 f"{name!r} is in {parameter.dtype}; runtimes quantize float32: export model.float()."
             )
-
-
-def _wants_guard(guard: bool | str, target: str) -> bool:
-    if guard not in (True, False, "auto"):
-        raise ExportError(f"guard: received {guard!r}, expected True, False or 'auto'.")
-    return guard is True or (guard == "auto" and target != "generic" and not cpu_has_wide_dot())
 
 
 def build(simulation: Simulation, target: str, dynamic_batch: bool, opset: int) -> Draft:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
-
 import numpy as np
 
 from lilliput.export.places import Array
@@ -12,16 +9,6 @@ from lilliput.export.places import Array
 LIMIT = 32767  # on both sides: a folded batch norm may turn signs around
 MARGIN = 1.1  # other data may have somewhat larger activations than what was seen
 AIM = LIMIT - 510  # rounding anew may enlarge the sum of a pair: by 255 each
-CPUINFO = Path("/proc/cpuinfo")
-_X86 = frozenset({"x86_64", "amd64", "x86", "i386", "i486", "i586", "i686"})
-
-
-def cpu_has_wide_dot(machine: str | None = None, cpuinfo: Path = CPUINFO) -> bool:
-    """Whether this CPU adds products of 8-bit integers in 32 bits; False if that is not known."""
-    machine = (platform.machine() if machine is None else machine).lower()
-    if machine not in _X86 or not cpuinfo.is_file():
-        return machine not in {"", *_X86}
-    return not {"avx512_vnni", "avx_vnni"}.isdisjoint(cpuinfo.read_text().split())
 
 
 def worst_pairs(weight: Array, largest: Array | None = None, groups: int = 1) -> Array:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lilliput.errors import StageError
-from lilliput.export.layer import Layer, some_of
+from lilliput.export.cpu import Cpu
+from lilliput.export.layer import Layer
 from lilliput.export.run import FAST, LITERT, Agreement
+from lilliput.export.summary import cpu_lines, headline, html_table, layer_table, summary_lines
 from lilliput.report.receipt import Receipt, take_receipt
 
 
@@ -25,8 +27,13 @@ class Guarded:
     worst_after: int
     bits_after: int
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether its weights were made coarser."""
+        return self.worst_after < self.worst
 
-@dataclass(eq=False)
+
+@dataclass(eq=False, repr=False)
 class ExportResult:
     """A written file, how it compares with the simulation, and what of it runs on integers.
 
@@ -46,7 +53,9 @@ class ExportResult:
     notes : list of str
         What the user should know.
     guarded : list of Guarded
-        Layers whose weights were made coarser, because they could saturate on this CPU.
+        Layers that could saturate on CPUs without VNNI, before and after their weights were made coarser.
+    cpu : Cpu, optional
+        The CPUs that the file is for; None where that makes no difference.
     """
 
     path: Path
@@ -56,6 +65,7 @@ class ExportResult:
     layers: list[Layer] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     guarded: list[Guarded] = field(default_factory=list)
+    cpu: Cpu | None = None
     _compare: Callable[[str], list[dict[str, Any]]] | None = field(default=None, repr=False)
     # Returns the model without compressors, and its inputs.
     _source: Callable[[], tuple[Any, Any]] | None = field(default=None, repr=False)
@@ -84,7 +94,13 @@ class ExportResult:
         before, after = measure_all([model, self.path], inputs, names=names)
         known = {"parameters": before.parameters, "macs": before.macs}
         found = [x.max_error for x in self.runtimes.values()]
-        return take_receipt(before, after, max_difference=max(found, default=None), **known)
+        return take_receipt(
+            before,
+            after,
+            max_difference=max(found, default=None),
+            notes=tuple(cpu_lines(self)),
+            **known,
+        )
 
     def compare_layers(self, runtime: str = "") -> list[dict[str, Any]]:
         """Return how close each quantized tensor of the file is to the simulation.
@@ -118,57 +134,22 @@ class ExportResult:
             "layers": [layer.to_dict() for layer in self.layers],
             "notes": list(self.notes),
             "guarded": [asdict(row) for row in self.guarded],
+            "cpu": None if self.cpu is None else self.cpu.to_dict(),
         }
 
     def summary(self) -> str:
-        """Return a table for humans."""
-        lines = [f"{self.path}: {self.bytes / 1e6:.2f} MB for {self.target}"]
-        for name, found in self.runtimes.items():
-            text = f"  {name}: "
-            if found.local_lsb is not None:
-                text += f"each tensor within {_steps(found.local_lsb)} of the simulation; "
-            lines.append(
-                f"{text}output {found.sqnr:.1f} dB, largest difference {found.max_error:.3g}"
-            )
-        if self.layers:
-            count = sum(layer.integer for layer in self.layers)
-            if not self.runtimes:
-                lines.append("  not executed; what would run on integers is an estimate:")
-            lines.append(
-                f"  {count} of {len(self.layers)} layers run on integers, "
-                f"{self.integer_share:.1%} of the multiplications"
-            )
-            lines += _table(self.layers)
-        mended = [row.layer for row in self.guarded if row.worst_after < row.worst]
-        open_ = [row.layer for row in self.guarded if row.worst_after >= row.worst]
-        if mended:
-            lines.append(
-                f"  coarser weights, or 16-bit sums would saturate on this CPU: {some_of(mended)}"
-            )
-        if open_:
-            lines.append(
-                f"  16-bit sums may saturate on this CPU, and the algorithm cannot help: {some_of(open_)}"
-            )
-        lines += [f"  note: {note}" for note in self.notes]
-        return "\n".join(lines)
+        """Return a short text for humans; :meth:`table` has every layer."""
+        return "\n".join(summary_lines(self))
+
+    def table(self) -> str:
+        """Return a table of all layers: kernel, type of the weight, multiplications, why in float."""
+        return layer_table(self.layers)
 
     __str__ = summary
 
+    def __repr__(self) -> str:
+        return f"<ExportResult {headline(self)}>"
 
-def _table(layers: list[Layer]) -> list[str]:
-    rows: list[tuple[str, ...]] = [("layer", "op", "weight", "kernel", "MACs", "in float because")]
-    for x in layers:
-        macs = "?" if x.macs is None else f"{x.macs:,}"
-        rows.append((x.name, x.op, x.weight_dtype, x.kernel, macs, x.reason))
-    if not any(x.reason for x in layers):
-        rows = [row[:-1] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "    "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def _steps(count: float) -> str:
-    return "1 step" if count == 1 else f"{count:g} steps"
+    def _repr_html_(self) -> str:
+        """Return a short table for notebooks."""
+        return html_table(self)

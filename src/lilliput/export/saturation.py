@@ -18,7 +18,6 @@ EfficientNet-Lite0, emulated by these rules, 8 photos, against float: 21.0 dB wi
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -29,17 +28,9 @@ from lilliput.backends.torch import statistics
 from lilliput.backends.torch.weights import floating
 from lilliput.config.layer import QuantType
 from lilliput.errors import ConfigError
-from lilliput.export import pairs
-from lilliput.export.pairs import AIM, CPUINFO, LIMIT, MARGIN, worst_pairs
+from lilliput.export.pairs import AIM, LIMIT, MARGIN, worst_pairs
 from lilliput.export.result import Guarded
 from lilliput.ops.qparams import QParams
-
-_CPUINFO = CPUINFO
-
-
-def cpu_has_wide_dot() -> bool:
-    """Whether this CPU adds products of 8-bit integers in 32 bits; False if that is not known."""
-    return pairs.cpu_has_wide_dot(platform.machine(), _CPUINFO)
 
 
 def worst_pair_sums(weight: Tensor, largest: Tensor | None = None, groups: int = 1) -> Tensor:
@@ -94,13 +85,18 @@ def watch_inputs(
 
 
 def guard(
-    quantizer: Any, batches: Iterable[Any], forward: Callable[..., Any] | None = None
+    quantizer: Any,
+    batches: Iterable[Any],
+    forward: Callable[..., Any] | None = None,
+    *,
+    change: bool = True,
 ) -> list[Guarded]:
     """Keep the layers of a quantizer from saturating on data like these; return which could.
 
     A quantizer with ``coarsen_weight(wrapper, factors)`` multiplies the weight's scales, by a factor for
     each output channel; one with ``reduce_bits(wrapper, bits)`` gives the layer 7 bits. Others are only
-    reported. Layers are looked at if they quantize both their weight and their input, with 8 bits.
+    reported, and so are all without ``change``. Layers are looked at if they quantize both their weight
+    and their input, with 8 bits.
     """
     seen = watch_inputs(quantizer, batches, forward)
     found = []
@@ -108,7 +104,9 @@ def guard(
         worst, bits = _examine(quantizer, wrapper, seen.get(wrapper.name))
         if not (is_bad := worst > LIMIT).any():
             continue
-        if hasattr(quantizer, "coarsen_weight"):
+        if not change:
+            pass
+        elif hasattr(quantizer, "coarsen_weight"):
             quantizer.coarsen_weight(wrapper, torch.where(is_bad, worst / AIM, 1.0))
         elif hasattr(quantizer, "reduce_bits"):
             quantizer.reduce_bits(wrapper, 7)

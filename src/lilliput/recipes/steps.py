@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from lilliput.export.layer import some_of
+from lilliput.export.summary import cpu_lines
 from lilliput.recipes.checkpoint import CompressorEntry
 from lilliput.recipes.session import Session
 from lilliput.recipes.spec import epochs_of
@@ -93,11 +93,7 @@ def _export(session: Session, unit: Unit) -> None:
         session.model, step.export, path, session.inputs, samples, step.options
     )
     session.log["exports"].append({**result.to_dict(), "path": step.file})
-    if result.guarded:
-        names = some_of([row.layer for row in result.guarded])
-        session.log["notes"].append(
-            f"{step.file}: coarser weights, or sums would saturate on this CPU: {names}"
-        )
+    session.log["notes"] += cpu_lines(result)
 
 
 def _analyze(session: Session, unit: Unit) -> None:

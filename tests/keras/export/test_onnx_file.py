@@ -19,7 +19,6 @@ from onnx import TensorProto, numpy_helper
 
 from lilliput.errors import ExportError
 from lilliput.export import check
-from lilliput.export.keras import guard
 from lilliput.keras import LevelPruner, QuantType, export_onnx
 
 pytestmark = tensorflow_only
@@ -96,24 +95,23 @@ def test_layers_are_compared_on_demand(exported):
     assert all(row["sqnr"] > 30 for row in rows)
 
 
-def test_weights_are_made_coarser_where_they_would_saturate(tmp_path, monkeypatch):
-    monkeypatch.setattr(guard, "cpu_has_wide_dot", lambda: False)
+def test_weights_are_made_coarser_where_they_would_saturate(tmp_path):
     model, x = sequential((64,), layers.Dense(16, name="dense")), np.abs(data(8, 64))
     model.get_layer("dense").kernel.assign(np.full((64, 16), 0.5))
     quantizer = quantized(model, x)
     (wrapper,) = quantizer.get_modules_wrapper()
     before = float(quantizer.qparams(wrapper, QuantType.WEIGHT).scale[0])
-    result = export_onnx(quantizer, tmp_path / "model.onnx", x)
+    result = export_onnx(quantizer, tmp_path / "model.onnx", x, assume_vnni=False)
     (row,) = result.guarded
     assert (row.layer, row.channels) == ("dense", 16)
     assert row.worst > 32767 >= row.worst_after
     assert float(quantizer.qparams(wrapper, QuantType.WEIGHT).scale[0]) > before
     assert result.runtimes["onnxruntime"].local_lsb <= 1.001
-    assert "coarser weights" in str(result)
+    assert "weights made coarser" in str(result)
+    assert str(result.cpu) == "CPUs without VNNI (assume_vnni=False)"
 
 
 def test_scales_are_put_back_if_the_export_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(guard, "cpu_has_wide_dot", lambda: False)
     model, x = sequential((64,), layers.Dense(16, name="dense")), np.abs(data(8, 64))
     model.get_layer("dense").kernel.assign(np.full((64, 16), 0.5))
     quantizer = quantized(model, x)
@@ -125,7 +123,7 @@ def test_scales_are_put_back_if_the_export_fails(tmp_path, monkeypatch):
 
     monkeypatch.setattr(check, "check_file", fail)
     with pytest.raises(ExportError, match="it differs"):
-        export_onnx(quantizer, tmp_path / "model.onnx", x)
+        export_onnx(quantizer, tmp_path / "model.onnx", x, assume_vnni=False)
     assert np.array_equal(before, quantizer.qparams(wrapper, QuantType.WEIGHT).scale)
     assert not list(tmp_path.iterdir())
 
@@ -207,7 +205,7 @@ def test_float_models_are_exported(tmp_path):
         ({"path": "model.tflite"}, "ending in .onnx"),
         ({"opset": 17}, "expected 21 to 23"),
         ({"target": "onnxruntme"}, "Did you mean 'onnxruntime'"),
-        ({"guard": "maybe"}, "expected True, False or 'auto'"),
+        ({"assume_vnni": "maybe"}, "expected True, False or None"),
     ],
 )
 def test_wrong_arguments_are_explained(tmp_path, monkeypatch, settings, message):

@@ -51,8 +51,9 @@ def test_an_onnx_file_comes_back_and_so_do_coarser_scales(tmp_path):
     model.get_layer("dense").kernel.assign(np.full((64, 16), 0.5))
     quantizer = quantized(model, x)
     (wrapper,) = quantizer.get_modules_wrapper()
-    settings = {**ONNX, "min_sqnr": 30.0, "guard": True}
+    settings = {**ONNX, "min_sqnr": 30.0, "assume_vnni": False}
     result = export_elsewhere("onnx", model, tmp_path / "model.onnx", as_inputs(x), [], settings)
+    assert result.cpu is not None and not result.cpu.has_vnni
     assert result.guarded[0].layer == "dense" and result.layers[0].kernel == "QGemm"
     assert float(keras.ops.max(wrapper.weight_coarse)) > 1.1
 

@@ -13,22 +13,14 @@ import numpy as np
 from keras import ops, tree
 
 from lilliput.config.layer import QuantType
-from lilliput.errors import ExportError
 from lilliput.export.keras.examples import quantizers_on
 from lilliput.export.keras.simulation import call
-from lilliput.export.pairs import AIM, LIMIT, MARGIN, cpu_has_wide_dot, worst_pairs
+from lilliput.export.pairs import AIM, LIMIT, MARGIN, worst_pairs
 from lilliput.export.places import Array, Inputs, to_array
 from lilliput.export.result import Guarded
 from lilliput.ops.qparams import QParams
 
 _SCALES = ("weight_scale", "weight_coarse")
-
-
-def wants_guard(guard: Any, target: str) -> bool:
-    """Whether to guard a file for this target, or raise."""
-    if guard not in (True, False, "auto"):
-        raise ExportError(f"guard: received {guard!r}, expected True, False or 'auto'.")
-    return guard is True or (guard == "auto" and target != "generic" and not cpu_has_wide_dot())
 
 
 @contextmanager
@@ -62,12 +54,12 @@ def set_scales(model: Any, held: dict[tuple[str, str], Array]) -> None:
                     wrapper.set_attribute(name, held[wrapper.name, name])
 
 
-def guard_model(model: Any, batches: Sequence[Inputs]) -> list[Guarded]:
-    """Make weights coarser where sums would saturate on data like these; return where they could."""
-    return [row for quantizer in quantizers_on(model) for row in _guard(quantizer, batches)]
+def guard_model(model: Any, batches: Sequence[Inputs], change: bool) -> list[Guarded]:
+    """Return which layers could saturate on data like these; ``change`` the weights so that none does."""
+    return [row for quantizer in quantizers_on(model) for row in _guard(quantizer, batches, change)]
 
 
-def _guard(quantizer: Any, batches: Sequence[Inputs]) -> list[Guarded]:
+def _guard(quantizer: Any, batches: Sequence[Inputs], change: bool) -> list[Guarded]:
     seen = _watch(quantizer, batches)
     found = []
     for wrapper, _ in _candidates(quantizer):
@@ -75,7 +67,7 @@ def _guard(quantizer: Any, batches: Sequence[Inputs]) -> list[Guarded]:
         is_bad = worst > LIMIT
         if not is_bad.any():
             continue
-        if hasattr(quantizer, "coarsen_weight"):
+        if change and hasattr(quantizer, "coarsen_weight"):
             factors = np.where(is_bad, worst / AIM, 1.0).astype(np.float32)
             quantizer.coarsen_weight(wrapper, ops.convert_to_tensor(factors))
         after, bits_after = _examine(quantizer, wrapper, seen.get(wrapper.name))

@@ -10,7 +10,9 @@ from typing import Any
 import keras
 
 from lilliput.errors import ExportError, MissingExtraError
-from lilliput.export.keras.guard import guard_model, kept_if_done, wants_guard
+from lilliput.export.cpu import cpu_for
+from lilliput.export.keras.examples import quantizers_on
+from lilliput.export.keras.guard import guard_model, kept_if_done
 from lilliput.export.keras.litert_file import (
     check_options,
     checked_path,
@@ -36,13 +38,13 @@ def export_onnx(
     check: bool = True,
     min_sqnr: float = 30.0,
     calibration: Iterable[Any] | None = None,
-    guard: bool | str = "auto",
+    assume_vnni: bool | None = None,
 ) -> ExportResult:
     """Write a Keras model as an ONNX file that runs on integers, execute it, and compare.
 
     The same as for torch models: weights are stored as integers, activations are quantized where the
-    simulation does so, batch norms are folded, masks of pruners are applied. Nothing of the model changes,
-    but what ``guard`` says. Keras on JAX or torch exports in a process of its own, with TensorFlow.
+    simulation does so, batch norms are folded, masks of pruners are applied. The model is not changed,
+    except as ``assume_vnni`` says. Keras on JAX or torch exports in a process of its own, with TensorFlow.
 
     Parameters
     ----------
@@ -67,9 +69,10 @@ def export_onnx(
         of the outputs, against the simulation given the same inputs.
     calibration : iterable, optional
         More inputs to compare on, and for the guard; by default the first batches of ``calibrate()``.
-    guard : bool or 'auto'
-        Whether to make weights coarser where sums would saturate on a CPU without VNNI; 'auto': if
-        this is such a CPU. It changes the scales of the quantizer for good, and says which.
+    assume_vnni : bool, optional
+        Whether the CPUs that will run the file have VNNI (or are ARM). False: weights are made coarser
+        where 16-bit sums would saturate without it, which changes the scales of the quantizer for good.
+        True: never. None: as this CPU is. The result says which CPUs the file is for.
 
     Returns
     -------
@@ -91,7 +94,8 @@ def export_onnx(
     check_target(target)
     model = model_of(quantizer_or_model)
     settings: dict[str, Any] = {"target": target, "dynamic_batch": dynamic_batch, "opset": opset}
-    settings |= {"check": check, "min_sqnr": min_sqnr, "guard": wants_guard(guard, target)}
+    settings |= {"check": check, "min_sqnr": min_sqnr, "assume_vnni": assume_vnni}
+    cpu_for(assume_vnni, target)  # raises
     inputs, batches = gather_inputs(model, example_inputs, calibration)
     if keras.backend.backend() != "tensorflow":
         result = export_elsewhere("onnx", model, place, inputs, batches, settings)
@@ -112,7 +116,7 @@ def write_onnx(
     opset: int,
     check: bool,
     min_sqnr: float,
-    guard: bool,
+    assume_vnni: bool | None,
 ) -> ExportResult:
     """Do the work of :func:`export_onnx`, in a process whose Keras runs on TensorFlow."""
     from lilliput.export.check import check_file
@@ -123,8 +127,9 @@ def write_onnx(
     from lilliput.export.layers import list_layers
     from lilliput.export.targets import find_notes
 
+    cpu = cpu_for(assume_vnni, target)
     with kept_if_done(model):
-        guarded = guard_model(model, [inputs, *batches]) if guard else []
+        guarded = guard_model(model, [inputs, *batches], not cpu.has_vnni) if cpu else []
         simulation = simulate(model, inputs)
         draft = draft_of(simulation, dynamic_batch, opset)
         write_weights(draft, simulation)
@@ -136,7 +141,7 @@ def write_onnx(
         layers = list_layers(draft.graph)
         notes = [*draft.notes, *find_notes(layers, draft, target)]
         result = ExportResult(place, len(data), target, layers=layers, notes=notes)
-        result.guarded = guarded
+        result.guarded, result.cpu = guarded, cpu if quantizers_on(model) else None
         if check:
             check_file(result, data, draft, simulation, min_sqnr, batches)
         write_file(place, data)

@@ -23,6 +23,7 @@ from keras import tree
 
 from lilliput import errors
 from lilliput.errors import ExportError, LilliputError, MissingExtraError
+from lilliput.export.cpu import Cpu
 from lilliput.export.keras.examples import quantizers_on
 from lilliput.export.keras.guard import set_scales
 from lilliput.export.keras.simulation import call, reason_of
@@ -211,5 +212,6 @@ def _result(place: Path, report: Mapping[str, Any]) -> ExportResult:
     result.layers = [Layer(**x) for x in found["layers"]]
     result.notes = list(found["notes"])
     result.guarded = [Guarded(**x) for x in found["guarded"]]
+    result.cpu = None if found["cpu"] is None else Cpu(**found["cpu"])
     result._compare = lambda runtime: list(report["rows"].get(runtime, ()))
     return result
