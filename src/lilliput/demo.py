@@ -126,7 +126,7 @@ def run(say: Callable[[str], None], folder: Path) -> Journey:
     quantizer.compress()
     for _ in range(INTEGER_EPOCHS):
         train_epoch(model, optimizer, data)
-    integers = export_onnx(quantizer, folder / "integers.onnx", batch)
+    integers = export_onnx(quantizer, folder / "integers.onnx", batch, assume_vnni=False)
     tensors = quantization_report(quantizer, [batch], result=integers)
     layers = before, snapshot(model, batch, timing=True)
     return Journey(data, groups, shrunk, [large, small, integers], layers, tensors)

@@ -67,6 +67,13 @@ def test_quantize_speedup_and_export_are_recipes(lilliput, asked, place):
     assert lilliput("export", "m:f", "a.tflite", "-o", "out", *more).code == 0
     assert asked[3][0]["steps"] == [{"export": "litert", "file": "a.tflite"}]
     assert str(asked[3][1]) == "out"
+    assert lilliput("export", "m:f", "a.onnx", "--no-assume-vnni", *more).code == 0
+    assert asked[4][0]["steps"][0]["options"] == {"assume_vnni": False}
+    assert lilliput("quantize", "m:f", "--export", "a.onnx", "--assume-vnni", *more).code == 0
+    assert asked[5][0]["steps"][1]["options"] == {"assume_vnni": True}
+    assert "give both" in lilliput("quantize", "m:f", "--no-assume-vnni", *more).err
+    ended = lilliput("export", "m:f", "a.tflite", "--assume-vnni", *more)
+    assert ended.code and "litert files have no option 'assume_vnni'" in ended.err
 
 
 def test_run_takes_a_folder_named_after_the_recipe_and_a_seed(lilliput, place, monkeypatch):

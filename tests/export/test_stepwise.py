@@ -260,3 +260,34 @@ def test_the_draft_can_be_built_without_a_file() -> None:
     quantizer = calibrated(make(1))
     simulation = onnx_file.simulate(onnx_file.model_of(quantizer), ((batches(1)[0],), {}))
     assert len(onnx_file.serialize(onnx_file.build(simulation, "generic", True, 21))) > 1000
+
+
+def test_rounding_by_the_runtime_is_noted_not_refused(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))).eval()
+    rule = {"quant_types": ["weight"], "quant_bits": 4, "granularity": "per_group"}
+    quantizer = PTQQuantizer(model, [{**rule, "group_size": 32}])
+    quantizer.compress()
+    x = torch.randn(2, 5, 64)
+    result = export_onnx(quantizer, tmp_path / "net.onnx", x, min_sqnr=90.0)
+    assert (
+        result.runtimes["onnxruntime"].sqnr < 90 < result.runtimes["onnxruntime_unoptimized"].sqnr
+    )
+    (note,) = [x for x in result.notes if "min_sqnr=90 dB" in x]
+    assert "MatMulNBits kernel that rounds activations to 8 bits" in note
+    assert result.cpu is None  # no layer multiplies integers by integers
+
+
+def test_what_differs_for_another_reason_is_still_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, run = nn.Sequential(nn.Linear(64, 64)).eval(), check.run
+
+    def wrong(runtime: str, *args: object) -> list:  # type: ignore[type-arg]
+        found = run(runtime, *args)  # type: ignore[arg-type]
+        return found if runtime == "onnxruntime_unoptimized" else [[x * 1.1 for x in found[0]]]
+
+    monkeypatch.setattr(check, "run", wrong)
+    with pytest.raises(ExportError, match="20.0 dB .* expected min_sqnr=30 dB or more"):
+        export_onnx(model, tmp_path / "net.onnx", torch.randn(2, 64))

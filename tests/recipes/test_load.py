@@ -177,3 +177,24 @@ def test_a_config_list_in_a_file_of_its_own_is_part_of_the_recipe(tmp_path):
 def test_train_and_loss_exclude_each_other():
     (text,) = faults({**HEAD, "train": "a:d", "loss": "mse", "steps": STEPS})
     assert "two ways to train" in text
+
+
+def test_options_of_an_export_are_checked_before_any_work():
+    step = {"export": "onnx", "file": "a.onnx"}
+    (fault,) = faults_of_steps({**step, "options": {"assume_vni": False}})
+    assert "onnx files have no option 'assume_vni'. Did you mean 'assume_vnni'?" in fault
+    (fault,) = faults_of_steps({**step, "options": {"assume_vnni": "no"}})
+    assert "'assume_vnni': expected true, false or null" in fault
+    recipe = load_recipe({**HEAD, "steps": [{**step, "options": {"assume_vnni": False}}]})
+    assert recipe.steps[0].options == {"assume_vnni": False}
+
+
+def test_the_options_of_an_export_are_those_of_the_exporter():
+    pytest.importorskip("torch")
+    import inspect
+
+    from lilliput.export import export_onnx
+    from lilliput.recipes.spec import EXPORT_OPTIONS
+
+    given = {"quantizer_or_model", "path", "example_inputs", "calibration"}
+    assert set(inspect.signature(export_onnx).parameters) - given == set(EXPORT_OPTIONS["onnx"])

@@ -37,6 +37,13 @@ OpTypes = Annotated[
         help="Layer classes, such as Conv2d; may be given again. All that fit, by default.",
     ),
 ]
+AssumeVnni = Annotated[
+    bool | None,
+    typer.Option(
+        "--assume-vnni/--no-assume-vnni",
+        help="Whether CPUs that run the .onnx file have VNNI; by default as this one.",
+    ),
+]
 Data = Annotated[
     str | None,
     typer.Option("--data", metavar=_FUNCTION, help="Returns the batches: (inputs, targets)."),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from lilliput.export.places import Place
 
+if TYPE_CHECKING:
+    from lilliput.export.batch import BatchSizes
+
 SCOPES = "pkg.torch.onnx.name_scopes"
+OWN_SCOPES = "lilliput.name_scopes"
+_SLICE = re.compile(r"\.slice\((-?\w+), (-?\w+), (-?\w+)\)\.(\d+)")
 
 # Nodes that multiply by weights, or two activations: what integer kernels are for.
 LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -31,12 +38,15 @@ class Draft:
         From (place, position, call) to the tensor of the file that holds the quantized activation.
     notes : list of str
         What the user should know.
+    sizes : BatchSizes, optional
+        Which batch sizes the trace is right for; None if that is not known.
     """
 
     model: ir.Model
     places: list[Place]
     tensors: dict[tuple[int, int, int], ir.Value] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    sizes: BatchSizes | None = None
 
     @property
     def graph(self) -> ir.Graph:
@@ -67,8 +77,9 @@ class Draft:
     ) -> ir.Value:
         """Put a node with one output in front of another, and return the output."""
         node = ir.node(op_type, inputs, attributes or {})
-        if SCOPES in before.metadata_props:
-            node.metadata_props[SCOPES] = before.metadata_props[SCOPES]
+        scopes = before.metadata_props.get(OWN_SCOPES) or before.metadata_props.get(SCOPES)
+        if scopes is not None:
+            node.metadata_props[SCOPES] = scopes
         self.graph.insert_before(before, node)
         output = node.outputs[0]
         output.shape = like.shape
@@ -175,9 +186,25 @@ def layers_of(graph: ir.Graph) -> Iterator[ir.Node]:
 
 def path_of(node: ir.Node) -> str:
     """Return the path of the module that a node was traced from, empty at the top."""
-    text = node.metadata_props.get(SCOPES, "")
-    scopes = [part.strip().strip("'\"") for part in text.strip("[]").split(",")]
-    return scopes[-2] if len(scopes) > 1 else ""
+    text = node.metadata_props.get(OWN_SCOPES) or node.metadata_props.get(SCOPES) or "[]"
+    scopes: list[str] = ast.literal_eval(text)
+    return _SLICE.sub(_unsliced, scopes[-2]) if len(scopes) > 1 else ""
+
+
+def _unsliced(match: re.Match[str]) -> str:
+    """Return ``.2`` for ``.slice(None, 6, None).2``: torch names what a loop over part of a list calls so."""
+    start, stop, step = (None if x == "None" else int(x) for x in match.groups()[:3])
+    if (start or 0) >= 0 and (step or 1) > 0:
+        return f".{(start or 0) + int(match[4]) * (step or 1)}"
+    ends = ":".join("" if x is None else str(x) for x in (start, stop, step)).removesuffix(":")
+    return f"[{ends}].{match[4]}"
+
+
+def keep_scopes(graph: ir.Graph) -> None:
+    """Note where layers come from, before optimizations fuse them and name them after a batch norm."""
+    for node in graph:
+        if node.op_type in LAYERS and SCOPES in node.metadata_props:
+            node.metadata_props[OWN_SCOPES] = node.metadata_props[SCOPES]
 
 
 def name_nodes(graph: ir.Graph) -> None:

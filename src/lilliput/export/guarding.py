@@ -10,7 +10,7 @@ from torch import nn
 
 from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
 from lilliput.export.result import Guarded
-from lilliput.export.saturation import guard
+from lilliput.export.saturation import candidates, guard
 from lilliput.speedup.capture import Inputs, as_inputs
 
 
@@ -40,6 +40,11 @@ def guard_model(model: nn.Module, batches: list[Inputs], change: bool) -> list[G
     for quantizer in quantizers_on(model):
         found += guard(quantizer, batches, _call, change=change)
     return found
+
+
+def may_saturate(model: nn.Module) -> bool:
+    """Whether any layer multiplies 8-bit integers, so that it matters which CPU does."""
+    return any(True for quantizer in quantizers_on(model) for _ in candidates(quantizer))
 
 
 def _call(model: nn.Module, inputs: Inputs) -> Any:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import onnx_ir as ir
+
+from lilliput.export.graph import LAYERS, layers_of, only_reader
 from lilliput.export.layer import Layer
 
 _INTEGER = frozenset(
@@ -20,17 +23,22 @@ _INTEGER = frozenset(
         "QAttention",
     }
 )
+_FUSED = frozenset({"Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid"})
 _DEFAULT = "onnxruntime has no integer kernel for this combination of types"
 
 
-def read_kernels(path: str | Path, layers: list[Layer]) -> None:
-    """Enter into each layer what the runtime made of it."""
+def read_kernels(path: str | Path, layers: list[Layer], graph: ir.Graph) -> None:
+    """Enter into each layer of a graph what the runtime made of it."""
     import onnx
 
     nodes = onnx.load(str(path), load_external_data=False).graph.node
+    owners = _owners(graph)
     kernels: dict[str, str] = {}
     for node in nodes:
-        for name in {node.name, _plain(node.name)}:
+        names = {node.name, _plain(node.name)}
+        if node.op_type in LAYERS:  # a convolution in blocks is named after what it returns
+            names |= {owners[x] for x in {_plain(node.name), *node.output} if x in owners}
+        for name in names:
             known = kernels.get(name)
             if known is None or (known not in _INTEGER and node.op_type in _INTEGER):
                 kernels[name] = node.op_type
@@ -41,6 +49,19 @@ def read_kernels(path: str | Path, layers: list[Layer]) -> None:
             layer.reason = ""
         elif not layer.reason:
             layer.reason = _DEFAULT
+
+
+def _owners(graph: ir.Graph) -> dict[str, str]:
+    """Return which layer makes a tensor, itself or with the activation that runtimes fuse into it."""
+    found: dict[str, str] = {}
+    for node in layers_of(graph):
+        value: ir.Value | None = node.outputs[0]
+        while value is not None:
+            found[str(value.name)] = str(node.name)
+            reader = only_reader(value)
+            is_fused = reader is not None and reader.op_type in _FUSED
+            value = reader.outputs[0] if reader is not None and is_fused else None
+    return found
 
 
 def _plain(name: str) -> str:

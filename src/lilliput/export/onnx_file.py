@@ -16,7 +16,7 @@ from lilliput.export.guarding import (
     guard_model,
     kept_if_done,
     like_example,
-    quantizers_on,
+    may_saturate,
     sample_inputs,
 )
 from lilliput.export.places import Simulation
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lilliput.export.graph import Draft
 
 _OPSETS = range(21, 24)
+_NO_CACHE = "written as with config.use_cache = False: the file computes all tokens at each call."
 
 
 def export_onnx(
@@ -68,8 +69,10 @@ def export_onnx(
     check : bool
         Whether to execute the file and compare it with the simulation before it is written.
     min_sqnr : float
-        The lowest signal to noise ratio in dB at which the file is written: of each quantized tensor and
-        of the outputs, against the simulation given the same inputs.
+        The lowest signal to noise ratio in dB at which the file is written, of each quantized tensor and
+        of the outputs. Each is compared with the simulation given what the runtime computed before it, so
+        that roundings do not add up; from end to end the outputs may be further off, as the result says.
+        Kernels that round activations which nothing quantizes (MatMulNBits) are judged without that.
     calibration : iterable, optional
         More inputs to compare on, and for the guard; by default the first batches of ``calibrate()``.
     assume_vnni : bool, optional
@@ -125,9 +128,12 @@ def export_onnx(
         data = serialize(draft)
         layers = list_layers(draft.graph)
         notes = [*draft.notes, *find_notes(layers, draft, target)]
+        notes += [_NO_CACHE] if _keeps_states(model) else []
         result = ExportResult(place, len(data), target, layers=layers, notes=notes, guarded=guarded)
-        result.cpu = cpu if quantizers_on(model) else None
+        result.cpu = cpu if may_saturate(model) else None
         result._source = lambda: (plain_copy(model), example_inputs)
+        if not check and draft.sizes is not None and str(draft.sizes):
+            notes.append(f"traced for batches of {draft.sizes}; other sizes were not tried.")
         if check:
             check_file(result, data, draft, simulation, min_sqnr, batches)
         try:
@@ -135,6 +141,13 @@ def export_onnx(
         except OSError as error:
             raise ExportError(f"{place}: it cannot be written: {error}") from error
     return result
+
+
+def _keeps_states(model: Any) -> bool:
+    """Whether this is a Hugging Face model that keeps keys and values from token to token."""
+    can_generate = getattr(model, "can_generate", None)
+    uses_cache = getattr(getattr(model, "config", None), "use_cache", False) is True
+    return uses_cache and callable(can_generate) and bool(can_generate())
 
 
 def _check_precision(model: Any) -> None:
@@ -149,7 +162,8 @@ def build(simulation: Simulation, target: str, dynamic_batch: bool, opset: int) 
     """Return the model as an ONNX graph with integers in it."""
     from lilliput.export.graph import Draft
 
-    draft = Draft(trace(simulation, dynamic_batch, opset), simulation.places)
+    model, sizes = trace(simulation, dynamic_batch, opset)
+    draft = Draft(model, simulation.places, sizes=sizes)
     return finish(draft, target, simulation.names)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -109,8 +110,8 @@ class Simulation(ABC):
         """Return the tensors in nested tuples, lists and dicts, in order."""
 
     @abstractmethod
-    def other_size(self) -> Inputs:
-        """Return the inputs with one row in place of several, or two in place of one."""
+    def other_size(self, rows: int = 0) -> Inputs:
+        """Return the inputs with other ``rows``; by default one in place of several, or two of one."""
 
     @abstractmethod
     def tensor(self, array: Array, like: Tensor) -> Tensor:
@@ -120,4 +121,4 @@ class Simulation(ABC):
 def first_line(error: BaseException) -> str:
     """Return the first line of what an error says."""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else ""
+    return shorten(lines[0], 300, placeholder=" …") if lines else ""

@@ -18,6 +18,10 @@ Feeds = dict[str, Array]
 
 PLAIN = "onnxruntime_unoptimized"
 FAST = "onnxruntime"
+EXACT = (
+    "onnxruntime_float_activations"  # MatMulNBits kernels that do not round activations to 8 bits
+)
+ACCURACY = "session.qdq_matmulnbits_accuracy_level"
 OPENVINO = "openvino"
 LITERT = "litert"
 
@@ -108,7 +112,7 @@ def run(runtime: str, data: bytes, batches: Sequence[Feeds], optimized: str = ""
     """Return the outputs of each batch in a runtime; ``optimized``: where to save its graph."""
     if runtime == OPENVINO:
         return _run_openvino(data, batches)
-    session = _session(data, runtime == FAST, optimized)
+    session = _session(data, runtime, optimized)
     return [session.run(None, feeds) for feeds in batches]
 
 
@@ -128,15 +132,17 @@ def has_openvino() -> bool:
     return find_spec("openvino") is not None
 
 
-def _session(data: bytes, is_optimized: bool, optimized: str) -> Any:
-    runtime = require_onnxruntime()
-    options = runtime.SessionOptions()
+def _session(data: bytes, runtime: str, optimized: str) -> Any:
+    module = require_onnxruntime()
+    options = module.SessionOptions()
     options.log_severity_level = 4
-    if not is_optimized:
-        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if runtime == PLAIN:
+        options.graph_optimization_level = module.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if runtime == EXACT:
+        options.add_session_config_entry(ACCURACY, "1")
     if optimized:
         options.optimized_model_filepath = optimized
-    return runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return module.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
 def _run_openvino(data: bytes, batches: Sequence[Feeds]) -> list[Any]:

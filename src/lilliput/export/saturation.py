@@ -69,7 +69,7 @@ def watch_inputs(
     """
     seen: dict[str, Tensor] = {}
     handles = []
-    for wrapper, qparams in _candidates(quantizer):
+    for wrapper, qparams in candidates(quantizer):
         for owner in wrapper.layer_info.owners:
             hook = _watcher(wrapper, qparams, seen)
             # It comes last, after the hook that quantizes the input.
@@ -100,7 +100,7 @@ def guard(
     """
     seen = watch_inputs(quantizer, batches, forward)
     found = []
-    for wrapper, _ in _candidates(quantizer):
+    for wrapper, _ in candidates(quantizer):
         worst, bits = _examine(quantizer, wrapper, seen.get(wrapper.name))
         if not (is_bad := worst > LIMIT).any():
             continue
@@ -116,7 +116,7 @@ def guard(
     return found
 
 
-def _candidates(quantizer: Any) -> Iterator[tuple[Any, QParams]]:
+def candidates(quantizer: Any) -> Iterator[tuple[Any, QParams]]:
     """Yield the layers that saturate if weights and inputs are large, with the grid of their input."""
     for wrapper in quantizer.get_modules_wrapper():
         is_conv = isinstance(wrapper.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))

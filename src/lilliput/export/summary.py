@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 from lilliput.export.layer import Layer, some_of
+from lilliput.report import table
 
 if TYPE_CHECKING:
     from lilliput.export.result import ExportResult
@@ -73,18 +73,13 @@ def layer_table(layers: list[Layer]) -> str:
 
 
 def html_table(result: ExportResult) -> str:
-    """Return a small table for notebooks; all text is escaped."""
-    rows = [("file", f"{result.path}, {_size(result)}"), ("layers", _layers(result))]
+    """Return a small table for notebooks."""
+    rows = [("file", _size(result)), ("layers", _layers(result))]
     rows += [("in float", text) for text in _in_float(result)]
     rows += _agreements(result)
     rows += [("saturation", line) for line in saturation_lines(result)]
     rows += [("note", note) for note in result.notes]
-    cells = "".join(
-        f'<tr><th style="text-align:left">{escape(name)}</th>'
-        f'<td style="text-align:left">{escape(text)}</td></tr>'
-        for name, text in rows
-    )
-    return f"<table><tbody>{cells}</tbody></table>"
+    return table.html_table(rows, title=result.path.name)
 
 
 def is_plain(layers: list[Layer]) -> bool:

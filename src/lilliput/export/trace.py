@@ -18,6 +18,7 @@ from lilliput.backends.torch.instrument import quantizers_in
 from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
+from lilliput.export.batch import BatchSizes, assumed_sizes
 from lilliput.export.places import (
     DOMAIN,
     Array,
@@ -54,9 +55,9 @@ class TorchSimulation(Simulation):
         """Return the tensors in nested tuples, lists and dicts, in order."""
         return tensors_in(nested)
 
-    def other_size(self) -> Inputs:
-        """Return the inputs with one row in place of several, or two in place of one."""
-        return other_size(self.inputs)
+    def other_size(self, rows: int = 0) -> Inputs:
+        """Return the inputs with other ``rows``; by default one in place of several, or two of one."""
+        return other_size(self.inputs, rows)
 
     def tensor(self, array: Array, like: Tensor) -> Tensor:
         """Return an array as a tensor where another one is."""
@@ -82,7 +83,7 @@ def model_of(quantizer_or_model: Any) -> nn.Module:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module into eval mode, and back to where each was."""
+    """Put every module into eval mode without a key/value cache, and back to where each was."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -144,8 +145,10 @@ def _names(output: Any) -> list[str]:
     return ["output"] if count == 1 else [f"output_{i}" for i in range(count)]
 
 
-def trace(simulation: Simulation, dynamic_batch: bool, opset: int) -> Any:
-    """Return the model as an ``onnx_ir.Model`` in which ``Site`` nodes stand for quantization."""
+def trace(simulation: Simulation, dynamic_batch: bool, opset: int) -> tuple[Any, BatchSizes]:
+    """Return the model as an ``onnx_ir.Model`` with ``Site`` nodes, and the batch sizes it is right for."""
+    from lilliput.export.graph import keep_scopes
+
     numbers = {place.key: i for i, place in enumerate(simulation.places)}
 
     def mark(
@@ -171,12 +174,15 @@ def trace(simulation: Simulation, dynamic_batch: bool, opset: int) -> Any:
                 verbose=False,
                 opset_version=opset,
                 dynamic_shapes=shapes,
+                optimize=False,
             )
+            keep_scopes(program.model.graph)
+            program.optimize()
         except LilliputError:
             raise
         except Exception as error:
             raise ExportError(_explain(simulation.model, error, dynamic_batch)) from error
-    return program.model
+    return program.model, assumed_sizes(program.exported_program)
 
 
 def _site(tensor: Tensor, number: int, position: int) -> Tensor:
@@ -212,15 +218,16 @@ def _traced_inputs(inputs: Inputs, dynamic_batch: bool) -> tuple[Inputs, Any]:
     return tree_map(twice, inputs), shapes
 
 
-def other_size(inputs: Inputs) -> Inputs:
-    """Return inputs with one row in place of several, or two in place of one."""
+def other_size(inputs: Inputs, rows: int = 0) -> Inputs:
+    """Return inputs with other ``rows``; by default one in place of several, or two in place of one."""
     tensors = [x for x in tensors_in(inputs) if x.dim()]
-    rows = tensors[0].shape[0] if tensors else 0
+    batch = tensors[0].shape[0] if tensors else 0
+    rows = rows or (1 if batch > 1 else 2)
 
     def change(x: Any) -> Any:
-        if not isinstance(x, Tensor) or not x.dim() or x.shape[0] != rows:
+        if not isinstance(x, Tensor) or not x.dim() or x.shape[0] != batch:
             return x
-        return x[:1] if rows > 1 else torch.cat([x, x])
+        return x[torch.arange(rows, device=x.device) % batch]
 
     args, kwargs = inputs
     return tree_map(change, args), tree_map(change, kwargs)
@@ -238,6 +245,10 @@ def _explain(model: nn.Module, error: BaseException, dynamic_batch: bool) -> str
         found = re.search(r"No ONNX function found for .*?op='?([\w.]+)", str(reason))
         if found is not None:
             return f"{text}{found[1]} has no ONNX form; replace it in the model."
+    if "DynamicCache" in str(reasons[-1]):
+        return (
+            f"{text}it returns a key/value cache, which is no tensor; call it with use_cache=False."
+        )
     text += f"{type(reasons[-1]).__name__}: {first_line(reasons[-1])}"
     if dynamic_batch and "ynamic" in str(reasons[-1]):
         text += " If the model needs this batch size, pass dynamic_batch=False."

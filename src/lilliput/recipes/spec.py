@@ -31,8 +31,15 @@ from pydantic import (
     model_validator,
 )
 
+from lilliput.errors import nearest
+
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 SUFFIXES = {"onnx": ".onnx", "litert": ".tflite"}
+# What an export step may pass on; example_inputs, calibration and the path are the recipe's.
+EXPORT_OPTIONS = {
+    "onnx": ("target", "dynamic_batch", "opset", "check", "min_sqnr", "assume_vnni"),
+    "litert": ("io", "dynamic_batch", "check", "min_sqnr"),
+}
 LOSSES = ("cross_entropy", "mse")
 
 
@@ -164,7 +171,9 @@ class ExportStep(Strict):
     verb: ClassVar[str] = "export"
     export: Literal["onnx", "litert"] = Field(description="Format of the file.")
     file: FileName = Field(description="Name of the file, in the folder of the run.")
-    options: Options = Field({}, description="Other arguments of the exporter.")
+    options: Options = Field(
+        {}, description="Other arguments of the exporter, such as assume_vnni: false."
+    )
 
     @model_validator(mode="after")
     def _check_suffix(self) -> ExportStep:
@@ -172,6 +181,15 @@ class ExportStep(Strict):
             raise ValueError(
                 f"'file' {self.file!r}: expected a name that ends in {SUFFIXES[self.export]!r}."
             )
+        known = EXPORT_OPTIONS[self.export]
+        for key in self.options:
+            if key not in known:
+                raise ValueError(
+                    f"'options': {self.export} files have no option {key!r}.{nearest(key, known)} "
+                    f"Expected: {', '.join(known)}."
+                )
+        if not isinstance(self.options.get("assume_vnni"), bool | None):
+            raise ValueError("'options' → 'assume_vnni': expected true, false or null.")
         return self
 
 

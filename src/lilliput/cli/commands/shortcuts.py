@@ -47,6 +47,7 @@ def prune(
     ] = False,
     finetune: Finetune = 0,
     export: Export = None,
+    assume_vnni: options.AssumeVnni = None,
 ) -> None:
     """Remove weights or channels, with training if asked.
 
@@ -57,7 +58,7 @@ def prune(
     step |= _nonempty(options=_parse_options(option), epochs=epochs)
     steps = [step]
     steps += [{"speedup": {}}] if speedup else []
-    steps += _ending(finetune, export)
+    steps += _ending(finetune, export, assume_vnni)
     _go(terminal, "prune", {"model": model, **training.to_dict(), "steps": steps}, run)
 
 
@@ -80,6 +81,7 @@ def quantize(
         int | None, typer.Option("--batches", min=1, help="Batches to calibrate on.")
     ] = None,
     export: Export = None,
+    assume_vnni: options.AssumeVnni = None,
 ) -> None:
     """Go over to integers, by calibration or by training.
 
@@ -88,7 +90,7 @@ def quantize(
     rule = {} if bits is None else {"quant_bits": bits}
     step: dict[str, Any] = {"quantize": algorithm, **_rules(config, op_types, rule)}
     step |= _nonempty(options=_parse_options(option), epochs=epochs, batches=batches)
-    steps = [step, *_ending(0, export)]
+    steps = [step, *_ending(0, export, assume_vnni)]
     _go(terminal, "quantize", {"model": model, **training.to_dict(), "steps": steps}, run)
 
 
@@ -103,10 +105,11 @@ def speedup(
     ] = False,
     finetune: Finetune = 0,
     export: Export = None,
+    assume_vnni: options.AssumeVnni = None,
 ) -> None:
     """Cut masked channels out of a model, and check it."""
     first = {"speedup": {"extend_masks": True} if extend_masks else {}}
-    steps = [first, *_ending(finetune, export)]
+    steps = [first, *_ending(finetune, export, assume_vnni)]
     _go(terminal, "speedup", {"model": model, **training.to_dict(), "steps": steps}, run)
 
 
@@ -117,9 +120,10 @@ def export(
     evaluation: options.Evaluation,
     run: options.SavedRun,
     option: options.Options = None,
+    assume_vnni: options.AssumeVnni = None,
 ) -> None:
     """Write a model as a file, execute it, and compare."""
-    step = {**_export_step(file), **_nonempty(options=_parse_options(option))}
+    step = _export_step(file, assume_vnni, _parse_options(option))
     _go(terminal, "export", {"model": model, **evaluation.to_dict(), "steps": [step]}, run)
 
 
@@ -159,19 +163,25 @@ def _rules(config: str | None, op_types: list[str] | None, rule: dict[str, Any])
     return {"config": [{"op_types": op_types or ["default"], **rule}]} if op_types or rule else {}
 
 
-def _ending(finetune: int, export: str | None) -> list[dict[str, Any]]:
+def _ending(finetune: int, export: str | None, assume_vnni: bool | None) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = [{"finetune": {"epochs": finetune}}] if finetune else []
-    return [*steps, _export_step(export)] if export is not None else steps
+    if export is None and assume_vnni is not None:
+        raise ConfigError("--assume-vnni is about the file that --export writes; give both.")
+    return [*steps, _export_step(export, assume_vnni)] if export is not None else steps
 
 
-def _export_step(file: str) -> dict[str, Any]:
+def _export_step(
+    file: str, assume_vnni: bool | None, given: dict[str, Any] | None = None
+) -> dict[str, Any]:
     suffix = Path(file).suffix
     if suffix not in _FORMATS:
         raise ConfigError(
             f"{file!r}: expected a file that ends in {' or '.join(_FORMATS)}."
             f"{nearest(suffix, _FORMATS)}"
         )
-    return {"export": _FORMATS[suffix], "file": file}
+    if assume_vnni is not None:
+        given = {**(given or {}), "assume_vnni": assume_vnni}
+    return {"export": _FORMATS[suffix], "file": file, **_nonempty(options=given)}
 
 
 def _parse_options(given: list[str] | None) -> dict[str, Any]:

@@ -59,6 +59,11 @@ def guard_model(model: Any, batches: Sequence[Inputs], change: bool) -> list[Gua
     return [row for quantizer in quantizers_on(model) for row in _guard(quantizer, batches, change)]
 
 
+def may_saturate(model: Any) -> bool:
+    """Whether any layer multiplies 8-bit integers, so that it matters which CPU does."""
+    return any(True for quantizer in quantizers_on(model) for _ in _candidates(quantizer))
+
+
 def _guard(quantizer: Any, batches: Sequence[Inputs], change: bool) -> list[Guarded]:
     seen = _watch(quantizer, batches)
     found = []

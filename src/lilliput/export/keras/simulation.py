@@ -63,16 +63,17 @@ class KerasSimulation(Simulation):
         """Return the tensors in nested tuples, lists and dicts, in order."""
         return list(tree.flatten(nested))
 
-    def other_size(self) -> Inputs:
-        """Return the inputs with one row in place of several, or two in place of one."""
+    def other_size(self, rows: int = 0) -> Inputs:
+        """Return the inputs with other ``rows``; by default one in place of several, or two of one."""
         arrays = [to_array(x) for x in tree.flatten(self.inputs[0])]
-        rows = arrays[0].shape[0] if arrays and arrays[0].ndim else 0
+        batch = arrays[0].shape[0] if arrays and arrays[0].ndim else 0
+        rows = rows or (1 if batch > 1 else 2)
 
         def change(x: Any) -> Any:
             array = to_array(x)
-            if not array.ndim or len(array) != rows:
+            if not array.ndim or len(array) != batch:
                 return x
-            return array[:1] if rows > 1 else np.concatenate([array, array])
+            return array[np.arange(rows) % batch]
 
         return tree.map_structure(change, self.inputs[0]), {}
 

@@ -145,4 +145,4 @@ def _layer_of(name: str, paths: Sequence[str]) -> str:
 
 def set_scope(node: ir.Node, path: str) -> None:
     """Note the layer that a node belongs to."""
-    node.metadata_props[SCOPES] = f"['{path}', '']"
+    node.metadata_props[SCOPES] = repr([path, ""])
