@@ -96,3 +96,33 @@ def test_learned_scales_are_the_same_in_all_processes(order: str, tmp_path: Path
     assert len(first) == 4
     for name, value in first.items():
         torch.testing.assert_close(value, second[name], rtol=1e-6, atol=0)
+
+
+def train_unevenly(rank: int, algorithm: str) -> dict[str, torch.Tensor]:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    cls = {"qat": QATQuantizer, "lsq": LSQQuantizer}[algorithm]
+    quantizer = cls(model, RULES, optimizer)
+    parallel = DistributedDataParallel(quantizer.compress())
+    steps = 0
+    with parallel.join():
+        for batch in [*batches(rank), *batches(rank)][: 3 + 2 * rank]:
+            optimizer.zero_grad()
+            parallel(batch).square().mean().backward()
+            optimizer.step()
+            steps += 1
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    quantizer.strip()
+    assert not model._forward_pre_hooks
+    return {**tensors, "steps": torch.tensor(steps)}
+
+
+@pytest.mark.parametrize("algorithm", ["qat", "lsq"])
+def test_processes_with_uneven_inputs_end_with_the_same_model(
+    algorithm: str, tmp_path: Path
+) -> None:
+    first, second = run_on_two_ranks(train_unevenly, tmp_path, algorithm)
+    assert [int(x.pop("steps")) for x in (first, second)] == [3, 5]
+    assert any("input_scale" in name for name in first)
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name

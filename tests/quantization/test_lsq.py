@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from lilliput.backends.torch.fakequant import learned_fake_quantize
+from lilliput.errors import ConfigError
 from lilliput.torch import (
     LSQPlusQuantizer,
     LsqPlusQuantizer,
@@ -207,11 +209,162 @@ def test_scales_are_trained_without_decay_and_leave_with_strip():
     _, quantizer, optimizer = linear(
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5)
     )
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
-    own = {id(p) for p in only(quantizer).parameters()}
-    assert {id(p) for p in optimizer.param_groups[1]["params"]} == own
+    (group,) = optimizer.param_groups
+    own = list(only(quantizer).parameters())
+    assert {id(p) for p in own} == {id(p) for p in group["params"][2:]}
+    before = [p.detach().clone() for p in own]
+    for parameter in group["params"]:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert all(torch.equal(p, x) for p, x in zip(own, before, strict=True))
+    assert optimizer.param_groups == [group] and len(group["params"]) == 4
     quantizer.strip()
-    assert len(optimizer.param_groups) == 1
+    assert optimizer.param_groups == [group] and len(group["params"]) == 2
+    assert len(optimizer.state) == 2
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+SCHEDULERS = {
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=20),
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
+    "plateau": torch.optim.lr_scheduler.ReduceLROnPlateau,
+    "sequence": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [
+            torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=2),
+            torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.5**step),
+        ],
+        milestones=[2],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(SCHEDULERS))
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_schedulers_made_before_or_after_move_the_rate_of_scales_with_that_of_weights(name, when):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    quantizer = LSQQuantizer(model, [{"quant_types": ["weight"], "quant_bits": 4}], optimizer)
+    made = SCHEDULERS[name](optimizer) if when == "before" else None
+    quantizer.compress()
+    scheduler = made or SCHEDULERS[name](optimizer)
+    (scale,) = only(quantizer).parameters()
+    velocity = torch.zeros_like(scale)
+    for step in range(6):
+        if step == 4:
+            quantizer.strip()  # the scheduler goes on with the plain model
+        optimizer.zero_grad()
+        model(numbers(8, 4)).square().sum().backward()
+        rate, momentum = (optimizer.param_groups[0][key] for key in ("lr", "momentum"))
+        expected = scale.detach().clone()
+        if step < 4:
+            velocity = momentum * velocity + scale.grad
+            expected = expected - rate * velocity
+        optimizer.step()
+        torch.testing.assert_close(scale.detach(), expected.clamp(min=1e-8))
+        scheduler.step(*([1.0] if name == "plateau" else []))
+
+
+def test_scales_follow_the_learning_rate_of_their_weight():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[1].parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    quantizer = LSQQuantizer(model, [{"quant_types": ["weight"]}], optimizer)
+    quantizer.compress()
+    first, second = (next(w.parameters()) for w in quantizer.get_modules_wrapper())
+    before = [first.detach().clone(), second.detach().clone()]
+    model(numbers(8, 4)).square().sum().backward()
+    optimizer.step()
+    assert torch.equal(first, before[0]) and not torch.equal(second, before[1])
+
+
+def test_optimizers_with_named_parameters_know_the_names_of_scales():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.named_parameters(), lr=0.1)
+    quantizer = LSQQuantizer(model, [{"quant_types": ["weight"]}], optimizer)
+    quantizer.compress()
+    (group,) = optimizer.state_dict()["param_groups"]
+    assert group["param_names"][:2] == ["weight", "bias"]
+    assert len(group["param_names"]) == len(group["params"]) == 3
+    quantizer.strip()
+    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+
+
+def test_lbfgs_trains_weights_and_scales():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    quantizer = LSQQuantizer(model, [{"quant_types": ["weight"], "quant_bits": 4}], optimizer)
+    quantizer.compress()
+    (scale,) = only(quantizer).parameters()
+    before, losses = scale.detach().clone(), []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(numbers(16, 4)) - 1).square().mean()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
+    assert losses[-1] < losses[0] and not torch.equal(scale, before)
+    with pytest.raises(ConfigError, match="this LBFGS has made steps without the scales"):
+        other = LSQPlusQuantizer(quantizer.strip(), [{"quant_types": ["weight"]}], optimizer)
+        other.compress()
+
+
+def test_muon_is_refused_with_the_way_that_works():
+    model = nn.Linear(4, 2, bias=False)
+    optimizer = torch.optim.Muon(model.parameters(), lr=0.1)
+    quantizer = LSQQuantizer(model, [{"quant_types": ["weight"], "quant_bits": 4}], optimizer)
+    with pytest.raises(ConfigError, match=r"Muon cannot train the scales.*bind_optimizer"):
+        quantizer.compress()
+    assert type(model) is nn.Linear and len(optimizer.param_groups[0]["params"]) == 1
+    quantizer = LSQQuantizer(model, [{"quant_types": ["weight"], "quant_bits": 4}])
+    quantizer.compress()
+    scales = [p for w in quantizer.get_modules_wrapper() for p in w.parameters()]
+    second = torch.optim.Adam(scales, lr=1e-3)
+    quantizer.bind_optimizer(second)
+    before = [p.detach().clone() for p in (*scales, *model.parameters())]
+    model(numbers(8, 4)).square().sum().backward()
+    optimizer.step()
+    second.step()
+    after = [*scales, *model.parameters()]
+    assert not any(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+    assert quantizer.current_step == 1
+
+
+def test_an_embedding_with_sparse_gradients_keeps_them():
+    torch.manual_seed(0)
+    models = [nn.Embedding(10, 4, sparse=sparse) for sparse in (True, False)]
+    models[1].load_state_dict(models[0].state_dict())
+    gradients = []
+    for model in models:
+        quantizer = LSQQuantizer(model, [{"quant_bits": 3, "op_types": ["Embedding"]}])
+        quantizer.compress()
+        model(torch.tensor([[1, 3], [3, 7]])).square().sum().backward()
+        gradients.append((only(quantizer).weight.grad, only(quantizer).weight_scale.grad))
+    (sparse, scale), (dense, expected) = gradients
+    assert sparse.is_sparse
+    torch.testing.assert_close(sparse.to_dense(), dense)
+    torch.testing.assert_close(scale, expected)
+
+
+@pytest.mark.parametrize("bits", [8, 12, 16])
+def test_the_gradient_of_a_scale_is_exact_on_fine_grids_and_large_weights(bits):
+    weight = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(0))
+    upstream = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(1))
+    high = 2 ** (bits - 1) - 1
+    scale = torch.tensor(float(weight.abs().mean()) * 2 / math.sqrt(high), requires_grad=True)
+    rounded = learned_fake_quantize(weight, scale, -high, high, 1.0)
+    rounded.backward(upstream)
+    step = scale.detach().double()
+    ratio, integers = weight.double() / step, (rounded.detach() / step).round()
+    terms = torch.where(ratio.abs() <= high, integers - ratio, integers)
+    expected = float((terms * upstream.double()).sum())
+    assert float(scale.grad) == pytest.approx(expected, rel=1e-4)
 
 
 def test_scales_stay_positive_even_with_steps_that_are_too_large():

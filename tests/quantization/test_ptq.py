@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lilliput.errors import AlgorithmError, ConfigError, StageError
+from lilliput.errors import AlgorithmError, ConfigError, StageError, UnsupportedModelError
 from lilliput.ops.fakequant import covering, fake_quantize
 from lilliput.ops.qparams import Grid
 from lilliput.quantization.ptq import best_scales
@@ -408,3 +408,48 @@ def test_the_battery_passes_with_every_option():
         return PTQQuantizer(model, rules, optimizer, **EVERYTHING)
 
     check_quantizer(PTQQuantizer, make=make_quantizer, skip=["compile", "export"])
+
+
+def weights_only(**options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
+    rules = [{"quant_types": ["weight"], "quant_bits": 4, "granularity": "per_tensor"}]
+    quantizer = PTQQuantizer(model, rules, **options)
+    quantizer.compress()
+    return model, quantizer
+
+
+def test_the_best_scales_of_weights_need_no_calibration():
+    x = torch.randn(64, 32)
+    model, quantizer = weights_only(weights="mse")
+    found = model(x)
+    plain, _ = weights_only()
+    assert not torch.equal(found, plain(x))
+    held = [quantizer.qparams(w, QuantType.WEIGHT).scale for w in quantizer.get_modules_wrapper()]
+    quantizer.calibrate([x])
+    again = [quantizer.qparams(w, QuantType.WEIGHT).scale for w in quantizer.get_modules_wrapper()]
+    assert all(torch.equal(a, b) for a, b in zip(held, again, strict=True))
+    torch.testing.assert_close(model(x), found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"equalize": True}, {"smooth": 0.5}, {"adaround": True}, {"bias_correction": True}],
+)
+def test_options_that_need_data_are_not_forgotten_without_calibration(options):
+    _, quantizer = weights_only(**options)
+    (name,) = options
+    with pytest.raises(StageError, match=rf"{name} was asked for, which calibrate\(batches\) does"):
+        quantizer.qparams(quantizer.get_modules_wrapper()[0], QuantType.WEIGHT)
+
+
+def test_options_refuse_weights_whose_entries_share_memory():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[0].weight = nn.Parameter(torch.randn(1, 8).expand(8, 8))
+    before = model[2].weight.detach().clone()
+    quantizer = PTQQuantizer(model, None, equalize=True)
+    quantizer.compress()
+    with pytest.raises(UnsupportedModelError, match=r"layer '0' \(Linear\) has an expanded weight"):
+        quantizer.calibrate([torch.randn(64, 8)])
+    quantizer.strip()
+    assert torch.equal(model[2].weight, before)

@@ -138,6 +138,10 @@ class Backend(ABC):
         """Run batches through a model in eval mode; with a task, ``forward`` is a loss to derive."""
 
     @abstractmethod
+    def feeder(self, example_inputs: Any) -> Callable[..., Any]:
+        """Return ``forward(model, batch)``, which calls a model with a batch of a data loader."""
+
+    @abstractmethod
     def remember(self, model: Any) -> Any:
         """Return every value and mode of a model; ``restore()`` and ``restore_modes()`` go back."""
 
@@ -239,6 +243,14 @@ class Backend(ABC):
         self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
     ) -> Any:
         """Return what changes the parameters under a quantizer so that less is lost by it."""
+
+    def watch_join(self, model: Any) -> list[Any]:
+        """Note whether processes may make different numbers of steps; return removable handles."""
+        return []
+
+    def is_joining(self, model: Any) -> bool:
+        """Whether other processes may have stopped training, so that none can wait for them."""
+        return False
 
     def processes(self) -> int:
         """Return how many processes work together."""

@@ -395,7 +395,8 @@ class Compressor(OlderNames):
             hooks = [self._backend.after_step(self.optimizer, task) for task in tasks]
             hooks += [self._backend.before_step(self.optimizer, x) for x in self._before_step()]
             adopted = self._backend.adopt(self.optimizer, self.get_modules_wrapper())
-            self._step_handles = (*hooks, *adopted)
+            watches = self._backend.watch_join(self.bound_model)
+            self._step_handles = (*hooks, *adopted, *watches)
 
     def _before_step(self) -> tuple[Callable[[], None], ...]:
         """Return what is to be called before each optimizer step, when gradients are complete."""

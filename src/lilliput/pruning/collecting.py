@@ -140,8 +140,9 @@ class CollectingPruner(ChannelPruner):
         batches : iterable, optional
             A data loader or a list. Without it, the ``trainer`` given to the constructor runs once.
         forward : callable, optional
-            ``forward(model, batch)``; by default the model is called with the batch, or with the
-            first part of a tuple.
+            ``forward(model, batch)``. By default a tensor or dict is what the model is called with, and
+            a tuple its arguments, as in ``example_inputs``, or ``(inputs, targets)``: the parts that
+            ``example_inputs`` or ``forward`` of the model has, and no targets.
         """
         if self._wrappers is None:
             raise StageError("calibrate() came before a model was bound; call compress() first.")
@@ -162,6 +163,7 @@ class CollectingPruner(ChannelPruner):
             self.update_mask()
 
     def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
+        forward = forward or self._backend.feeder(self.example_inputs)
         self._backend.run(self.bound_model, batches, forward)
 
     def _run_trainer(self) -> None:

@@ -12,7 +12,7 @@ from lilliput.config.select import Selection
 from lilliput.core.hooks import Call
 from lilliput.core.masker import WeightMasker
 from lilliput.core.pruner import Pruner
-from lilliput.errors import AlgorithmError, Problem
+from lilliput.errors import AlgorithmError, Problem, StageError
 
 log = logging.getLogger("lilliput")
 
@@ -138,6 +138,11 @@ class CriterionPruner(Pruner):
 
     def sum_over_processes(self, tensor: Any) -> Any:
         """Return the sum of a tensor over all processes that train together."""
+        if self._backend.is_joining(self.bound_model):
+            raise StageError(
+                f"{type(self).__name__} adds up what all processes have seen, and inside join() some may "
+                "have stopped; call calibrate(batches) before the training, or train without join()."
+            )
         return self._backend.sum_over_processes(tensor)
 
     # -- the engine room ---------------------------------------------------------------------------

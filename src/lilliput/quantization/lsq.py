@@ -191,7 +191,7 @@ class LSQQuantizer(RangeQuantizer):
         super()._after_step()
         wrappers = self.get_modules_wrapper()
         learned = [p for wrapper in wrappers for p in wrapper.parameters()]
-        if learned:
+        if learned and not self._backend.is_joining(self.bound_model):
             self._backend.average(learned)
         for wrapper in wrappers:
             for target in ("weight", *ACTIVATIONS):

@@ -94,7 +94,8 @@ class PTQQuantizer(RangeQuantizer):
         See :class:`~lilliput.quantization.ranges.RangeQuantizer`. Rules may name an ``observer``:
         'mse' (the default), 'minmax', 'ema', 'percentile' or 'kl'.
     weights : {'minmax', 'mse'}
-        Whether the scales of weights cover them, or are those with the smallest squared error.
+        Whether the scales of weights cover them, or are those with the smallest squared error, found in
+        ``compress()`` and once more in each :meth:`calibrate`: load the weights before.
     equalize : bool
         Rescale the channels between pairs of layers with nothing but a batch norm, a ReLU or pooling
         in between, so that their weights have equal ranges. What the model computes in float stays.
@@ -129,6 +130,7 @@ class PTQQuantizer(RangeQuantizer):
     bias_correction: bool = False
     _refinement: Any = None
     _is_outdated: bool = False
+    _is_loaded: bool = False
 
     def __init__(
         self,
@@ -188,6 +190,7 @@ class PTQQuantizer(RangeQuantizer):
         kept, batches = self._keep(batches)
         self._undo()
         self._forget()
+        forward = forward or self._backend.feeder(self.example_inputs)
         refinement = self._backend.refinement(self, kept, forward)
         try:
             self._rescale(refinement)
@@ -197,6 +200,7 @@ class PTQQuantizer(RangeQuantizer):
         except BaseException:
             refinement.undo()
             self._forget()
+            self._fix_by_weights_alone()
             raise
         refinement.finish()
         self._refinement = refinement
@@ -235,6 +239,31 @@ class PTQQuantizer(RangeQuantizer):
             if self._fixes_weights and "weight" in wrapper.roles:
                 self._fix_weight(wrapper)
 
+    def _fix_by_weights_alone(self) -> None:
+        """Find the scales that need no data, for models whose activations are not quantized."""
+        for wrapper in self.get_modules_wrapper():
+            is_due = self.weights == "mse" and not wrapper.weight_is_fixed
+            if is_due and "weight" in wrapper.roles:
+                self._fix_weight(wrapper)
+
+    def _weight_qparams(self, wrapper: Any) -> QParams:
+        if self._refines and self._refinement is None and not self._is_loaded:
+            raise StageError(
+                f"{self._refining()} was asked for, which calibrate(batches) does; call that first, or "
+                "construct the quantizer without it."
+            )
+        return super()._weight_qparams(wrapper)
+
+    def _refining(self) -> str:
+        """Return the first of the options that change parameters in calibration."""
+        options = {
+            "equalize": self.equalize,
+            "smooth": self.smooth is not None,
+            "adaround": self.adaround is not None,
+            "bias_correction": self.bias_correction,
+        }
+        return next(name for name, is_asked in options.items() if is_asked)
+
     def _fix_weight(self, wrapper: Any) -> None:
         weight, factor = self._backend.masked_weight(wrapper), self._fold_factor(wrapper)
         weight = weight if factor is None else weight * factor
@@ -258,6 +287,7 @@ class PTQQuantizer(RangeQuantizer):
     def take_loaded(self, wrapper: Any) -> None:
         """Know the ranges and scales that came with a checkpoint of the model."""
         super().take_loaded(wrapper)
+        self._is_loaded = True
         scale = getattr(wrapper, "weight_scale", None)
         if scale is not None:
             wrapper.weight_is_fixed = not bool(namespace(scale).any(scale <= 0))
@@ -267,9 +297,11 @@ class PTQQuantizer(RangeQuantizer):
     def compress(self, model: Any = None) -> Any:
         """As in :meth:`Compressor.compress`."""
         if self._is_outdated and not self.is_wrapped:
-            self._is_outdated = False
+            self._is_outdated = self._is_loaded = False
             self._forget()
-        return super().compress(model)
+        compressed = super().compress(model)
+        self._fix_by_weights_alone()
+        return compressed
 
     def strip(self) -> Any:
         """As in :meth:`Compressor.strip`; parameters that calibration has changed are put back."""
@@ -279,7 +311,7 @@ class PTQQuantizer(RangeQuantizer):
 
     def _take_state(self) -> None:
         super()._take_state()
-        self._is_outdated = False
+        self._is_outdated, self._is_loaded = False, True
 
     def _undo(self) -> None:
         """Take back what the last calibration did to the parameters."""

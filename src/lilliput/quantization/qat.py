@@ -159,8 +159,12 @@ class QATQuantizer(RangeQuantizer):
         self._share_ranges()
 
     def _share_ranges(self) -> None:
-        """Average the ranges over the processes that train together, in one exchange."""
-        if self._backend.processes() == 1:
+        """Average the ranges over the processes that train together, in one exchange.
+
+        Inside ``DistributedDataParallel.join()`` some may have stopped: then ranges are shared as all
+        buffers are, those of one process in each forward, and those of the last one at the end.
+        """
+        if self._backend.processes() == 1 or self._backend.is_joining(self.bound_model):
             return
         spots = [
             (wrapper, target)

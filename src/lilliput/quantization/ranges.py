@@ -272,8 +272,9 @@ class RangeQuantizer(PlacedQuantizer):
         batches : iterable
             A data loader or a list.
         forward : callable, optional
-            ``forward(model, batch)``; by default the model is called with the batch, or with the
-            first part of a tuple.
+            ``forward(model, batch)``. By default a tensor or dict is what the model is called with, and
+            a tuple its arguments, as in ``example_inputs``, or ``(inputs, targets)``: the parts that
+            ``example_inputs`` or ``forward`` of the model has, and no targets.
         checkpoint : path, optional
             A file in which to note what was seen; if the job is killed, calling this again with the
             same batches goes on from there.
@@ -285,6 +286,7 @@ class RangeQuantizer(PlacedQuantizer):
         for wrapper in self.get_modules_wrapper():
             if "weight" in wrapper.roles:
                 wrapper.set_attribute("weight_coarse", self._fine(wrapper))
+        forward = forward or self._backend.feeder(self.example_inputs)
         calibrate(self, batches, forward, checkpoint, progress)
 
     def _bind(self) -> None:

@@ -144,9 +144,7 @@ class TorchFramework:
 
     def calibrate(self, compressor: Any, batches: Iterable[Any], functions: Functions) -> None:
         """Run batches; a criterion that looks at gradients gets the loss of the recipe."""
-        from lilliput.recipes.session import inputs_of
-
-        extras: dict[str, Any] = {"forward": lambda model, batch: _run(model, inputs_of(batch))}
+        extras: dict[str, Any] = {}
         if "loss" in inspect.signature(compressor.calibrate).parameters:
             has_loss = functions.loss is not None
             extras = (

@@ -17,7 +17,6 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +169,10 @@ def quantization_report(
         raise ConfigError("quantization_report() received no batches.")
     watch = _Watch(quantizer)
     error = _Error()
-    run, default = _framework(quantizer.backend_name)
-    model, call = quantizer.bound_model, forward or default
-    wrappers = backend_of(model).quantizers_in(model)
+    model = quantizer.bound_model
+    backend = backend_of(model)
+    call = forward or backend.feeder(getattr(quantizer, "example_inputs", None))
+    wrappers = backend.quantizers_in(model)
 
     def both(model: Any, batch: Any) -> None:
         with marking(step_aside, wrappers):
@@ -180,18 +180,10 @@ def quantization_report(
         with marking(watch, wrappers):
             error.add(to_array(plain), to_array(_first_tensor(call(model, batch), quantizer)))
 
-    run(model, kept, both)
+    backend.run(model, kept, both)
     layers = () if result is None else tuple(result.to_dict()["layers"])
     share = None if result is None else result.integer_share
     return QuantizationReport(tuple(watch.rows()), error.decibel(), share, layers)
-
-
-def _framework(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return how to run batches, and call a model with one."""
-    running = import_module(
-        f"lilliput.backends.{name}.{'statistics' if name == 'torch' else 'running'}"
-    )
-    return running.run, running.call
 
 
 class _Error:

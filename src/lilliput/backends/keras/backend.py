@@ -198,6 +198,10 @@ class KerasBackend(Backend):
         """Refuse, as :meth:`before_step` does."""
         raise UnsupportedModelError("this algorithm changes gradients: on torch models only.")
 
+    def feeder(self, example_inputs: Any) -> Callable[..., Any]:
+        """Return what calls a model with the inputs of a batch, as ``fit`` does."""
+        return running.call
+
     def is_training(self, model: Any) -> bool:
         """Whether the call that is going on is one of training."""
         return is_training()

@@ -11,12 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.backends.base import Backend
-from lilliput.backends.torch import files, instrument, recompute, statistics, stepping
+from lilliput.backends.torch import (
+    batches,
+    files,
+    instrument,
+    recompute,
+    statistics,
+    stepping,
+)
 from lilliput.backends.torch.admit import check_layer, check_overlaps, hold_zeros
 from lilliput.backends.torch.discover import DEFAULT_TYPES, discover, find_parameters, unwrapped
 from lilliput.backends.torch.grad import with_gradient
+from lilliput.backends.torch.learning import Learned
 from lilliput.backends.torch.weights import (
-    AddedGroup,
     forget_,
     hold_,
     is_binary,
@@ -161,6 +168,10 @@ class TorchBackend(Backend):
         """Run batches in eval mode, with gradients where a task wants to see them."""
         statistics.run(model, batches, forward, task)
 
+    def feeder(self, example_inputs: Any) -> Callable[..., Any]:
+        """Return what calls a model with a batch; see :mod:`batches`."""
+        return batches.feeder(example_inputs)
+
     def remember(self, model: nn.Module) -> statistics.Snapshot:
         """Return copies of all parameters and buffers, and the modes of all modules."""
         return statistics.Snapshot(model)
@@ -174,10 +185,15 @@ class TorchBackend(Backend):
         model.load_state_dict({**model.state_dict(), **tensors})
 
     def adopt(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
-        """Add a parameter group for the wrappers' own parameters, if the optimizer lacks them."""
+        """Add the wrappers' own parameters to the groups of their weights; see :mod:`learning`."""
         held = _held_by(optimizer)
-        found = [p for wrapper in wrappers for p in wrapper.parameters() if id(p) not in held]
-        return [AddedGroup(optimizer, found)] if found else []
+        found: list[tuple[str, nn.Parameter, Any]] = []
+        for wrapper in wrappers:
+            name = wrapper.layer_info.weight_name
+            weight = None if name is None else raw(wrapper.module, name)
+            own = wrapper.named_parameters()
+            found += [(f"{wrapper.name}.{k}", p, weight) for k, p in own if id(p) not in held]
+        return [Learned(optimizer, found)] if found else []
 
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
         """Raise if the optimizer cannot be hooked or holds none of the weights."""
@@ -192,7 +208,8 @@ class TorchBackend(Backend):
             for w in wrappers
             if (name := w.layer_info.weight_name) and not is_parametrized(w.module, name)
         ]
-        if weights and not any(id(p) in held for p in weights):
+        own = [p for wrapper in wrappers for p in wrapper.parameters()]
+        if weights and not any(id(p) in held for p in [*weights, *own]):
             raise ConfigError(
                 "optimizer: it holds none of the weights to compress; was it made for another model, "
                 "or before the model was moved or wrapped? Make it from this model's parameters()."
@@ -264,7 +281,7 @@ class TorchBackend(Backend):
         """Run the first rows of a batch in eval mode, or all of it if the model insists."""
         from lilliput.backends.torch.flow import record_flow, shorten
 
-        call = forward or statistics.call
+        call = forward or batches.call
         try:
             return record_flow(unwrapped(model), lambda: call(model, shorten(batch)))
         except Exception:
@@ -313,6 +330,20 @@ class TorchBackend(Backend):
         return Refinement(
             quantizer, batches, forward, lambda: self.flow_of_batch(model, batches[0], forward)
         )
+
+    def watch_join(self, model: nn.Module) -> list[Any]:
+        """Note which DistributedDataParallel runs the model; see :mod:`joining`."""
+        from lilliput.backends.torch.joining import watch_join  # here: imports are to be quick
+
+        return watch_join(model)
+
+    def is_joining(self, model: nn.Module) -> bool:
+        """Whether the model runs inside ``DistributedDataParallel.join()``."""
+        if self.processes() == 1:
+            return False
+        from lilliput.backends.torch.joining import joining
+
+        return joining(model) is not None
 
     def processes(self) -> int:
         """Return the size of the default process group."""

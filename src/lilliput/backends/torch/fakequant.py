@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 Bound = float | Tensor
+_COARSE = 255  # steps on a grid up to which float32 resolves what rounding changes
 
 
 def fake_quantize(
@@ -62,7 +63,7 @@ def learned_fake_quantize(
         zero_point = offset_to_zero_point(scale.detach(), offset.detach(), low, high)
     bottom, top = _bounds(scale, low, high, zero_point)
     result: Tensor = _LearnedFakeQuantize.apply(  # type: ignore[no-untyped-call]
-        tensor, scale, offset, bottom, top, gradient_scale
+        tensor, scale, offset, bottom, top, gradient_scale, high - low > _COARSE
     )
     return result
 
@@ -154,13 +155,19 @@ class _LearnedFakeQuantize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        tensor: Tensor, scale: Tensor, offset: Any, bottom: Any, top: Any, gradient_scale: float
+        tensor: Tensor,
+        scale: Tensor,
+        offset: Any,
+        bottom: Any,
+        top: Any,
+        gradient_scale: float,
+        is_fine: bool,
     ) -> Tensor:
         return _round(tensor, scale, bottom, top)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        tensor, scale, offset, ctx.bottom, ctx.top, ctx.gradient_scale = inputs
+        tensor, scale, offset, ctx.bottom, ctx.top, ctx.gradient_scale, ctx.is_fine = inputs
         ctx.save_for_backward(tensor, scale, offset)
         # Autograd would refuse a saved output that somebody adds to in place; we can do without it.
         ctx.output = None if _is_traced() or output.is_inference() else output.detach()
@@ -169,7 +176,10 @@ class _LearnedFakeQuantize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         tensor, scale, offset = ctx.saved_tensors
-        grad, output = grads[0], ctx.output
+        grad, output, pattern = grads[0], ctx.output, None
+        if grad.layout == torch.sparse_coo:  # of an embedding: rows that were not read have none
+            pattern = grad.coalesce()
+            grad = pattern.to_dense()
         if output is None or output._version != ctx.version:
             output = _round(tensor, scale, ctx.bottom, ctx.top)
         passed = _mask(grad, tensor, scale, ctx.bottom, ctx.top)
@@ -178,11 +188,28 @@ class _LearnedFakeQuantize(torch.autograd.Function):
             clipped = _sum(grad, scale) - _sum(passed, scale)
             for_offset = clipped * ctx.gradient_scale
         if ctx.needs_input_grad[1]:
-            total = _dot(grad, output, scale) - _dot(passed, tensor, scale)
+            total = _scale_gradient(grad, passed, tensor, output, scale, ctx.is_fine)
             if offset is not None:  # both are measured from the offset
                 total = total - offset * clipped
             for_scale = total / scale * ctx.gradient_scale
-        return passed, for_scale, for_offset, None, None, None
+        passed = passed if pattern is None else passed.sparse_mask(pattern)
+        return passed, for_scale, for_offset, None, None, None, None
+
+
+def _scale_gradient(
+    grad: Tensor, passed: Tensor, tensor: Tensor, output: Tensor, scale: Tensor, is_fine: bool
+) -> Tensor:
+    """Return ``sum(g * y) - sum(dx * x)`` over all that share a scale.
+
+    On a fine grid both sums are thousands of times larger than their difference, which is then
+    taken entry by entry, in double precision: ``y`` as the exact multiple of the scale.
+    """
+    if not is_fine:
+        return _dot(grad, output, scale) - _dot(passed, tensor, scale)
+    step = scale.double()
+    exact = (output / step).round_().mul_(step)
+    parts = exact.mul_(grad).sub_(passed.double() * tensor)
+    return parts.sum_to_size(scale.shape).to(scale.dtype)
 
 
 def _dot(left: Tensor, right: Tensor, like: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lilliput.backends.torch.batches import call
 from lilliput.backends.torch.weights import is_parametrized, raw, whole
 
 
@@ -116,13 +117,6 @@ class Snapshot:
         """Put only training and evaluation mode back, module by module."""
         for module, mode in self._modes:
             module.training = mode
-
-
-def call(model: nn.Module, batch: Any) -> Any:
-    """Call a model with a batch as loaders give it: a tensor, (inputs, targets) or a dict."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
 
 def _trained(wrapper: Any) -> Any:

@@ -96,24 +96,6 @@ def forget_(optimizer: torch.optim.Optimizer, parameter: Tensor, mask: Tensor) -
             zero_(record, mask)
 
 
-class AddedGroup:
-    """A parameter group that was added to an optimizer, and can be removed again."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-        self.optimizer = optimizer
-        # Decay would pull a learned scale to zero, which is no small scale but none.
-        decay = {"weight_decay": 0.0} if "weight_decay" in optimizer.defaults else {}
-        optimizer.add_param_group({"params": parameters, **decay})
-        self.group = optimizer.param_groups[-1]
-
-    def remove(self) -> None:
-        """Take the group out, and what the optimizer remembers of it."""
-        groups = self.optimizer.param_groups
-        groups[:] = [group for group in groups if group is not self.group]
-        for parameter in self.group["params"]:
-            self.optimizer.state.pop(parameter, None)
-
-
 def is_parametrized(module: nn.Module, name: str) -> bool:
     """Whether ``torch.nn.utils.parametrize`` computes this attribute."""
     return parametrize.is_parametrized(module, name)

@@ -14,7 +14,7 @@ from lilliput.backends.torch.ptq import adaround, bias_correction, equalize, smo
 from lilliput.backends.torch.ptq.changes import Changes
 from lilliput.backends.torch.ptq.trace import PlainLayer, Trace, in_float, record
 from lilliput.backends.torch.ptq.watch import See, watch
-from lilliput.errors import StageError
+from lilliput.errors import StageError, UnsupportedModelError
 from lilliput.ops.flow import Flow
 from lilliput.progress import track
 
@@ -38,6 +38,7 @@ class Refinement:
         flow: Callable[[], Flow],
     ) -> None:
         _expect_one_process()
+        _expect_own_memory(quantizer.get_modules_wrapper())
         self.quantizer, self.model = quantizer, quantizer.bound_model
         self.batches, self.forward = batches, forward
         self.changes = Changes()
@@ -177,6 +178,16 @@ def _expect_one_process() -> None:
             "equalize, smooth, adaround and bias_correction run in one process; calibrate there, and "
             "load the model's state dict and the quantizer's state() in the others."
         )
+
+
+def _expect_own_memory(wrappers: Sequence[Any]) -> None:
+    for wrapper in wrappers:
+        for weight in (wrapper.weight, wrapper.bias):
+            if weight is not None and weight.numel() > 1 and 0 in weight.stride():
+                raise UnsupportedModelError(
+                    f"layer {wrapper.name!r} ({wrapper.type}) has an expanded weight, whose entries share "
+                    "memory, so that calibration cannot change them one by one; clone() it."
+                )
 
 
 def _tell(option: str, what: str, names: list[str]) -> None:
