@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from lilliput.speedup.axes import Axis
+from lilliput.speedup.rules.standardize import explain_standardized, source_of
 from lilliput.speedup.rules.table import rule
 from lilliput.speedup.walk import Value, Walk, zero
 
@@ -15,6 +16,8 @@ from lilliput.speedup.walk import Value, Walk, zero
 def convolution(walk: Walk, a: SimpleNamespace) -> Value:
     """Filters are the new channels; inputs per group meet dimension 1 of the weight."""
     channels, weight = a.input.axes[-_dims(a) - 1], a.weight
+    if not weight.origin:
+        _computed(walk, weight)
     if a.groups == 1:
         walk.same(channels, weight.axes[1])
     elif weight.shape[1] == 1:  # depthwise: an input goes with all the filters that read it
@@ -23,6 +26,15 @@ def convolution(walk: Walk, a: SimpleNamespace) -> Value:
         _grouped(walk, channels, a)
     walk.makes(weight, 0)
     return _result(walk, a, weight.axes[0])
+
+
+def _computed(walk: Walk, weight: Value) -> None:
+    """Find the parameter behind a weight that is computed: its filters make the channels."""
+    node = walk.node.args[1]
+    explain_standardized(walk, node)
+    name = source_of(walk, node, weight.shape[0])
+    if name is not None:
+        walk.outputs.add((name, 0))
 
 
 def _each(axis: Axis, repeats: int) -> Axis:

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from lilliput.speedup.axes import Axis
+from lilliput.speedup.rules.standardize import STANDARDIZED, is_of_weights
 from lilliput.speedup.rules.table import rule
 from lilliput.speedup.walk import Value, Walk, is_zero, op_name, zero
 
+_INFINITE = "masked zeros would give infinite gradients here; sqrt(var + eps) has finite ones"
 _SUMS = ("sum", "nansum", "norm", "linalg_vector_norm")
 _MEANS = ("mean", "var", "std", "nanmean", "var_mean", "std_mean")
 
@@ -33,7 +35,7 @@ def reduction(walk: Walk, a: SimpleNamespace) -> Any:
     if op_name(walk.node) in ("std", "std_mean"):
         for d, axis in enumerate(a.input.axes):
             if d not in reduced and is_zero(axis):
-                walk.pin(axis, because="masked zeros would give infinities here")
+                walk.pin(axis, because=_INFINITE)
     keeps = op_name(walk.node) in (*_SUMS, *_MEANS, "amax", "amin", "max", "min")
     kept = []
     for d, axis in enumerate(a.input.axes):
@@ -52,6 +54,8 @@ def _reduce(walk: Walk, axis: Axis) -> None:
         return
     if name in _SUMS:
         walk.changes(axis, "a sum over channels")
+    elif name in _MEANS and is_of_weights(walk.node.args[0]):
+        walk.pin(axis, because=STANDARDIZED)
     elif name in _MEANS:
         walk.changes(axis, "a mean over channels")
     else:
