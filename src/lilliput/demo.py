@@ -21,7 +21,9 @@ try:
     import torch
     from sklearn.datasets import load_digits
     from torch import Tensor, nn
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name not in ("onnxruntime", "torch", "sklearn"):
+        raise
     raise MissingExtraError("the demo needs pip install 'lilliput[torch,onnx,demo]'") from error
 
 from lilliput.report.snapshot import Snapshot

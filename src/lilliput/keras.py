@@ -8,7 +8,9 @@ from lilliput.errors import MissingExtraError
 
 try:
     import keras as _keras  # noqa: F401
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name not in ("keras", "tensorflow", "jax", "torch"):  # something inside them
+        raise
     raise MissingExtraError(
         "lilliput.keras needs Keras 3 and one of its backends: pip install 'lilliput[keras]' tensorflow"
     ) from error

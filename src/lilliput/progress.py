@@ -1,10 +1,14 @@
-"""A progress bar where somebody can see it: on a terminal, if rich is installed."""
+"""Progress where somebody looks: a bar on a terminal, one line in a notebook, a few lines in a log."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TextIO
+
+_IN_A_LOG = 30.0  # seconds between two lines of a log
+_IN_PLACE = 0.1  # seconds between two changes of a line that is written over
 
 
 def track(items: Iterable[Any], text: str, show: bool = True) -> Iterator[Any]:
@@ -15,13 +19,74 @@ def track(items: Iterable[Any], text: str, show: bool = True) -> Iterator[Any]:
     >>> list(track([1, 2], "counting"))
     [1, 2]
     """
-    if show and sys.stderr.isatty():
+    if not show:
+        yield from items
+        return
+    if sys.stderr.isatty() and not is_notebook():
         try:
             from rich.console import Console
             from rich.progress import track as rich_track
-        except ImportError:
+        except ModuleNotFoundError:
             pass
         else:
             yield from rich_track(items, text, console=Console(stderr=True), transient=True)
             return
-    yield from items
+    line = Line(text, len(items) if hasattr(items, "__len__") else None)
+    try:
+        for item in items:
+            yield item
+            line.advance()
+    finally:
+        line.close()
+
+
+def is_notebook() -> bool:
+    """Whether output goes to the cell of a notebook.
+
+    rich needs ipywidgets there, and warns without them; a line that is written over needs nothing.
+    """
+    if "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class Line:
+    """Text with a count: written over on a terminal and in a notebook, new lines in a log.
+
+    Parameters
+    ----------
+    text : str
+        What is done.
+    total : int, optional
+        How many items there are.
+    """
+
+    def __init__(self, text: str, total: int | None) -> None:
+        self.text, self.total, self.done = text, total, 0
+        # What comes to stderr is red in a notebook, as if something had failed.
+        self.stream: TextIO = sys.stdout if is_notebook() else sys.stderr
+        self.is_over = is_notebook() or self.stream.isatty()
+        self.start = self.shown = time.monotonic()
+        self.width = 0
+
+    def advance(self) -> None:
+        """Note that one item more is done."""
+        self.done += 1
+        now = time.monotonic()
+        if now - self.shown >= (_IN_PLACE if self.is_over else _IN_A_LOG):
+            self.shown = now
+            self._write(now)
+
+    def close(self) -> None:
+        """Remove a line that was written over; what a log says stays."""
+        if self.is_over and self.width:
+            self.stream.write(f"\r{' ' * self.width}\r")
+            self.stream.flush()
+
+    def _write(self, now: float) -> None:
+        of = f" of {self.total}" if self.total is not None else ""
+        text = f"{self.text}: {self.done}{of}, {now - self.start:.0f} s"
+        self.stream.write(f"\r{text:<{self.width}}" if self.is_over else f"{text}\n")
+        self.stream.flush()
+        self.width = max(self.width, len(text))

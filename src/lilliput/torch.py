@@ -8,7 +8,9 @@ from lilliput.errors import MissingExtraError
 
 try:
     import torch as _torch  # noqa: F401
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name != "torch":  # something else is missing, or broken, inside torch
+        raise
     raise MissingExtraError(
         "lilliput.torch needs PyTorch: pip install 'lilliput[torch]'"
     ) from error

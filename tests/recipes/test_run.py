@@ -202,7 +202,8 @@ def test_what_does_not_fit_the_model_is_said_before_anything_runs(tmp_path):
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_runs_are_chained_by_their_folders(tmp_path):
+def test_runs_are_chained_by_their_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     head = {"lilliput": 1, "model": "recipe_toy:build", "data": "recipe_toy:batches"}
     rules = [{"op_types": ["Conv2d"], "sparsity": 0.5}]
     pruned = load_recipe(

@@ -85,7 +85,9 @@ def _operations(path: Path) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def open_all(names: Sequence[str], sources: Sources) -> tuple[list[Any], str, Any]:
+def open_all(
+    names: Sequence[str], sources: Sources, trust: bool = False
+) -> tuple[list[Any], str, Any]:
     """Return models and files to execute, the models' framework, and inputs that fit all of them.
 
     Files say themselves what they take: without an option, the first one decides.
@@ -96,7 +98,7 @@ def open_all(names: Sequence[str], sources: Sources) -> tuple[list[Any], str, An
         if is_file(name):
             opened.append(open_executed(name))
         else:
-            model, framework, example = open_model(name, sources)
+            model, framework, example = open_model(name, sources, trust)
             opened.append(model)
     files = [name for name in names if is_file(name)]
     if example is None and files:

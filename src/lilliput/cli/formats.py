@@ -21,12 +21,13 @@ def choose_formats(asked: Sequence[str], framework: str) -> list[str]:
 
     Examples
     --------
-    >>> choose_formats(["onnx"], "torch")
-    ['onnx']
+    >>> choose_formats(["torch,onnx"], "torch")
+    ['torch', 'onnx']
     """
     known = FORMATS.get(framework) or tuple(
         dict.fromkeys(name for names in FORMATS.values() for name in names)
     )
+    asked = [name.strip() for text in asked for name in text.split(",")]
     for name in asked:
         if name not in known:
             raise ConfigError(

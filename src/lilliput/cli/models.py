@@ -10,10 +10,13 @@ from lilliput.cli.inputs import Sources
 from lilliput.errors import ConfigError, StateError
 
 _FILES = (".onnx", ".tflite")
+_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".h5", ".keras", ".pkl")
 _NOTHING = Sources()
 
 
-def open_model(reference: str, sources: Sources = _NOTHING) -> tuple[Any, str, Any]:
+def open_model(
+    reference: str, sources: Sources = _NOTHING, trust: bool = False
+) -> tuple[Any, str, Any]:
     """Return a model, its framework, and example inputs.
 
     Parameters
@@ -22,6 +25,8 @@ def open_model(reference: str, sources: Sources = _NOTHING) -> tuple[Any, str, A
         ``module:factory``, or the folder of a finished run.
     sources : Sources
         Where the inputs come from; by default from the run, or there are None.
+    trust : bool
+        Whether a run may import its model from any folder.
     """
     from lilliput.recipes.spec import is_reference
 
@@ -31,18 +36,25 @@ def open_model(reference: str, sources: Sources = _NOTHING) -> tuple[Any, str, A
         return model, framework, sources.find(framework)
     place = Path(reference)
     if not (place / "run.json").is_file():
-        raise ConfigError(
-            f"model: received {reference!r}, expected module:factory, or the folder of an earlier run."
-        )
+        raise ConfigError(f"model: received {reference!r}, {_expected(place)}.")
     from lilliput.recipes.opening import load_run
 
     try:
-        held = load_run(place)
+        held = load_run(place, trust=trust)
     except StateError as error:
         raise ConfigError(f"model: {error}") from error
     framework = framework_of(held.model)
     found = sources.find(framework)
     return held.model, framework, held.inputs if found is None else found
+
+
+def _expected(place: Path) -> str:
+    if place.suffix.lower() in _WEIGHTS:
+        return (
+            f"and a {place.suffix} file cannot be read: it holds weights, not the model. Expected "
+            "module:factory, a function that builds the model and loads them"
+        )
+    return "expected module:factory, or the folder of an earlier run"
 
 
 def framework_of(model: Any) -> str:

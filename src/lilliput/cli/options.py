@@ -94,6 +94,12 @@ Resume = Annotated[
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of all random numbers.")
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="A run given as MODEL may import its model's code from where it was made."
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,7 @@ class Run:
     output: Output = None
     resume: Resume = False
     seed: Seed = None
+    trust: Trust = False
 
 
 @dataclass(frozen=True)

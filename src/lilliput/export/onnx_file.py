@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lilliput.errors import ExportError, MissingExtraError
+from lilliput.errors import ExportError
 from lilliput.export.cpu import cpu_for
 from lilliput.export.finish import finish, serialize
 from lilliput.export.guarding import (
@@ -22,6 +22,7 @@ from lilliput.export.guarding import (
 from lilliput.export.places import Simulation
 from lilliput.export.result import ExportResult
 from lilliput.export.trace import model_of, simulate, trace
+from lilliput.extras import require
 from lilliput.files import write_atomically
 from lilliput.speedup.capture import as_inputs, plain_copy
 
@@ -181,9 +182,5 @@ def _checked_path(path: Any) -> Path:
 
 
 def _require_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnx_ir  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("writing ONNX needs pip install 'lilliput[onnx]'") from error
+    for name in ("onnx", "onnx_ir", "onnxscript"):
+        require(name, "writing ONNX needs pip install 'lilliput[onnx]'")

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lilliput.errors import ExportError, MissingExtraError
+from lilliput.errors import ExportError
+from lilliput.extras import require
 
 Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]
@@ -118,13 +119,8 @@ def run(runtime: str, data: bytes, batches: Sequence[Feeds], optimized: str = ""
 
 def require_onnxruntime() -> Any:
     """Return the module, or say how to install it."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingExtraError(
-            "checking the file needs pip install 'lilliput[onnx]', or pass check=False"
-        ) from error
-    return onnxruntime
+    message = "checking the file needs pip install 'lilliput[onnx]', or pass check=False"
+    return require("onnxruntime", message)
 
 
 def has_openvino() -> bool:

@@ -18,7 +18,9 @@ from lilliput.errors import ConfigError, MissingExtraError, StageError
 
 try:
     from accelerate import Accelerator
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name != "accelerate":
+        raise
     raise MissingExtraError(
         "lilliput.integrations.accelerate needs accelerate: pip install 'lilliput[accelerate]'"
     ) from error

@@ -19,7 +19,9 @@ from lilliput.errors import MissingExtraError
 try:
     from transformers import TrainerCallback
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
     raise MissingExtraError(
         "lilliput.integrations.transformers needs transformers: "
         "pip install 'lilliput[transformers]'"

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
@@ -45,14 +45,16 @@ class ModelEntry(Strict):
     factory: str
     folder: str
     seed: int
-    shrunk: list[str] = Field(default_factory=list)
+    shrunk: list[Annotated[str, Field(pattern=rf"^{_SHRUNK.pattern}$")]] = Field(
+        default_factory=list
+    )
     compressors: list[CompressorEntry] = Field(default_factory=list)
 
 
 class TensorFile(Strict):
     """The file of tensors that belongs to the JSON."""
 
-    file: str
+    file: Annotated[str, Field(pattern=rf"^{_TENSORS.pattern}$")]
     sha256: str
 
 
@@ -111,7 +113,7 @@ class Checkpoint:
 
         document = read_run(folder)
         try:
-            data = (folder / Path(document.tensors.file).name).read_bytes()
+            data = (folder / document.tensors.file).read_bytes()
         except OSError as error:
             raise StateError(
                 f"{folder}: the tensors of the run cannot be read ({error})."
@@ -128,6 +130,14 @@ class Checkpoint:
 def read_run(folder: Path) -> Document:
     """Return what ``run.json`` of a folder says."""
     return read_document(folder, Document, "run", NAME)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return the path of a file or folder that ``run.json`` names, if it lies in the run's folder."""
+    path = folder / name
+    if path.resolve().parent != folder.resolve():
+        raise StateError(f"{folder}: {NAME} names {name!r}, which is not in the folder of the run.")
+    return path
 
 
 def remove_leftovers(folder: Path, kept: set[str]) -> None:

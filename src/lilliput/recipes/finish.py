@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lilliput.errors import LilliputError, StateError
-from lilliput.recipes.checkpoint import read_run
+from lilliput.recipes.checkpoint import inside, read_run
 from lilliput.recipes.fingerprints import canonical
 from lilliput.recipes.opening import make_model
 from lilliput.recipes.session import Session
@@ -40,7 +40,7 @@ def finish(session: Session) -> None:
 def stored_files(folder: Path) -> list[Path]:
     """Return what a finished run has written."""
     names: Any = read_run(folder).log.get("files", [])
-    gone = [name for name in names if not (folder / name).is_file()]
+    gone = [name for name in names if not inside(folder, name).is_file()]
     if gone:
         raise StateError(
             f"{folder}: the run is finished, but {gone[0]} is gone; run the recipe in another folder."
@@ -89,7 +89,7 @@ def _timed_together(session: Session, before: Figures, after: Figures) -> list[F
     with tempfile.TemporaryDirectory() as folder:
         models = [original, session.model]
         if exported is not None:
-            final = session.folder / exported["path"]
+            final = inside(session.folder, exported["path"])
             models = [_exported_alike(session, original, Path(folder) / final.name), final]
         timed = measure_all(models, session.inputs)
     return [

@@ -15,13 +15,15 @@ from lilliput.core.state import CompressionState
 from lilliput.errors import StateError
 from lilliput.recipes import fingerprints
 from lilliput.recipes.arguments import make_compressor
-from lilliput.recipes.checkpoint import Checkpoint, CompressorEntry, ModelEntry
+from lilliput.recipes.checkpoint import Checkpoint, CompressorEntry, ModelEntry, inside
 from lilliput.recipes.framework import framework_named
 from lilliput.recipes.functions import Functions, earlier_run
+from lilliput.recipes.needs import check_installed
 from lilliput.recipes.packing import unpack
 from lilliput.recipes.references import importable, resolve_function
 from lilliput.recipes.session import Session
 from lilliput.recipes.spec import Recipe
+from lilliput.recipes.trust import factory_folders
 from lilliput.recipes.units import seed_for
 
 
@@ -44,24 +46,26 @@ class LoadedRun:
     inputs: Any
 
 
-def load_run(folder: str | os.PathLike[str]) -> LoadedRun:
+def load_run(folder: str | os.PathLike[str], *, trust: bool = False) -> LoadedRun:
     """Build the model that a finished run ended with; its factory must be importable.
 
     Parameters
     ----------
     folder : path
-        The folder of the run.
+        The folder of the run. Loading it calls the factory that its ``run.json`` names.
+    trust : bool
+        Whether the factory may be imported from the folder it was in when the run was made. Without,
+        modules are found as Python finds them, and in the working directory.
     """
     place = Path(folder)
     held = _finished(place)
-    with importable([held.model.folder, Path.cwd()]):
-        model, compressors = build(held, place)
-        load_states(held, model, compressors)
+    model, compressors = build(held, place, trust=trust)
+    load_states(held, model, compressors)
     return LoadedRun(model, compressors, _inputs(held, model))
 
 
-def start(recipe: Recipe, folder: Path, functions: Functions) -> Session:
-    """Return a session at the beginning of a run."""
+def start(recipe: Recipe, folder: Path, functions: Functions, trust: bool = False) -> Session:
+    """Return a session at the beginning of a run; see :func:`load_run` for ``trust``."""
     session = Session(recipe, folder, functions)
     origin = earlier_run(recipe)
     if origin is None:
@@ -74,16 +78,17 @@ def start(recipe: Recipe, folder: Path, functions: Functions) -> Session:
             framework=name, factory=recipe.model, folder=str(recipe.folder), seed=recipe.seed
         )
     else:
-        held = _take_result(session, origin)
+        held = _take_result(session, origin, trust)
         for shrunk in held.model.shrunk:
-            shutil.copytree(origin / shrunk, folder / shrunk)
+            shutil.copytree(inside(origin, shrunk), folder / shrunk)
+    check_installed(recipe, session.framework.name)
     session.take_inputs()
     session.threads = session.framework.threads()
     session.made_from = session.fingerprint()
     return session
 
 
-def resume(recipe: Recipe, folder: Path, functions: Functions) -> Session:
+def resume(recipe: Recipe, folder: Path, functions: Functions, trust: bool = False) -> Session:
     """Return a session where a run was when it last noted it; refuse if something changed."""
     held = Checkpoint.load(folder)
     now: dict[str, Any] = {
@@ -97,13 +102,14 @@ def resume(recipe: Recipe, folder: Path, functions: Functions) -> Session:
     if origin is None:
         session.model = make_model(functions.factory, held.model.seed)
     else:
-        _take_result(session, origin)
+        _take_result(session, origin, trust)
+    check_installed(recipe, session.framework.name)
     session.take_inputs()
     fingerprints.refuse_changes(held.made_from, session.fingerprint(), folder)
     session.made_from, session.threads = held.made_from, held.threads
     session.done, session.log, session.entry = held.done, held.log, held.model
     fresh = session.model if origin is None else None
-    session.model, session.compressors = build(held, folder, fresh)
+    session.model, session.compressors = build(held, folder, fresh, trust)
     session.inputs = _inputs(held, session.model)
     if held.optimizer is not None:
         session.start_training(session.units[held.done].step)
@@ -113,7 +119,9 @@ def resume(recipe: Recipe, folder: Path, functions: Functions) -> Session:
     return session
 
 
-def build(held: Checkpoint, folder: Path, fresh: Any = None) -> tuple[Any, list[Any]]:
+def build(
+    held: Checkpoint, folder: Path, fresh: Any = None, trust: bool = False
+) -> tuple[Any, list[Any]]:
     """Return the model of a checkpoint and its compressors, without what they have learned.
 
     Parameters
@@ -124,13 +132,17 @@ def build(held: Checkpoint, folder: Path, fresh: Any = None) -> tuple[Any, list[
         Where the plans of shrinking are.
     fresh : object, optional
         A model from the factory, if there is one already.
+    trust : bool
+        Whether code may be imported from wherever the checkpoint says.
     """
     framework, entry = framework_named(held.model.framework), held.model
     if fresh is None:
-        fresh = make_model(resolve_function(entry.factory, "model", [entry.folder]), entry.seed)
+        folders = factory_folders(entry, folder, trust)
+        with importable([*folders, Path.cwd()]):
+            fresh = make_model(resolve_function(entry.factory, "model", folders), entry.seed)
     model, compressors = fresh, []
     for name in entry.shrunk:
-        model = framework.shrink_again(model, folder / name)
+        model = framework.shrink_again(model, inside(folder, name))
     inputs = _inputs(held, model)
     framework.evaluation_mode(model)
     for part in entry.compressors:
@@ -162,11 +174,11 @@ def make_model(factory: Any, seed: int) -> Any:
     return factory()
 
 
-def _take_result(session: Session, origin: Path) -> Checkpoint:
+def _take_result(session: Session, origin: Path, trust: bool) -> Checkpoint:
     """Let a session begin with the result of an earlier run."""
     held = _finished(origin)
     session.framework = framework_named(held.model.framework)
-    session.model, session.compressors = build(held, origin)
+    session.model, session.compressors = build(held, origin, trust=trust)
     load_states(held, session.model, session.compressors)
     session.entry = held.model
     session.inputs = _inputs(held, session.model)

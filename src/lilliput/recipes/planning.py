@@ -76,13 +76,15 @@ class Plan:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def plan(recipe: str | os.PathLike[str] | dict[str, Any] | Recipe) -> Plan:
+def plan(recipe: str | os.PathLike[str] | dict[str, Any] | Recipe, *, trust: bool = False) -> Plan:
     """Check a recipe against its model and data, and estimate what it takes; nothing is written.
 
     Parameters
     ----------
     recipe : path, dict or Recipe
         What to do; see :func:`load_recipe`.
+    trust : bool
+        As in :func:`run`.
 
     Raises
     ------
@@ -96,7 +98,7 @@ def plan(recipe: str | os.PathLike[str] | dict[str, Any] | Recipe) -> Plan:
         tempfile.TemporaryDirectory() as folder,
         importable([asked.folder, Path.cwd()]),
     ):
-        session = start(asked, Path(folder), find_functions(asked))
+        session = start(asked, Path(folder), find_functions(asked), trust)
         layers = check_model(session)
         batch, count, notes = _time(session)
     steps = [

@@ -54,6 +54,7 @@ def run(
     *,
     resume: bool = False,
     progress: bool | Progress = True,
+    trust: bool = False,
 ) -> RunResult:
     """Run a recipe in a folder; after each unit of work it can be killed and continued.
 
@@ -71,6 +72,9 @@ def run(
     progress : bool or callable
         Whether to show a bar (lines, where there is no terminal), or a function that is called with
         each :class:`Event`.
+    trust : bool
+        Whether a recipe that starts from an earlier run may import that run's model from wherever its
+        ``run.json`` says, and not only from the working directory and the folder of the recipe.
 
     Notes
     -----
@@ -87,7 +91,7 @@ def run(
             return _stored(asked, place)
         show = make_progress(progress)
         try:
-            session = _open(asked, place)
+            session = _open(asked, place, trust)
             with _same_threads(session):
                 _work(session, show)
         finally:
@@ -128,15 +132,15 @@ def _stored(recipe: Recipe, folder: Path) -> RunResult:
     return stored_result(folder)
 
 
-def _open(recipe: Recipe, folder: Path) -> Session:
+def _open(recipe: Recipe, folder: Path, trust: bool) -> Session:
     from lilliput.recipes.opening import resume, start
     from lilliput.recipes.planning import check_model
 
     functions = find_functions(recipe)
     if (folder / NAME).exists():
-        return resume(recipe, folder, functions)
+        return resume(recipe, folder, functions, trust)
     remove_leftovers(folder, set())
-    session = start(recipe, folder, functions)
+    session = start(recipe, folder, functions, trust)
     check_model(session)  # at once, and not after hours
     if session.made_from["data"] is None:
         session.log["notes"].append(

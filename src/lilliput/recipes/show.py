@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from lilliput.progress import is_notebook
+
 
 @dataclass(frozen=True)
 class Event:
@@ -40,12 +42,12 @@ def make_progress(progress: bool | Progress) -> Progress:
         return progress
     if not progress:
         return lambda event: None
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not is_notebook():
         try:
             return _Bar()
-        except ImportError:
+        except ModuleNotFoundError:  # rich is part of the command line
             pass
-    return _Lines(sys.stderr)
+    return _Lines(sys.stdout if is_notebook() else sys.stderr)
 
 
 class _Lines:

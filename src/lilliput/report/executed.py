@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from lilliput.errors import ConfigError, MissingExtraError, StateError
+from lilliput.errors import ConfigError, StateError
+from lilliput.extras import require
 
 Array = np.ndarray[Any, Any]
 
@@ -140,14 +141,10 @@ class LiteRTFile(ExecutedFile):
 
     def __init__(self, path: Path, threads: int) -> None:
         super().__init__(path, threads)
+        message = "running a .tflite file needs pip install 'lilliput[litert]'"
+        runtime = require("ai_edge_litert.interpreter", message)
         try:
-            from ai_edge_litert.interpreter import Interpreter
-        except ImportError as error:
-            raise MissingExtraError(
-                "running a .tflite file needs pip install 'lilliput[litert]'"
-            ) from error
-        try:
-            self.interpreter = Interpreter(str(path), num_threads=threads)
+            self.interpreter = runtime.Interpreter(str(path), num_threads=threads)
         except (ValueError, RuntimeError) as error:
             raise StateError(f"{path}: LiteRT cannot read the file ({error}).") from error
         self.runtime = f"LiteRT {version('ai-edge-litert')}"

@@ -17,7 +17,8 @@ from lilliput.backends.torch.files import dump_tensors
 from lilliput.backends.torch.instrument import SIDECAR, Sidecar, detach, narrow_of
 from lilliput.backends.torch.weights import raw, whole
 from lilliput.backends.torch.wrapper import PrunerModuleWrapper
-from lilliput.errors import ExportError, MissingExtraError
+from lilliput.errors import ExportError
+from lilliput.extras import require
 from lilliput.files import write_atomically
 
 _PICKLED = (".pt", ".pth", ".bin", ".tar", ".ckpt")
@@ -148,11 +149,8 @@ def _encode(tensors: Mapping[str, Tensor], path: str) -> bytes:
 def _encode_onnx(
     model: nn.Module, state: Mapping[str, Tensor], path: str, shape: tuple[int, ...], device: Any
 ) -> bytes:
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("writing ONNX needs pip install 'lilliput[onnx]'") from error
+    for name in ("onnx", "onnxscript"):
+        require(name, "writing ONNX needs pip install 'lilliput[onnx]'")
     plain = plain_copy(model)
     plain.load_state_dict({key: whole(value) for key, value in state.items()})
     place = device or next((t.device for t in state.values()), torch.device("cpu"))

@@ -55,7 +55,7 @@ def analyze(
     if run.seed is not None:
         _set_seed(run.seed, model)
     scans: dict[str, Any] = {}
-    loaded, _, example = open_model(model, sources)
+    loaded, _, example = open_model(model, sources, run.trust)
     if metric is not None:
         scans["pruning"] = PruningScan(loaded, metric, algorithm, shares, folder, example)
     if sources.data is not None:

@@ -33,7 +33,7 @@ def benchmark(
         typer.Option(
             "--format",
             "-f",
-            help="torch, onnx, onnx-int8, keras, litert, litert-int8; may be given again.",
+            help="torch, onnx, onnx-int8, keras, litert, litert-int8; several with commas.",
         ),
     ] = None,
     evaluate: options.Evaluate = None,
@@ -41,6 +41,7 @@ def benchmark(
     batches: Annotated[
         int, typer.Option("--batches", min=1, help="Batches of --data to calibrate int8 on.")
     ] = 8,
+    trust: options.Trust = False,
 ) -> None:
     """Measure a model in several formats, and files.
 
@@ -64,7 +65,7 @@ def benchmark(
 
     metric = optional_function(evaluate, "--evaluate")
     with tempfile.TemporaryDirectory() as folder:
-        opened, framework, example = open_all(targets, sources)
+        opened, framework, example = open_all(targets, sources, trust)
         rows: list[Row] = []
         if models:
             model = next(x for x, n in zip(opened, targets, strict=True) if n == models[0])

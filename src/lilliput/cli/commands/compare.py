@@ -26,6 +26,7 @@ def compare(
     sources: Sources,
     evaluate: options.Evaluate = None,
     runs: Annotated[int, typer.Option("--runs", min=0, help="Calls to time; 0 for none.")] = 50,
+    trust: options.Trust = False,
 ) -> None:
     """Print the receipt between two models, files or runs.
 
@@ -42,7 +43,7 @@ def compare(
     from lilliput.cli.executed import largest_difference, open_all, output_of
     from lilliput.report.receipt import Receipt
 
-    opened, _, example = open_all(found, sources) if found else ([], "", None)
+    opened, _, example = open_all(found, sources, trust) if found else ([], "", None)
     executed = [None if name is None else opened.pop(0) for name in names]
     metric = optional_function(evaluate, "--evaluate")
     figures = _measure(executed, written, (before, after), example, metric, runs)

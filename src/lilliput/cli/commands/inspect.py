@@ -19,6 +19,7 @@ def inspect(
     terminal: Terminal,
     model: options.Model,
     sources: Sources,
+    trust: options.Trust = False,
 ) -> None:
     """Show layers, costs, and what can be compressed.
 
@@ -30,7 +31,7 @@ def inspect(
     if is_file(model):
         _inspect_file(terminal, Path(model))
         return
-    loaded, framework, example = open_model(model, sources)
+    loaded, framework, example = open_model(model, sources, trust)
     from lilliput.report.snapshot import snapshot
 
     taken = snapshot(loaded, example)

@@ -43,10 +43,16 @@ def execute(
     if terminal.dry_run:
         from lilliput.recipes import plan
 
-        planned = plan(recipe)
+        planned = plan(recipe, trust=options.trust)
         terminal.result({"dry_run": True, "folder": folder, **planned.to_dict()}, str(planned))
         return
-    result = run(recipe, folder, resume=options.resume, progress=not terminal.quiet)
+    result = run(
+        recipe,
+        folder,
+        resume=options.resume,
+        progress=not terminal.quiet,
+        trust=options.trust,
+    )
     data = {
         "receipt": result.receipt.to_dict(),
         "files": result.files,

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from lilliput.errors import ExportError, MissingExtraError
+from lilliput.errors import ExportError
 from lilliput.export.cpu import cpu_for
 from lilliput.export.keras.guard import guard_model, kept_if_done, may_saturate
 from lilliput.export.keras.litert_file import (
@@ -22,6 +22,7 @@ from lilliput.export.keras.simulation import input_names, model_of, plain_source
 from lilliput.export.keras.transfer import export_elsewhere
 from lilliput.export.places import Inputs
 from lilliput.export.result import ExportResult
+from lilliput.extras import require
 
 _OPSETS = range(21, 24)
 
@@ -150,10 +151,7 @@ def write_onnx(
 
 
 def _require_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnx_ir  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            "writing ONNX files of Keras models needs pip install 'lilliput[litert,onnx]'"
-        ) from error
+    for name in ("onnx", "onnx_ir"):
+        require(
+            name, "writing ONNX files of Keras models needs pip install 'lilliput[litert,onnx]'"
+        )

@@ -16,9 +16,10 @@ from keras import tree
 from lilliput.backends import backend_of
 from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
-from lilliput.errors import ExportError, LilliputError, MissingExtraError
+from lilliput.errors import ExportError, LilliputError
 from lilliput.export.keras.simulation import call, reason_of
 from lilliput.export.places import Array, Key, Place, Simulation, Tensor, key_of, to_array
+from lilliput.extras import require
 
 NEEDS_TENSORFLOW = "exporting a Keras model needs TensorFlow: pip install 'lilliput[litert]'"
 
@@ -48,11 +49,7 @@ Activation = Callable[[Tensor, Place, int], Tensor]
 def require_tensorflow() -> Any:
     """Return the module, or say how to install it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    try:
-        import tensorflow
-    except ImportError as error:
-        raise MissingExtraError(NEEDS_TENSORFLOW) from error
-    return tensorflow
+    return require("tensorflow", NEEDS_TENSORFLOW)
 
 
 @contextmanager

@@ -14,10 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.backends.keras.discover import layers_by_path
-from lilliput.errors import ExportError, MissingExtraError
+from lilliput.errors import ExportError
 from lilliput.export.graph import SCOPES, Draft
 from lilliput.export.keras.trace import Trace, quiet, require_tensorflow, trace
 from lilliput.export.places import DOMAIN, Key, Place, Simulation, Tensor, first_line
+from lilliput.extras import require
 
 _FIRST = 4096.0  # the slope of site 0
 _LAST_OPSET = 18  # of tf2onnx
@@ -52,12 +53,9 @@ def draft_of(simulation: Simulation, dynamic_batch: bool, opset: int) -> Draft:
 
 
 def _convert(traced: Trace, opset: int) -> Any:
-    try:
-        import tf2onnx
-    except ImportError as error:
-        raise MissingExtraError(
-            "writing ONNX files of Keras models needs pip install 'lilliput[litert,onnx]'"
-        ) from error
+    tf2onnx = require(
+        "tf2onnx", "writing ONNX files of Keras models needs pip install 'lilliput[litert,onnx]'"
+    )
     import onnx
 
     with quiet():
