@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, TextIO
 
 _IN_A_LOG = 30.0  # seconds between two lines of a log
@@ -31,7 +31,7 @@ def track(items: Iterable[Any], text: str, show: bool = True) -> Iterator[Any]:
         else:
             yield from rich_track(items, text, console=Console(stderr=True), transient=True)
             return
-    line = Line(text, len(items) if hasattr(items, "__len__") else None)
+    line = Line(text, len(items) if isinstance(items, Sized) else None)
     try:
         for item in items:
             yield item

@@ -79,7 +79,8 @@ def test_doctor_works_without_the_extra(lilliput):
     assert said.endswith("\n0\n") and "pip install 'lilliput[cli]'" not in said.splitlines()[0]
     assert said.removesuffix("0\n") == lilliput("doctor").out
     data = in_a_fresh_process(WITHOUT_THE_EXTRA.format(words=["doctor", "--json"]))
-    assert json.loads(data.removesuffix("0\n")) == json.loads(lilliput("doctor", "--json").out)
+    found, here = json.loads(data.removesuffix("0\n")), json.loads(lilliput("doctor", "--json").out)
+    assert found == {**here, "threads": None}  # no framework was imported
 
 
 def test_an_error_inside_typer_is_shown_as_what_it_is():

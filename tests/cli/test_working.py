@@ -82,7 +82,7 @@ def test_run_takes_a_folder_named_after_the_recipe_and_a_seed(lilliput, place, m
 
     found = {}
 
-    def run(recipe, folder, *, resume, progress):
+    def run(recipe, folder, *, resume, progress, trust):
         found.update(seed=recipe.seed, at=recipe.folder, resume=resume, progress=progress)
         receipt = Receipt(Figures("a", bytes=4), Figures("b", bytes=2))
         return recipes.RunResult(receipt, folder / "report.html", [folder / "b.onnx"], folder)
