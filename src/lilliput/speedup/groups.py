@@ -105,6 +105,11 @@ class ChannelGroups:
     unknown: dict[str, str]  # ops without a rule, and where: their channels stay
     analysis: Any
 
+    def __repr__(self) -> str:
+        units = sum(group.size for group in self.groups)
+        listed = count(len(self.groups), "channel group")
+        return f"ChannelGroups({listed}, {units:,} units, {len(self.pinned)} pinned)"
+
     def __iter__(self) -> Any:
         return iter(self.groups)
 

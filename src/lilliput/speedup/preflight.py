@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from lilliput.report.table import html_table
 from lilliput.speedup.analysis import analyse
 from lilliput.speedup.capture import plain_copy
 from lilliput.speedup.collect import collect
 from lilliput.speedup.dead import find_dead
 from lilliput.speedup.groups import ChannelGroups, count
 from lilliput.speedup.labels import Flags
+
+_MOST_NOTES = 12  # below a table
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,20 +36,8 @@ class Preflight:
 
     def __str__(self) -> str:
         groups = self.groups
-        half = {g.name: np.arange(g.size) % 2 == 1 for g in groups}
-        lines = [
-            f"{count(len(groups), 'channel group')} with {sum(g.size for g in groups):,} units can be "
-            "pruned",
-            f"half of them gone would leave {_share(groups.count_parameters, half)} of the parameters "
-            f"and {_share(groups.count_macs, half)} of the MACs",
-            "",
-            f"{'units':>7} {'masked':>7}  group",
-        ]
-        for group in groups:
-            masked = int(self.masked[group.name].sum())
-            makers = sum(s.is_output for s in group.slices)
-            others = f" and {makers - 1} more" if makers > 1 else ""
-            lines.append(f"{group.size:>7} {masked or '–':>7}  {group.name}{others}")
+        lines = [*self._summary(), "", f"{'units':>7} {'masked':>7}  group"]
+        lines += [f"{size:>7} {masked or '–':>7}  {name}" for size, masked, name in self._rows()]
         if groups.pinned:
             lines += ["", "stays, and why:"]
             lines += [f"  {pinned.tensor}: {pinned.reason}" for pinned in groups.pinned]
@@ -56,6 +47,40 @@ class Preflight:
         if groups.unreached:
             lines += ["", "not reached by the example inputs:", f"  {', '.join(groups.unreached)}"]
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        units, pinned = sum(g.size for g in self.groups), len(self.groups.pinned)
+        groups = count(len(self.groups), "channel group")
+        return f"Preflight({groups}, {units:,} units, {pinned} pinned)"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        pinned = [f"{x.tensor} stays: {x.reason}" for x in self.groups.pinned[:_MOST_NOTES]]
+        left = len(self.groups.pinned) - len(pinned)
+        more = [f"… and {left} more that stay: print the report"] if left else []
+        title, share = self._summary()
+        header = ("units", "masked", "group")
+        return html_table(self._rows(), header, title, [share, *pinned, *more])
+
+    def _summary(self) -> tuple[str, str]:
+        groups = self.groups
+        half = {g.name: np.arange(g.size) % 2 == 1 for g in groups}
+        return (
+            f"{count(len(groups), 'channel group')} with {sum(g.size for g in groups):,} units can be "
+            "pruned",
+            f"half of them gone would leave {_share(groups.count_parameters, half)} of the parameters "
+            f"and {_share(groups.count_macs, half)} of the MACs",
+        )
+
+    def _rows(self) -> list[tuple[int, int, str]]:
+        """Return units, masked units and name of each group."""
+        rows = []
+        for group in self.groups:
+            makers = sum(s.is_output for s in group.slices)
+            others = f" and {makers - 1} more" if makers > 1 else ""
+            masked = int(self.masked[group.name].sum())
+            rows.append((group.size, masked, f"{group.name}{others}"))
+        return rows
 
 
 def preflight(model: nn.Module, example_inputs: Any) -> Preflight:

@@ -9,11 +9,18 @@ from typing import Any, Literal
 from torch import nn
 
 from lilliput.report.receipt import Receipt
+from lilliput.report.table import html_table
 from lilliput.speedup.attributes import Attributes
 from lilliput.speedup.cuts import Cut
 from lilliput.speedup.groups import count
 
 Kind = Literal["module", "mixed", "graph"]
+
+TIED = (
+    "takes inputs of the example's sizes only, the batch included: what was captured depends on them; "
+    "give example inputs of the sizes that it will be used with"
+)
+_MOST_WIDTHS = 6  # in one line
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +43,9 @@ class Plan:
     attributes: Attributes
     graphs: tuple[str, ...] = ()
     any_size: bool = False
+
+    def __repr__(self) -> str:
+        return f"Plan({self.kind}, {len(self.cuts)} cuts, {len(self.attributes)} attributes)"
 
     @property
     def kind(self) -> Kind:
@@ -94,28 +104,41 @@ class SpeedupResult:
         save_shrunk(self.model, self.plan, self.source, self.example_inputs, folder)
 
     def __str__(self) -> str:
+        is_tied = TIED in self.notes
+        lines = [f"{name:<11} {text}" for name, text in self._rows()]
+        lines += [f"note        {note}" for note in self.notes if note != TIED]
+        return "\n".join([*([f"limited     {TIED}"] if is_tied else []), *lines])
+
+    def __repr__(self) -> str:
+        before, after = self.parameters
+        return (
+            f"SpeedupResult({self.kind}, {before:,} → {after:,} parameters, error {self.error:.0e})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        return html_table(self._rows(), title="Cut and checked", notes=self.notes)
+
+    def _rows(self) -> list[tuple[str, str]]:
         words = {
             "module": "your own module",
             "mixed": f"your own module, with {', '.join(self.plan.graphs)} as captured graphs",
             "graph": "a captured graph",
         }
-        units = sum(x for x, _ in self.removed.values()), sum(x for _, x in self.removed.values())
-        lines = [
-            f"removed     {units[0]:,} of {units[1]:,} units in {count(len(self.removed), 'channel group')}",
-            f"parameters  {_arrow(self.parameters)}",
-            f"MACs        {_arrow(self.macs)} for the example inputs",
-            f"runs as     {words[self.kind]}",
-            f"checked     equal to the masked model (relative error {self.error:.0e})",
-            *self._widths(),
-            *(f"note        {note}" for note in self.notes),
+        gone, units = (sum(pair[i] for pair in self.removed.values()) for i in (0, 1))
+        groups = count(len(self.removed), "channel group")
+        rows = [
+            ("removed", f"{gone:,} of {units:,} units in {groups}"),
+            ("parameters", _arrow(self.parameters)),
+            ("MACs", f"{_arrow(self.macs)} for the example inputs"),
+            ("runs as", words[self.kind]),
+            ("checked", f"equal to the masked model (relative error {self.error:.0e})"),
         ]
-        return "\n".join(lines)
-
-    def _widths(self) -> list[str]:
-        """Return a line about the widths that modules remember, if there are some."""
-        shown = [f"{name} {old} → {new}" for name, (old, new) in self.remembered.items()]
-        more = [f"{len(shown) - 6} more"] if len(shown) > 6 else []
-        return [f"widths      {', '.join([*shown[:6], *more])}"] if shown else []
+        widths = [f"{name} {old} → {new}" for name, (old, new) in self.remembered.items()]
+        if widths:
+            more = [f"{len(widths) - _MOST_WIDTHS} more"] if len(widths) > _MOST_WIDTHS else []
+            rows.append(("widths", ", ".join([*widths[:_MOST_WIDTHS], *more])))
+        return rows
 
 
 def make_receipt(

@@ -185,6 +185,19 @@ _RULES: dict[str, _Rule] = {
 }
 
 
+def find_cause(edits: list[Edit]) -> str:
+    """Return why outputs differ if only code is left as it is, '' if that is not known."""
+    for edit in edits:
+        if edit.argument == "scale":
+            size = round(edit.new**-2)
+            return (
+                f": attention at {place(edit.node)} divides by the root of the head size by default, "
+                f"{size} before the cut and less after it; give scaled_dot_product_attention "
+                f"scale={size} ** -0.5"
+            )
+    return ""
+
+
 def rewrite(edits: list[Edit]) -> None:
     """Carry out edits in their graph."""
     for edit in edits:

@@ -32,6 +32,7 @@ from lilliput.speedup.build import (
     cut_optimizer,
     hand_over,
 )
+from lilliput.speedup.caches import find_shortcuts
 from lilliput.speedup.capture import as_inputs, copy_model, plain_copy, quiet
 from lilliput.speedup.collect import collect
 from lilliput.speedup.cuts import balance, find_cuts, named_tensors, shapes_of
@@ -47,14 +48,15 @@ from lilliput.speedup.leave import (
     release,
 )
 from lilliput.speedup.norms import narrow_norms
-from lilliput.speedup.result import Plan, SpeedupResult, make_receipt
-from lilliput.speedup.rewrite import Edit, find_edits, has_casts
+from lilliput.speedup.result import TIED, Plan, SpeedupResult, make_receipt
+from lilliput.speedup.rewrite import Edit, find_cause, find_edits, has_casts
 from lilliput.speedup.track import Failure, describe, failing_module
 from lilliput.speedup.verify import Reference, disturb, make_reference
 from lilliput.speedup.walk import IS_OUTPUT
 from lilliput.speedup.widths import Stale, Widths, find_feature_info, show
 
 log = logging.getLogger("lilliput")
+_WHY_UNREAD = ("the example inputs never reach", "in evaluation, tables are read in place of")
 _ATTEMPTS = 6
 _MOST_WIDTHS = 8  # that are tried one by one, where not all of them can be set
 
@@ -145,6 +147,7 @@ class _Work:
         self.masked = self._extend() if extend_masks else model
         self.removed = self._find_removed()
         self.cuts = tuple(find_cuts(self.analysis, self.removed))
+        self.edits = find_edits(self.analysis, self.removed)
         if not self.cuts:
             raise StageError(
                 f"{find_unready(model)}there is nothing to cut: no channel is zero in all the parameters "
@@ -154,7 +157,8 @@ class _Work:
             )
         if self.groups.unreached:
             self.notes.append(
-                f"the example inputs never reach {', '.join(self.groups.unreached[:4])}"
+                f"{_WHY_UNREAD[bool(find_shortcuts(self.plain, self.groups.unreached))]} "
+                f"{', '.join(self.groups.unreached[:4])}"
                 f"{' …' if len(self.groups.unreached) > 4 else ''}; that code was neither cut nor checked"
             )
         left = find_left_masks(model)
@@ -192,7 +196,7 @@ class _Work:
 
     def find_plan(self, allow_graph: bool) -> tuple[Plan, float]:
         """Return the first plan that passes the check, the user's own module preferred."""
-        edits = find_edits(self.analysis, self.removed)
+        edits = self.edits
         attributes = find_attributes(self.plain, edits)
         failures: list[Failure] = []
         remembered = find_remembered(self.plain, self.cuts)
@@ -292,9 +296,8 @@ class _Work:
                 return open_, self.reference.error(twin)
         except Exception as failure:
             log.debug("speedup: sizes cannot be left open: %s", describe(failure))
-        self.notes.append(
-            "the captured part takes inputs of the example's sizes only, the batch included"
-        )
+        self.notes.insert(0, TIED)
+        log.warning("speedup: the shrunk model %s.", TIED)
         return plan, error
 
     def _alike(self, path: str, edits: list[Edit]) -> set[str]:
@@ -318,7 +321,8 @@ class _Work:
         if error <= self.reference.tolerance:
             error = max(error, self._error_elsewhere(plan))
         if error > self.reference.tolerance:
-            failures.append(Failure("", f"its outputs differ by {error:.1e} of the largest"))
+            cause = find_cause(self.edits) if not plan.graphs else ""
+            failures.append(Failure("", f"its outputs differ by {error:.1e} of the largest{cause}"))
         return error
 
     def _error_elsewhere(self, plan: Plan) -> float:
