@@ -18,7 +18,7 @@ import keras
 from keras import ops, tree
 from keras.src.saving import object_registration
 
-from lilliput.backends.keras.scopes import full_precision, is_symbolic
+from lilliput.backends.keras.scopes import full_precision, is_symbolic, replicas
 from lilliput.backends.keras.variables import raw, tensor_of, to_array, track, untrack
 from lilliput.errors import StageError, UnsupportedModelError
 
@@ -96,6 +96,7 @@ class Sidecar:
         for site in self.sites:
             output = _map_floating(output, site.quantize, site.wrapper, site.role)
         for collector in self.collectors:
+            _expect_one_replica(collector.wrapper)
             collector.function(collector.wrapper, args, output)
         return output
 
@@ -366,6 +367,14 @@ def _expect(wrapper: Any, is_there: bool, what: str) -> None:
         raise UnsupportedModelError(
             f"layer {wrapper.name!r}: its {what} has no floating-point tensor that could be quantized; "
             "leave it out of quant_types."
+        )
+
+
+def _expect_one_replica(wrapper: Any) -> None:
+    if replicas() > 1:
+        raise UnsupportedModelError(
+            f"layer {wrapper.name!r}: its activations are collected, but {replicas()} devices train "
+            "together and each sees only its own part of a batch; train on one device, or calibrate."
         )
 
 

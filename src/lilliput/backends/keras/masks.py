@@ -52,7 +52,8 @@ def _slots(optimizer: Any, variable: Any) -> Iterator[Any]:
         for slots in vars(inner).values():
             is_listed = isinstance(slots, list) and len(slots) == len(trained)
             slot = slots[index] if is_listed and slots is not trained else variable
-            if slot is not variable and _is_memory(slot) and slot.shape == variable.shape:
+            is_other = slot is not variable and _is_memory(slot) and _is_alive(slot)
+            if is_other and slot.shape == variable.shape:
                 yield slot
 
 
@@ -60,6 +61,12 @@ def _is_memory(slot: Any) -> bool:
     """Whether a slot says where a weight was going; sums of squares only scale its steps."""
     path = getattr(slot, "path", "accumulator")
     return "accumulator" not in path or "gradient_accumulator" in path
+
+
+def _is_alive(slot: Any) -> bool:
+    """Whether a slot has a value: on JAX, Keras gives away the buffers of averages and forgets them."""
+    is_deleted = getattr(getattr(slot, "value", None), "is_deleted", None)
+    return is_deleted is None or not is_deleted()
 
 
 def moves_zeros(optimizer: Any) -> bool:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -19,6 +18,7 @@ import keras
 from lilliput.backends.keras.functions import retrace_if_due
 from lilliput.backends.keras.instrument import subclass_like, unshadowed
 from lilliput.backends.keras.scopes import is_symbolic, is_tracing, publish, sync
+from lilliput.backends.keras.variables import to_array
 from lilliput.errors import StageError
 
 log = logging.getLogger("lilliput")
@@ -110,11 +110,11 @@ def shadow_model(base: Any) -> type:
         followers = followers_of(self)
         if followers:
             bound.arguments["callbacks"] = _joined(bound.arguments.get("callbacks"), followers)
-        return _followed(lambda: base.fit(*bound.args, **bound.kwargs))
+        return _followed(self, lambda: base.fit(*bound.args, **bound.kwargs))
 
     def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         retrace_if_due(self)
-        result = _followed(lambda: base.train_on_batch(self, *args, **kwargs))
+        result = _followed(self, lambda: base.train_on_batch(self, *args, **kwargs))
         for task in tasks_of(getattr(self, "optimizer", None)):
             task()
         return result
@@ -137,17 +137,19 @@ def shadow_model(base: Any) -> type:
     return subclass_like(base, members)
 
 
-_following = threading.local()
+def _followed(model: Any, run: Callable[[], Any]) -> Any:
+    """Do some training whose steps are counted elsewhere than at the optimizer.
 
-
-def _followed(run: Callable[[], Any]) -> Any:
-    """Do some training whose steps are counted elsewhere than at the optimizer."""
-    before = getattr(_following, "is_on", False)
-    _following.is_on = True
+    The optimizer is marked, not this thread: several devices train in threads of their own.
+    """
+    marked = [x for x in _chain(getattr(model, "optimizer", None)) if _FOLLOWED not in vars(x)]
+    for optimizer in marked:
+        vars(optimizer)[_FOLLOWED] = True
     try:
         return run()
     finally:
-        _following.is_on = before
+        for optimizer in marked:
+            vars(optimizer).pop(_FOLLOWED, None)
 
 
 def _joined(callbacks: Any, followers: list[keras.callbacks.Callback]) -> Any:
@@ -162,17 +164,19 @@ def _joined(callbacks: Any, followers: list[keras.callbacks.Callback]) -> Any:
 # -- following an optimizer ------------------------------------------------------------------------
 
 _TASKS = "_lilliput_tasks"
+_FOLLOWED = "_lilliput_followed"
 
 
 def tasks_of(optimizer: Any) -> list[Callable[[], None]]:
     """Return what is to be done after each step of an optimizer."""
-    tasks: list[Callable[[], None]] = []
-    while (
-        optimizer is not None
-    ):  # scaling of losses, in mixed precision, wraps the user's optimizer
-        tasks += vars(optimizer).get(_TASKS, ())
+    return [task for part in _chain(optimizer) for task in vars(part).get(_TASKS, ())]
+
+
+def _chain(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer and those in it: scaling of losses, in mixed precision, wraps the user's."""
+    while optimizer is not None:
+        yield optimizer
         optimizer = getattr(optimizer, "inner_optimizer", None)
-    return tasks
 
 
 def followers_of(model: Any) -> list[keras.callbacks.Callback]:
@@ -211,7 +215,7 @@ def _watch(optimizer: Any) -> None:
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         result = plain(*args, **kwargs)
-        if getattr(_following, "is_on", False):
+        if _FOLLOWED in vars(optimizer):
             return result
         if is_tracing():
             log.warning(
@@ -250,7 +254,7 @@ class StepFollower(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _iterations(self) -> int:
         sync(self.model)
-        return int(self.model.optimizer.iterations)
+        return int(to_array(self.model.optimizer.iterations))
 
 
 class CompressionCallback(StepFollower):

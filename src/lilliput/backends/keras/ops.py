@@ -20,6 +20,7 @@ from lilliput.backends.keras.fakequant import offset_to_zero_point as offset_to_
 from lilliput.backends.keras.fakequant import round_to_grid as round_to_grid
 from lilliput.backends.keras.grad import map_gradient as map_gradient
 from lilliput.backends.keras.grad import straight_through as straight_through
+from lilliput.backends.keras.scopes import mean_over_replicas
 from lilliput.backends.keras.variables import tensor_of, to_array
 from lilliput.errors import UnsupportedModelError
 
@@ -122,13 +123,17 @@ def take_first(tensor: Tensor, count: int, axis: int) -> Tensor:
 
 
 def range_of(tensor: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest value, of all or of each slice along an axis."""
+    """Return the smallest and the largest value, of all or of each slice along an axis.
+
+    Where several devices train together, those of a whole tensor are means over the devices.
+    """
     others = None
     if axis is not None:
         others = tuple(i for i in _axes(tensor) if i != axis % len(tensor.shape))
         if not others:
             return tensor, tensor
-    return ops.min(tensor, axis=others), ops.max(tensor, axis=others)
+    found = ops.min(tensor, axis=others), ops.max(tensor, axis=others)
+    return (mean_over_replicas(found[0]), mean_over_replicas(found[1])) if axis is None else found
 
 
 def min_over(tensor: Tensor, axis: int) -> Tensor:

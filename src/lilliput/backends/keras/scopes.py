@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -14,7 +14,17 @@ from keras.src.backend.common import global_state as _global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope as _in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope as is_symbolic
 
-__all__ = ["full_precision", "is_symbolic", "is_tracing", "is_training", "publish", "sync"]
+__all__ = [
+    "full_precision",
+    "is_symbolic",
+    "is_tracing",
+    "is_training",
+    "mean_over_replicas",
+    "publish",
+    "replicas",
+    "strategy_of",
+    "sync",
+]
 
 _published = threading.local()
 
@@ -69,3 +79,34 @@ def sync(model: Any) -> None:
     """Bring variables up to date: while ``fit`` runs on JAX, their values are kept elsewhere."""
     if hasattr(model, "jax_state_sync") and not is_tracing():
         model.jax_state_sync()
+
+
+# -- several devices: tf.distribute ------------------------------------------------------------------
+
+
+def strategy_of(model: Any) -> AbstractContextManager[Any]:
+    """Return the scope to make variables of a model in: each device then gets its own copy."""
+    strategy = getattr(model, "_distribute_strategy", None)
+    scope: AbstractContextManager[Any] = nullcontext() if strategy is None else strategy.scope()
+    return scope
+
+
+def replicas() -> int:
+    """Return on how many devices the call that is going on runs at the same time."""
+    context = _replica_context()
+    return 1 if context is None else int(context.num_replicas_in_sync)
+
+
+def mean_over_replicas(tensor: Any) -> Any:
+    """Return the mean of what a tensor is on each device, so that all of them go on alike."""
+    context = _replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return tensor
+    return context.all_reduce(sys.modules["tensorflow"].distribute.ReduceOp.MEAN, tensor)
+
+
+def _replica_context() -> Any:
+    tensorflow = sys.modules.get("tensorflow")
+    if keras.backend.backend() != "tensorflow" or tensorflow is None:
+        return None
+    return tensorflow.distribute.get_replica_context()

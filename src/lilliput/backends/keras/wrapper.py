@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from lilliput.backends.keras.functions import retrace
-from lilliput.backends.keras.scopes import is_training, sync
+from lilliput.backends.keras.scopes import is_training, strategy_of, sync
 from lilliput.backends.keras.variables import OURS, raw, read, tensor_of, to_array, track, untrack
 from lilliput.backends.wrapping import OwnAttributes, marker_of
 from lilliput.config.layer import LayerInfo, QuantType
@@ -110,9 +110,10 @@ class ModuleWrapper(OwnAttributes):
         """Hold a tensor as a variable; the layer gets to know it while it is compressed."""
         array = to_array(value)
         title = f"{OURS}{next(_numbers)}_{name}"  # each is another one, also on one layer
-        variable = keras.Variable(
-            array, dtype=str(array.dtype), trainable=False, autocast=False, name=title
-        )
+        with strategy_of(self.compressor.bound_model):
+            variable = keras.Variable(
+                array, dtype=str(array.dtype), trainable=False, autocast=False, name=title
+            )
         self._variables[name] = variable
         if self.__dict__["_is_attached"]:
             track(self.module, variable)
