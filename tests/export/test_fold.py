@@ -7,6 +7,7 @@ from fixed_quantizer import constants, export, operators, quantized, rule
 from torch import nn
 
 from lilliput.export.integers import Stored
+from lilliput.torch import PTQQuantizer
 
 onnx_ir = pytest.importorskip("onnx_ir")
 
@@ -86,13 +87,33 @@ def test_channel_without_weights_keeps_its_bias(tmp_path):
     assert result.layers[0].integer and result.runtimes["onnxruntime"].lsb <= 1.001
 
 
-def test_bias_that_does_not_fit_stays_float(tmp_path):
+@pytest.mark.parametrize("faint", [1e-9, 3e-6, 1e-4])
+def test_faint_filters_with_a_bias_keep_their_layer_on_integers(tmp_path, faint):
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU6(), nn.Conv2d(16, 8, 1)
+    model, x = nn.Sequential(*layers).eval(), torch.randn(8, 3, 16, 16)
+    with torch.no_grad():
+        model[0].weight[3] *= faint
+        model[1].bias[3] = 2.0
+    quantizer = PTQQuantizer(model, [{"op_types": ["Conv2d"]}])
+    quantizer.compress()
+    quantizer.calibrate([x])
+    result, graph = export(quantizer, tmp_path, x)
+    biases = [held for kind, held in constants(graph).values() if kind == "INT32" and held.any()]
+    assert sorted(map(len, biases)) == [8, 16]
+    assert result.integer_share == 1 and result.runtimes["onnxruntime"].lsb <= 1.001
+
+
+def test_bias_that_does_not_fit_coarsens_its_own_channel_alone(tmp_path):
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3)), 1e-4 * torch.randn(2, 3, 6, 6)
     with torch.no_grad():
         model[0].weight *= 1e-4
-        model[0].bias[2] = 50.0
-    result, graph = export(quantized(model, x), tmp_path, x)
-    assert constants(graph)["0.bias_behind"][0] == "FLOAT"
-    assert not result.layers[0].integer
-    assert "biases that are too large" in result.notes[0]
+        model[0].bias[:] = torch.tensor([0.0, 0.0, 50.0, 0.0])
+        largest = model[0].weight.abs().amax((1, 2, 3)).numpy()
+    result, graph = export(quantized(model, x), tmp_path, x, assume_vnni=True)
+    found = constants(graph)
+    scale = next(held for name, (_, held) in found.items() if name.startswith("0.weight_scale"))
+    steps = largest / scale  # what is left of the weights, in steps
+    assert np.allclose(np.delete(steps, 2), 63, rtol=1e-5) and steps[2] < 0.01
+    assert result.layers[0].integer and result.runtimes["onnxruntime"].lsb <= 1.001
