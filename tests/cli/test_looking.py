@@ -148,3 +148,11 @@ def test_what_a_function_prints_stays_out_of_the_json(lilliput, place):
     ended = lilliput("inspect", "loud:build", "--json")
     assert as_json(ended)["parameters"] == 796 and ended.err == "loading\n"
     assert lilliput("inspect", "loud:build").out.startswith("loading\nlayer")
+
+
+@pytest.mark.parametrize("words", [["inspect", "model.pt"], ["compare", "a.onnx", "model.pth"]])
+def test_a_file_of_weights_is_refused_with_the_reason(lilliput, place, words, monkeypatch):
+    monkeypatch.setattr("lilliput.cli.executed.open_executed", lambda path: None)
+    ended = lilliput(*words)
+    assert ended.code == 2
+    assert "cannot be read: it holds weights, not the model. Expected module:factory" in ended.err

@@ -233,6 +233,36 @@ def test_runs_are_chained_by_their_folders(tmp_path, monkeypatch):
     assert not torch.equal(quantized, load_run(tmp_path / "fast").model.eval()(x))
 
 
+def test_a_run_from_another_run_is_timed_in_one_runtime(tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    head = {"lilliput": 1, "model": "recipe_toy:build", "data": "recipe_toy:batches"}
+    rules = [{"op_types": ["Conv2d"], "sparsity": 0.5}]
+    run(
+        _written(tmp_path / "a.json", head, [{"prune": "l1", "config": rules}]), "a", progress=False
+    )
+    second = _written(tmp_path / "b.json", {**head, "model": "a"}, [EXPORT])
+    receipt = run(second, tmp_path / "b", progress=False).receipt
+    assert receipt.before.runtime == receipt.after.runtime and receipt.before.p50
+    assert len(receipt.before.readings) == len(receipt.after.readings) == 2
+
+
+def test_a_model_that_takes_long_to_make_is_not_timed_at_another_time(tmp_path, monkeypatch):
+    from lilliput.recipes import finish
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(finish, "_QUICK", -1.0)
+    head = {"lilliput": 1, "model": "recipe_toy:build", "data": "recipe_toy:batches"}
+    rules = [{"op_types": ["Conv2d"], "sparsity": 0.5}]
+    file = _written(tmp_path / "a.json", head, [{"prune": "l1", "config": rules}])
+    receipt = run(file, tmp_path / "a", progress=False).receipt
+    assert receipt.before.p50 is None and "not timed together" in receipt.notes[-1]
+    assert "faster" not in receipt.verdict.partition("yet")[2]
+
+
+EXPORT = {"export": "onnx", "file": "small.onnx"}
+
+
 def _written(file, head, steps):
     source = HERE / "project" / "recipe_toy.py"
     (file.parent / "recipe_toy.py").write_text(source.read_text())

@@ -49,6 +49,9 @@ def test_counts_are_those_of_the_formulas():
     assert figures.nonzeros == figures.parameters - 8  # the shifts of a new batch norm are zero
     assert 0 < figures.p50 <= figures.p95
     assert figures.runs == 5
+    assert len(figures.readings) == 2 and max(figures.readings) >= figures.p50 >= min(
+        figures.readings
+    )
 
 
 @pytest.mark.parametrize(

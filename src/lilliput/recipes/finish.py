@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lilliput.errors import LilliputError, StateError
 from lilliput.recipes.checkpoint import inside, read_run
 from lilliput.recipes.fingerprints import canonical
-from lilliput.recipes.opening import make_model
+from lilliput.recipes.opening import make_original
 from lilliput.recipes.session import Session
 from lilliput.recipes.spec import ExportStep
 
@@ -57,7 +57,7 @@ def _receipt(session: Session) -> Receipt:
         *_timed_together(session, before, after),
         metric_name=_metric_name(session.recipe.evaluate),
         max_difference=_largest_difference(session),
-        notes=(*log["notes"], *_about_simulation(session)),
+        notes=(*log["notes"], *_about_simulation(session), *_about_timing(session)),
     )
 
 
@@ -81,10 +81,10 @@ def _timed_together(session: Session, before: Figures, after: Figures) -> list[F
     """Time the model as it was and what came out in turns: the machine may have changed meanwhile."""
     from lilliput.report.measure import measure_all
 
-    is_slow = session.log.get("factory_seconds", 0.0) > _QUICK
-    if session.functions.factory is None or is_slow:  # it began with another run's result
-        return [before, after]
-    original = make_model(session.functions.factory, session.entry.seed)
+    if _is_slow(session):
+        untimed: dict[str, Any] = {"p50": None, "p95": None, "runs": 0, "readings": ()}
+        return [replace(before, **untimed), after]
+    original = make_original(session)
     exported = _final_export(session)
     with tempfile.TemporaryDirectory() as folder:
         models = [original, session.model]
@@ -95,6 +95,21 @@ def _timed_together(session: Session, before: Figures, after: Figures) -> list[F
     return [
         replace(x, **{name: getattr(t, name) for name in _TIMED})
         for x, t in zip((before, after), timed, strict=True)
+    ]
+
+
+def _is_slow(session: Session) -> bool:
+    """Whether making the original again, to time it with the result, would take too long."""
+    return bool(session.log.get("factory_seconds", 0.0) > _QUICK)
+
+
+def _about_timing(session: Session) -> list[str]:
+    """Say why there is no latency to compare with."""
+    if not _is_slow(session):
+        return []
+    seconds = session.log["factory_seconds"]
+    return [
+        f"making the trained model takes {seconds:.0f} s, so it was not timed together with the result"
     ]
 
 

@@ -67,11 +67,9 @@ def load_run(folder: str | os.PathLike[str], *, trust: bool = False) -> LoadedRu
 def start(recipe: Recipe, folder: Path, functions: Functions, trust: bool = False) -> Session:
     """Return a session at the beginning of a run; see :func:`load_run` for ``trust``."""
     session = Session(recipe, folder, functions)
-    origin = earlier_run(recipe)
+    origin, began = earlier_run(recipe), time.perf_counter()
     if origin is None:
-        began = time.perf_counter()
         session.model = make_model(functions.factory, recipe.seed)
-        session.log["factory_seconds"] = round(time.perf_counter() - began, 1)
         name: Any = backend_of(session.model).name
         session.framework = framework_named(name)
         session.entry = ModelEntry(
@@ -81,6 +79,7 @@ def start(recipe: Recipe, folder: Path, functions: Functions, trust: bool = Fals
         held = _take_result(session, origin, trust)
         for shrunk in held.model.shrunk:
             shutil.copytree(inside(origin, shrunk), folder / shrunk)
+    session.log["factory_seconds"] = round(time.perf_counter() - began, 1)
     check_installed(recipe, session.framework.name)
     session.take_inputs()
     session.threads = session.framework.threads()
@@ -172,6 +171,17 @@ def make_model(factory: Any, seed: int) -> Any:
         if name in sys.modules:
             framework_named(name).seed(seed_for(seed, "model"))
     return factory()
+
+
+def make_original(session: Session) -> Any:
+    """Return the model that a run began with, made once more."""
+    origin = earlier_run(session.recipe)
+    if origin is None:
+        return make_model(session.functions.factory, session.entry.seed)
+    held = _finished(origin)
+    model, compressors = build(held, origin, trust=True)  # the run asked for it when it was opened
+    load_states(held, model, compressors)
+    return model
 
 
 def _take_result(session: Session, origin: Path, trust: bool) -> Checkpoint:
