@@ -23,7 +23,7 @@ def test_every_shown_option_exists(lilliput):
 # What depends on the processor, or on what else the machine does: latencies, the verdict with its speed,
 # and notes about instructions that a processor lacks.
 MACHINE = re.compile(
-    r"^(latency .*|.* on disk[ ,;.].*|note: .*(on this CPU|saturat|coarser|compare speed).*)$",
+    r"^(latency .*|.* on disk[ ,;.].*|note: .*(on this CPU|saturat|coarser|compare speed|not timed).*)$",
     re.MULTILINE,
 )
 FIGURE = re.compile(r"[\d.,]+(e[+-]?\d+)?( s| ms| min| h)?|[+±÷×–-]+|threads?|noisy")

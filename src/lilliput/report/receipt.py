@@ -240,7 +240,7 @@ class Receipt:
             share = f"{1 - self.after.nonzeros / self.after.parameters:.0%} of the weights are zero, but "
         return (
             f"masks only: {share}nothing is smaller or faster yet{self._metric_change()}. Masks of whole "
-            "channels are cut out by speedup(); masks of single weights only make a file that deflates well."
+            "channels are cut out by speedup(); masks of single weights only make a file that zips well."
         )
 
     def _size(self) -> str:
