@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from lilliput.printing import printable
+
 MOST_PROBLEMS = 200  # that are looked for in one config list
 
 
@@ -48,7 +50,9 @@ class ConfigError(LilliputError, ValueError):
     def __init__(self, problems: Iterable[Problem] | str, title: str = "") -> None:
         found = [Problem("", problems)] if isinstance(problems, str) else list(problems)
         self.problems: tuple[Problem, ...] = tuple(found)
-        lines = [str(problem) for problem in found]
+        # A value or a name of the user's must not reach the terminal as an escape sequence.
+        title = printable(title)
+        lines = [printable(problem) for problem in found]
         if len(lines) == 1:
             text = f"{title}: {lines[0]}" if title else lines[0]
         else:

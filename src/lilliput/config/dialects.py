@@ -287,8 +287,8 @@ class _Draft:
 
     def drop_default_granularity(self) -> None:
         value = self.rule.get("granularity")
-        is_dict = isinstance(value, dict)
-        by_type = value if isinstance(value, dict) else {"": value}
+        is_dict = type(value) is dict
+        by_type = value if type(value) is dict else {"": value}
         kept = {k: v for k, v in by_type.items() if not (isinstance(v, str) and v == "default")}
         if len(kept) == len(by_type):
             return
@@ -300,8 +300,8 @@ class _Draft:
     def split_compounds(self) -> None:
         for key, second_key, era, pattern, convert in COMPOUNDS:
             value = self.rule.get(key)
-            is_dict = isinstance(value, dict)
-            first = dict(value) if isinstance(value, dict) else {"": value}
+            is_dict = type(value) is dict
+            first = dict(value) if type(value) is dict else {"": value}
             second: dict[Any, Any] = {}
             for kind, text in first.items():
                 match = pattern.fullmatch(text) if isinstance(text, str) else None
@@ -368,12 +368,12 @@ def _merged(left: Any, right: Any) -> tuple[bool, Any]:
     """Return whether two values of one setting agree, and the value that says both."""
     if _same(_listed(left), _listed(right)):
         return True, left
-    if isinstance(left, dict) and isinstance(right, dict):
+    if type(left) is dict and type(right) is dict:
         agrees = all(_same(left[kind], right[kind]) for kind in left.keys() & right.keys())
         return agrees, {**right, **left}
-    if isinstance(left, dict):
+    if type(left) is dict:
         left, right = right, left
-    if isinstance(right, dict):
+    if type(right) is dict:
         # A value for all quant types beside one by type: fine as long as they are the same.
         return all(_same(left, value) for value in right.values()), left
     return False, left
@@ -383,7 +383,7 @@ def _follows_weight(key: Any, value: Any) -> bool:
     """Tell if a setting of the bias only spells out NNI's default: masked as its weight is."""
     if key == "apply_method":
         return _same(value, "mul")
-    if key != "align" or not isinstance(value, dict):
+    if key != "align" or type(value) is not dict:
         return False
     return value.get("module_name") is None and _same(value.get("target_name"), "weight")
 
@@ -408,5 +408,11 @@ def _keys(value: Any) -> list[Any]:
 
 
 def _unshared(value: Any) -> Any:
-    """Copy a plain container, so that no two rules share one and the user's own stays untouched."""
-    return value.copy() if type(value) in (list, dict) else value
+    """Copy a plain container, so that no two rules share one and the user's own stays untouched.
+
+    A dict of a class of its own becomes a plain one: what its methods do is not known.
+    """
+    if isinstance(value, dict):
+        copied = _converted(dict, value)
+        return value if copied is None else copied
+    return value.copy() if type(value) is list else value

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def _explain(
     """Say each pydantic error in our words; branches of one union become one message."""
     by_key: dict[str, list[str]] = {}
     received: dict[str, Any] = {}
-    for fault in error.errors(include_url=False):
+    for fault in islice(error.errors(include_url=False), MOST_PROBLEMS + 1):
         key = str(fault["loc"][0]) if fault["loc"] else ""
         if fault["type"] == "extra_forbidden":
             hint = nearest(key, rule.model_fields)

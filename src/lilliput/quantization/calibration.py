@@ -138,7 +138,7 @@ class _Checkpoint:
             for key, observer in self.observers.items():
                 observer.load(content["seen"]["/".join(key)])
             return int(content["batches"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
             if isinstance(error, StateError):
                 raise
             raise StateError(f"{self.path}: not a calibration file ({error!r}).") from error

@@ -179,7 +179,7 @@ class Receipt:
         """Read what :meth:`save` wrote."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StateError(f"{path}: no readable receipt ({error}).") from error
         return cls.from_dict(data)
 

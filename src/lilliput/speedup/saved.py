@@ -160,7 +160,14 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     try:
         trial = build(plain, plan, inputs)
         trial.load_state_dict(weights)
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise StateError(f"{target}: the plan does not fit this model ({error}).") from error
     if plan.kind == "graph":
         return trial.train(model.training)
