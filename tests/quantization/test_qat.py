@@ -538,3 +538,33 @@ def test_frozen_norms_compile_as_one_graph():
     torch.testing.assert_close(compiled(x), twin(x))
     assert torch.equal(model[1].running_mean, mean)
     assert model[1].training
+
+
+@pytest.mark.parametrize(
+    "order", ["checkpoint in a compiled model", "compiled model in a checkpoint"]
+)
+def test_checkpointing_and_compiling_go_together(order):
+    def step(wrap):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+        quantizer = QATQuantizer(model, [{"quant_bits": 4}], momentum=0.5)
+        quantizer.compress()
+        model(torch.randn(8, 8))
+        inputs = (3 * torch.randn(8, 8)).requires_grad_()
+        wrap(model)(inputs).square().sum().backward()
+        highs = [float(w.input_high) for w in quantizer.get_modules_wrapper()]
+        return highs, [p.grad for p in model.parameters()]
+
+    def compiled(function):
+        return torch.compile(function, backend="aot_eager")
+
+    def wrap(model):
+        if order == "checkpoint in a compiled model":
+            return compiled(lambda x: checkpoint(model, x, use_reentrant=False))
+        return lambda x: checkpoint(compiled(model), x, use_reentrant=False)
+
+    highs, gradients = step(wrap)
+    expected, others = step(lambda model: model)
+    assert highs == pytest.approx(expected)
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(one, other)

@@ -123,6 +123,10 @@ class Backend(ABC):
         """Whether this forward repeats an earlier one within backward (activation checkpointing)."""
         return False
 
+    def when_recomputing(self, like: Any) -> Any:
+        """Return a tensor that says so as compiled code runs, None where :meth:`is_recomputing` does."""
+        return None
+
     def may_be_recomputed(self) -> bool:
         """Whether this forward may be repeated within backward."""
         return False

@@ -40,8 +40,8 @@ class LSQQuantizer(RangeQuantizer):
     Parameters
     ----------
     model, config_list, optimizer, example_inputs, quant_start_step
-        See :class:`~lilliput.quantization.ranges.RangeQuantizer`. The scales are added to the optimizer,
-        without weight decay.
+        See :class:`~lilliput.quantization.ranges.RangeQuantizer`. The scales are added to the optimizer, in
+        the group of their layer's weight, but without weight decay.
     """
 
     backends = ("torch",)

@@ -88,6 +88,8 @@ class QATQuantizer(RangeQuantizer):
         moved = [old + share * (new - old) for old, new in zip(held[:2], seen, strict=True)]
         # A batch with NaN or infinity must not spoil the range for good.
         is_fine = xp.isfinite(moved[0]) & xp.isfinite(moved[1])
+        is_repeated = self._backend.when_recomputing(held[0])
+        is_fine = is_fine if is_repeated is None else is_fine & ~is_repeated
         low, high = (xp.where(is_fine, new, old) for old, new in zip(held[:2], moved, strict=True))
         for old, new in zip(
             held, (low, high, *fit(low, high, self.grid(wrapper, target))), strict=True

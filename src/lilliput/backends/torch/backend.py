@@ -150,6 +150,10 @@ class TorchBackend(Backend):
         """Whether autograd runs this forward again; see :mod:`recompute`."""
         return recompute.is_recomputing()
 
+    def when_recomputing(self, like: Tensor) -> Tensor | None:
+        """Return, in compiled code, a flag that says so as the code runs."""
+        return recompute.when_recomputing(like)
+
     def may_be_recomputed(self) -> bool:
         """Whether autograd may run this forward again."""
         return recompute.may_be_recomputed()

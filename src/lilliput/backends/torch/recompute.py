@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 
 def is_recomputing() -> bool:
     """Whether this forward repeats an earlier one, inside backward.
 
     Both kinds of ``torch.utils.checkpoint``, and reversible networks, run layers within a task of the
-    autograd engine. A compiled graph decides itself what it computes twice, and follows ranges once.
+    autograd engine. Compiled code asks :func:`when_recomputing` instead, as it runs.
     """
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return not torch.compiler.is_compiling() and _is_in_backward()
+
+
+def when_recomputing(like: Tensor) -> Tensor | None:
+    """Return, in compiled code, a flag that is true where its graph runs inside backward."""
+    if not torch.compiler.is_dynamo_compiling():
+        return None
+    flag: Tensor = _in_backward(like)
+    return flag
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+# An operation, so that the compiler cannot answer it once and for all.
+@torch.library.custom_op("lilliput::in_backward", mutates_args=())
+def _in_backward(like: Tensor) -> Tensor:
+    return torch.tensor(_is_in_backward(), device=like.device)
+
+
+@_in_backward.register_fake
+def _(like: Tensor) -> Tensor:
+    return like.new_empty((), dtype=torch.bool)
 
 
 def may_be_recomputed() -> bool:
