@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from random_nets import OwnRMSNorm, randomize
 from torch import nn
 
-from lilliput.backends.torch.instrument import narrow_of
+from lilliput.backends.torch.sidecar import narrow_of
 from lilliput.errors import StateError, UnsupportedModelError
 from lilliput.pruning import L1NormPruner
 from lilliput.speedup.shrink import speedup

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from lilliput.backends.torch.instrument import SIDECAR
+from lilliput.backends.torch.sidecar import SIDECAR
 from lilliput.errors import MissingExtraError
 from lilliput.integrations.following import Following, pack, unpack
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.instrument import SIDECAR
+from lilliput.backends.torch.sidecar import SIDECAR
 from lilliput.report.snapshot import batch_of
 from lilliput.report.snapshot_torch import evaluating, watch
 from lilliput.speedup.capture import as_inputs

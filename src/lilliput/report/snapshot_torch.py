@@ -20,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.fastpath import calling_modules
-from lilliput.backends.torch.instrument import SIDECAR, Sidecar, quantizers_in
+from lilliput.backends.torch.instrument import quantizers_in
+from lilliput.backends.torch.sidecar import SIDECAR, Sidecar
 from lilliput.backends.torch.statistics import run
 from lilliput.backends.torch.weights import plain_type, whole
 from lilliput.backends.wrapping import marking, step_aside

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lilliput.backends.torch.instrument import narrow_of
+from lilliput.backends.torch.sidecar import narrow_of
 from lilliput.speedup.analysis import Analysis
 from lilliput.speedup.cuts import find_cuts
 from lilliput.speedup.groups import ChannelGroups, Group, Slice

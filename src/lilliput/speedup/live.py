@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.instrument import mask_of, set_narrow
+from lilliput.backends.torch.instrument import set_narrow
+from lilliput.backends.torch.sidecar import mask_of
 from lilliput.speedup.cuts import balance
 from lilliput.speedup.dead import find_dead
 from lilliput.speedup.norms import narrow_norms

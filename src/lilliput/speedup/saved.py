@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from lilliput.backends.torch.files import dump_tensors, parse_tensors
-from lilliput.backends.torch.instrument import Sidecar
+from lilliput.backends.torch.sidecar import Sidecar
 from lilliput.core.state_files import NAME, Strict, read_document
 from lilliput.errors import StateError
 from lilliput.files import write_atomically

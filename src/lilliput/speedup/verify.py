@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lilliput.backends.torch.instrument import SIDECAR
+from lilliput.backends.torch.sidecar import SIDECAR
 from lilliput.errors import UnsupportedModelError
 from lilliput.speedup.capture import Inputs, as_inputs, copy_model, quiet
 from lilliput.speedup.compare import relative_error, tensors_of

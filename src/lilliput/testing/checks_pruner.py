@@ -15,7 +15,15 @@ from lilliput.quantization.naive import NaiveQuantizer
 from lilliput.testing.expect import expect, expect_close, expect_equal, expect_zero
 from lilliput.testing.faults import FaultError, break_last_layer, compress_with_fault
 from lilliput.testing.models import TinyCNN, TinyMLP
-from lilliput.testing.observe import Anatomy, entries, outputs, sgd, tensors_of, train
+from lilliput.testing.observe import (
+    Anatomy,
+    entries,
+    loss_of,
+    outputs,
+    sgd,
+    tensors_of,
+    train,
+)
 from lilliput.testing.subject import Check, Subject, seeded
 
 _SPARSITIES = (0.0, 0.1, 0.5, 0.8, 0.99)
@@ -44,6 +52,25 @@ def check_masks(subject: Subject) -> None:
             expect(not mask.requires_grad, f"mask of {entry.label} asks for a gradient.")
             what = f"{entry.label} as its layer sees it"
             expect_equal(entry.seen, entry.raw.detach() * mask, what)
+
+
+@seeded
+def check_writes_reach_the_weights(subject: Subject) -> None:
+    """A masked layer shows its Parameter: what is written to it stays, and its gradient is seen."""
+    for model in subject.models():
+        compressor = subject.compress(model)
+        for entry in entries(compressor, with_bias=True):
+            shown = model.get_parameter(entry.label)
+            expect(shown is entry.raw, f"get_parameter({entry.label!r}) is not the Parameter.")
+            shown.data.fill_(0.25)  # .data moves no version counter
+            wanted = torch.full_like(shown, 0.25)
+            wanted = wanted if entry.mask is None else wanted * entry.mask
+            seen = model.get_parameter(entry.label).detach()
+            expect_equal(seen, wanted, f"{entry.label} after a write to it")
+        loss_of(model, model.make_input()).backward()  # type: ignore[no-untyped-call]
+        for entry in entries(compressor):
+            gradient = model.get_parameter(entry.label).grad
+            expect(gradient is entry.raw.grad, f"the gradient of {entry.label} is not shown.")
 
 
 @seeded
@@ -230,6 +257,7 @@ def check_strip_keeps_outputs(subject: Subject) -> None:
 PRUNER_CHECKS: tuple[Check, ...] = (
     check_strip_keeps_outputs,
     check_masks,
+    check_writes_reach_the_weights,
     check_exact_sparsity,
     check_pruned_weights_stay_zero,
     check_failing_calc_mask_leaves_model_alone,

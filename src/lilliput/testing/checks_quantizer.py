@@ -11,6 +11,7 @@ from torch import Tensor
 from lilliput.config.layer import QuantType
 from lilliput.core.grad import QuantGrad, gradient_rule
 from lilliput.core.quantizer import Quantizer
+from lilliput.errors import StageError
 from lilliput.pruning.level import LevelPruner
 from lilliput.testing.expect import (
     expect,
@@ -88,6 +89,26 @@ def check_quantized_weights_follow(subject: Subject) -> None:
         for entry in entries(quantizer):
             is_stale = torch.equal(entry.seen, before[entry.label])
             expect(not is_stale, f"{entry.label} is quantized to the same, its signs reversed.")
+
+
+@seeded
+def check_edits_of_quantized_weights_raise(subject: Subject) -> None:
+    """What a layer computes with cannot be edited by mistake; its Parameter can be had and edited."""
+    for model in subject.models(TinyCNN, TinyMLP):
+        quantizer = subject.compress(model)
+        for wrapper in quantizer.get_modules_wrapper():
+            name = str(wrapper.layer_info.weight_name)
+            seen = getattr(wrapper.module, name)
+            raw = wrapper.module.get_parameter(name)
+            label = f"{wrapper.name}.{name}"
+            expect(raw is wrapper.weight, f"get_parameter({label!r}) is not the Parameter.")
+            try:
+                seen.data.fill_(0.25)
+            except StageError:
+                continue
+            expect(
+                seen is raw, f"an edit of {label}, which is computed, was lost without an error."
+            )
 
 
 @seeded
@@ -239,6 +260,7 @@ QUANTIZER_CHECKS: tuple[Check, ...] = (
     check_layers_use_quantized_weights,
     check_forward_leaves_float_weights_alone,
     check_quantized_weights_follow,
+    check_edits_of_quantized_weights_raise,
     check_float_weights_train,
     check_gradient_reaches_weights,
     check_straight_through_gradient,

@@ -88,7 +88,7 @@ def entries(
                 if name is not None:
                     label = f"{owner.path}.{name}" if owner.path else name
                     mask = wrapper._buffers.get(f"{role}_mask")
-                    seen = getattr(owner.module, name).detach()
+                    seen = getattr(owner.module, name).detach().clone()
                     info = wrapper.layer_info
                     channels = (info.out_axis, info.out_groups)
                     yield Entry(label, owner.module._parameters[name], seen, mask, channels)

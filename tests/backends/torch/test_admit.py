@@ -69,6 +69,27 @@ def test_weights_that_share_memory_by_a_view_are_refused():
         LevelPruner(model, HALF)
 
 
+def test_a_model_on_the_meta_device_is_refused_for_that_reason():
+    model = nn.Sequential(*(nn.Linear(4, 4, device="meta") for _ in range(2)))
+    with pytest.raises(UnsupportedModelError, match="layer '0' .* on the meta device"):
+        LevelPruner(model, HALF)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda m: LevelPruner(m, HALF), lambda m: NaiveQuantizer(m, [{}])]
+)
+def test_looking_at_a_spectral_norm_leaves_its_vectors_alone(wrap):
+    layers = [nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)) for _ in range(5)]
+    model = nn.Sequential(*layers).train()
+    before = copy.deepcopy(model.state_dict())
+    try:
+        assert len(wrap(model).get_wrappers()) == 5  # equal shapes are not taken for tied weights
+    except UnsupportedModelError as error:
+        assert "layer '0'" in str(error)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+
+
 def test_scripted_modules_are_refused():
     with pytest.warns(DeprecationWarning):
         scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
@@ -91,9 +112,14 @@ def test_a_class_that_copies_itself_refuses_to_be_copied_while_compressed():
 
 
 def test_a_class_that_cannot_be_subclassed_is_refused_and_left_as_it_was():
-    class Picky(nn.Linear):
-        def __init_subclass__(cls, *, needed, **kwargs):
-            super().__init_subclass__(**kwargs)
+    class Final(type):
+        def __new__(mcs, name, bases, members):
+            if any(isinstance(base, Final) for base in bases):
+                raise LookupError("is final")
+            return super().__new__(mcs, name, bases, members)
+
+    class Picky(nn.Linear, metaclass=Final):
+        pass
 
     model = nn.Sequential(nn.Linear(4, 4), Picky(4, 4))
     keys = list(model.state_dict())

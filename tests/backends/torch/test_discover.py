@@ -4,7 +4,7 @@ from torch import nn
 
 from lilliput.backends.torch.discover import discover
 from lilliput.errors import UnsupportedModelError
-from lilliput.torch import LevelPruner
+from lilliput.torch import LevelPruner, NaiveQuantizer
 
 
 def listing(model):
@@ -100,3 +100,67 @@ def test_a_module_used_twice_is_one_layer_under_both_names():
     assert layer.name == "first" and layer.names == {"first", "second"}
     pruner = LevelPruner(model, [{"op_names": ["second"], "sparsity": 0.5}])
     assert "first (= second)" in pruner.explain()
+
+
+class Aliased(nn.Linear):
+    """Computes with a second name of its weight."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.alias = self.weight
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.alias, self.bias)
+
+
+class Borrower(nn.Module):
+    """Has a weight of its own, and that of another layer under a name of its own."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.borrowed = layer.weight
+
+    def forward(self, x):
+        return x @ self.weight @ self.borrowed
+
+
+def aliased():
+    return nn.Sequential(Aliased(8, 8)), lambda model: model[0].alias
+
+
+def borrowed():
+    layer = nn.Linear(8, 8)
+    return nn.Sequential(layer, Borrower(layer)), lambda model: model[1].borrowed
+
+
+@pytest.mark.parametrize("build", [aliased, borrowed])
+def test_a_second_name_of_a_weight_is_masked(build):
+    torch.manual_seed(0)
+    model, second = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    x = torch.randn(4, 8)
+    for _ in range(2):
+        model(x).square().mean().backward()
+        optimizer.step()
+    pruner = LevelPruner(model, [{"op_names": ["0"], "sparsity": 0.5}])
+    pruner.compress()
+    for _ in range(3):
+        model(x).square().mean().backward()
+        optimizer.step()
+        assert int((second(model) == 0).sum()) == 32
+    before = model(x)
+    pruner.strip()
+    assert torch.equal(model(x), before) and isinstance(model[0], nn.Linear)
+    assert second(model) is model[0].weight
+
+
+@pytest.mark.parametrize("build", [aliased, borrowed])
+def test_a_second_name_of_a_weight_is_quantized(build):
+    torch.manual_seed(0)
+    model, second = build()
+    quantizer = NaiveQuantizer(model, [{"op_names": ["0"], "quant_bits": 2}])
+    quantizer.compress()
+    assert len(second(model).unique()) <= 4
+    quantizer.strip()
+    assert len(second(model).unique()) > 4

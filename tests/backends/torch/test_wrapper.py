@@ -1,13 +1,16 @@
 import copy
 
+import pytest
 import torch
 from torch import nn
 
 from lilliput.torch import (
     CompressionState,
     LevelPruner,
+    LSQQuantizer,
     NaiveQuantizer,
     PrunerModuleWrapper,
+    QATQuantizer,
     Quantizer,
     QuantizerModuleWrapper,
 )
@@ -77,6 +80,25 @@ def test_masks_are_updated_in_place():
     buffer = wrapper.weight_mask
     wrapper.set_masks({"weight_mask": torch.zeros(4, 4)})
     assert wrapper.weight_mask is buffer and not bool(buffer.any())
+
+
+@pytest.mark.parametrize(
+    ("cls", "rule"),
+    [(LevelPruner, {"sparsity": 0.5}), (QATQuantizer, {}), (LSQQuantizer, {"quant_bits": 4})],
+)
+def test_what_is_compressed_in_inference_mode_can_be_trained(cls, rule):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(3, 4)
+    with torch.inference_mode():
+        compressor = cls(model, [rule], optimizer)
+        compressor.compress()
+        model(x)
+    for _ in range(2):
+        model(x).sum().backward()
+        optimizer.step()
+    assert not any(t.is_inference() for t in (*model.parameters(), *model.buffers()))
+    compressor.strip()
 
 
 def test_copies_of_a_model_do_not_copy_the_compressor():

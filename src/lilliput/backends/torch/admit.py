@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lilliput.backends.torch.instrument import SIDECAR, Sidecar
-from lilliput.backends.torch.weights import is_parametrized, is_sharded, raw
+from lilliput.backends.torch.sidecar import SIDECAR, Sidecar
+from lilliput.backends.torch.weights import is_parametrized, is_sharded, peek
 from lilliput.config.layer import LayerInfo
 from lilliput.errors import UnsupportedModelError
 
@@ -35,7 +35,7 @@ def check_layer(layer: LayerInfo, holds_masks: bool) -> None:
 
 
 def _check_weight(layer: LayerInfo, name: str, holds_masks: bool) -> None:
-    weight = raw(layer.module, name)
+    weight = peek(layer.module, name)
     if weight.device.type == "meta":
         _refuse(layer, "has its weight on the meta device; load the weights first")
     if weight.is_inference():
@@ -55,12 +55,12 @@ def hold_zeros(
     layer: str, module: nn.Module, name: str, mask: Tensor, is_trial: bool = False
 ) -> None:
     """Make a parametrization give the masked weight exactly, or put it back and refuse."""
-    masked = raw(module, name) * mask
+    masked = peek(module, name) * mask
     parametrization: Any = module.parametrizations[name]  # type: ignore[index]
     originals = copy.deepcopy(parametrization.state_dict())
     with suppress(NotImplementedError, RuntimeError, ValueError):
         parametrization.right_inverse(masked)
-    is_exact = torch.equal(raw(module, name), masked)
+    is_exact = torch.equal(peek(module, name), masked)
     if is_trial or not is_exact:
         parametrization.load_state_dict(originals)
     if not is_exact:
@@ -74,8 +74,9 @@ def check_overlaps(layers: Sequence[LayerInfo]) -> None:
     """Raise if two weights share memory without being the same parameter."""
     spans = []
     for layer in layers:
-        weight = None if layer.weight_name is None else raw(layer.module, layer.weight_name)
-        if isinstance(weight, nn.Parameter) and not is_sharded(weight) and weight.numel():
+        weight = layer.module._parameters.get(layer.weight_name)
+        is_placed = isinstance(weight, nn.Parameter) and weight.device.type != "meta"
+        if is_placed and not is_sharded(weight) and weight.numel():
             spans.append((weight.data_ptr(), weight.data_ptr() + weight.nbytes, layer))
     spans.sort(key=lambda span: span[:2])
     for (_, end, one), (start, _, other) in pairwise(spans):

@@ -23,6 +23,7 @@ from lilliput.backends.torch.admit import check_layer, check_overlaps, hold_zero
 from lilliput.backends.torch.discover import DEFAULT_TYPES, discover, find_parameters, unwrapped
 from lilliput.backends.torch.grad import with_gradient
 from lilliput.backends.torch.learning import Learned
+from lilliput.backends.torch.sidecar import SIDECAR, mask_of, narrow_of
 from lilliput.backends.torch.weights import (
     forget_,
     hold_,
@@ -37,7 +38,7 @@ from lilliput.backends.torch.wrapper import (
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
-from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.config.layer import LayerInfo, Owner, QuantType
 from lilliput.core.grad import QuantGrad
 from lilliput.errors import AlgorithmError, ConfigError, StageError
 from lilliput.ops.flow import Flow
@@ -76,6 +77,7 @@ class TorchBackend(Backend):
         """Whether ``torch.nn`` has a class of that name."""
         return isinstance(getattr(nn, name, None), type)
 
+    @torch.inference_mode(False)  # masks made in inference mode could not be trained with
     def wrap(self, kind: str, layer: LayerInfo, compressor: Any) -> ModuleWrapper:
         """Return a new wrapper; the model stays untouched."""
         check_layer(layer, holds_masks=kind == "pruner")
@@ -91,12 +93,12 @@ class TorchBackend(Backend):
 
     def attach(self, wrapper: ModuleWrapper) -> None:
         """Shadow the layer's attributes, in every module that owns them."""
-        for owner in wrapper.layer_info.owners:
+        for owner in _owners(wrapper):
             instrument.attach(owner.module, wrapper, owner.weight_name, owner.bias_name)
 
     def detach(self, wrapper: ModuleWrapper) -> None:
         """Take the shadow away."""
-        for owner in wrapper.layer_info.owners:
+        for owner in _owners(wrapper):
             instrument.detach(owner.module, wrapper)
 
     @torch.no_grad()
@@ -113,7 +115,7 @@ class TorchBackend(Backend):
     def on_forward(self, wrapper: ModuleWrapper, collector: Callable[..., Any]) -> list[Any]:
         """Register the collector on every module that owns the weight."""
         hook = Collector(wrapper, collector)
-        return [owner.module.register_forward_hook(hook) for owner in wrapper.layer_info.owners]
+        return [owner.module.register_forward_hook(hook) for owner in _owners(wrapper)]
 
     def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Register a step post hook."""
@@ -257,7 +259,7 @@ class TorchBackend(Backend):
         """Return the raw weight with its masks applied."""
         name = str(wrapper.layer_info.weight_name)
         weight: Tensor = wrapper.weight.detach()
-        mask = instrument.mask_of(wrapper.module, name)
+        mask = mask_of(wrapper.module, name)
         return weight if mask is None else weight * mask
 
     def flow(self, model: nn.Module, example_inputs: Any) -> Flow:
@@ -293,7 +295,7 @@ class TorchBackend(Backend):
 
     def keep_sites(self, wrapper: ModuleWrapper, roles: Collection[str]) -> None:
         """Switch the hooks on the modules that own the weight."""
-        for owner in wrapper.layer_info.owners:
+        for owner in _owners(wrapper):
             instrument.keep_sites(owner.module, wrapper, roles)
 
     def add_site(self, model: nn.Module, path: str, wrapper: ModuleWrapper, role: str) -> Any:
@@ -416,7 +418,7 @@ class TorchBackend(Backend):
 
     def widen_norms(self, model: nn.Module) -> list[str]:
         """Let norms see all channels again; return which did not."""
-        narrow = [x for x in model.named_modules() if instrument.narrow_of(x[1]) is not None]
+        narrow = [x for x in model.named_modules() if narrow_of(x[1]) is not None]
         for _, module in narrow:
             instrument.set_narrow(module, None)
         return [name for name, _ in narrow]
@@ -442,6 +444,13 @@ class TorchBackend(Backend):
     def parse_tensors(self, data: bytes) -> dict[str, Tensor]:
         """Return the tensors of a safetensors file."""
         return files.parse_tensors(data)
+
+
+def _owners(wrapper: ModuleWrapper) -> list[Owner]:
+    """Return the modules that own a layer's weight, each once, whatever names they have for it."""
+    return list({id(owner.module): owner for owner in wrapper.layer_info.owners[::-1]}.values())[
+        ::-1
+    ]
 
 
 def _masks(wrapper: ModuleWrapper) -> list[tuple[nn.Module, str, Tensor]]:
@@ -475,7 +484,7 @@ def _check_quantizers(wrapper: ModuleWrapper) -> None:
     if not isinstance(wrapper, PrunerModuleWrapper):
         return
     for owner in wrapper.layer_info.owners:
-        for other in owner.module._modules[instrument.SIDECAR]._modules.values():
+        for other in owner.module._modules[SIDECAR]._modules.values():
             if isinstance(other, QuantizerModuleWrapper) and "weight" in other.roles:
                 quantizer = other.compressor
                 if quantizer is None or not quantizer.keeps_zero:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lilliput.backends.torch.instrument import Sidecar
-from lilliput.backends.torch.weights import bias_name, plain_type, raw, unshadowed, weight_names
+from lilliput.backends.torch.sidecar import Sidecar
+from lilliput.backends.torch.weights import bias_name, peek, plain_type, unshadowed, weight_names
 from lilliput.config.layer import LayerInfo, Owner
 from lilliput.errors import UnsupportedModelError
 
@@ -36,23 +36,25 @@ def discover(model: nn.Module) -> list[LayerInfo]:
     """
     found: list[LayerInfo] = []
     by_weight: dict[int, int] = {}
-    for paths, module, is_bypassed in _walk(unwrapped(model)):
+    places = list(_walk(unwrapped(model)))
+    for paths, module, is_bypassed in places:
         path = paths[0]
         names: list[str | None] = [*weight_names(module)]
         has_children = any(not isinstance(child, Sidecar) for child in module.children())
         if not names and not has_children:
             names = [None]
         for name in names:
-            weight = None if name is None else raw(module, name)
+            weight = None if name is None else peek(module, name)
             if name is not None and not _is_usable(weight, path, name):
                 continue
             bias = None if name is None else bias_name(module, name)
             owner = Owner(paths, module, name, bias)
-            if weight is not None and id(weight) in by_weight:
+            is_held = name is not None and module._parameters.get(name) is weight
+            if is_held and id(weight) in by_weight:
                 index = by_weight[id(weight)]
                 found[index] = _join(found[index], owner)
                 continue
-            if weight is not None:
+            if is_held:  # what a parametrization computes is another tensor at each read
                 by_weight[id(weight)] = len(found)
             full_name = path if len(names) == 1 and path else ".".join(filter(None, (path, name)))
             cls = plain_type(type(module))
@@ -61,6 +63,12 @@ def discover(model: nn.Module) -> list[LayerInfo]:
                 full_name, cls.__name__, (owner,), shape, _type_names(cls), is_bypassed
             )
             found.append(replace(layer, **_axes(module)))
+    for paths, module, _ in places:
+        for name, parameter in module._parameters.items():
+            index = by_weight.get(id(parameter), -1)
+            # Another module may hold a layer's weight under a name that is not one of a weight.
+            if index >= 0 and all(owner.module is not module for owner in found[index].owners):
+                found[index] = _join(found[index], Owner(paths, module, name, None))
     return found
 
 
@@ -69,17 +77,18 @@ def find_parameters(model: nn.Module) -> dict[str, LayerInfo]:
     found: dict[int, LayerInfo] = {}
     for paths, module, _ in _walk(unwrapped(model)):
         for name in (*module._parameters, *getattr(module, "parametrizations", ())):
-            value = raw(module, name)
+            value = peek(module, name)
             if not isinstance(value, Tensor) or value.dtype not in _DTYPES:
                 continue
             owner = Owner(paths, module, name, None)
-            if id(value) in found:
-                found[id(value)] = _join(found[id(value)], owner)
+            key = id(value if name in module._parameters else owner)
+            if key in found:
+                found[key] = _join(found[key], owner)
                 continue
             full_name = f"{paths[0]}.{name}" if paths[0] else name
             shape, cls = tuple(value.shape), plain_type(type(module))
             layer = LayerInfo(full_name, cls.__name__, (owner,), shape, is_parameter=True)
-            found[id(value)] = layer
+            found[key] = layer
     return {name: layer for layer in found.values() for name in layer.tensor_names}
 
 

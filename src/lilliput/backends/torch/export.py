@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.files import dump_tensors
-from lilliput.backends.torch.instrument import SIDECAR, Sidecar, detach, narrow_of
+from lilliput.backends.torch.instrument import detach
+from lilliput.backends.torch.sidecar import SIDECAR, Sidecar, narrow_of
 from lilliput.backends.torch.weights import raw, whole
 from lilliput.backends.torch.wrapper import PrunerModuleWrapper
 from lilliput.errors import ExportError

@@ -1,8 +1,9 @@
 """How masks and fake quantization reach a module: a shadow property and a sidecar.
 
 The raw Parameter keeps its place and name in the module. The module's class is replaced by a cached
-subclass of the same name, on which the attribute (``weight``) is a property that returns the
-compressed value. Wrappers with their buffers live in a child module, the sidecar. Whoever reads the
+subclass of the same name (:mod:`shadow`), on which the attribute (``weight``) is a property that
+returns the compressed weight: the Parameter itself with its zeros under a mask, a computed tensor under
+a quantizer. Wrappers with their buffers live in a child module, the :mod:`sidecar`. Every reader of the
 attribute sees the compressed weight: the module's own forward, its parent (MultiheadAttention),
 ``F.linear(x, layer.weight)``, torch.compile and torch.export.
 
@@ -18,76 +19,18 @@ Invariants
 from __future__ import annotations
 
 import copy
-import copyreg
 from collections.abc import Callable, Collection
-from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
 
-from lilliput.backends.torch.weights import floating, is_sharded, raw, unshadowed
-from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
+from lilliput.backends.torch.shadow import shadow_class
+from lilliput.backends.torch.sidecar import SIDECAR, Sidecar, hold_parameters
+from lilliput.backends.torch.weights import floating, names_of, peek, unshadowed
+from lilliput.errors import StageError, UnsupportedModelError
 
-SIDECAR = "lilliput"
 _TRAINS = "_lilliput_trains"  # what a norm holds while it runs in eval mode for our sake
 _ATTENTION = {"query": 0, "key": 1, "value": 2}
-
-
-class Sidecar(nn.Module):
-    """The wrappers of one module, and which of its attributes each of them changes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.chains: dict[str, list[tuple[str, str]]] = {}  # attribute -> [(child, role)]
-        self.input_keys: list[str] = []
-        self.output_keys: list[str] = []
-        self.narrow: Any = None  # how a norm runs on kept channels alone
-
-    def add(self, wrapper: Any, weight: str | None, bias: str | None) -> None:
-        """Enter a wrapper at its place in the chains."""
-        key = next(str(i) for i in range(len(self._modules) + 1) if str(i) not in self._modules)
-        self._modules[key] = wrapper
-        for attribute, role in ((weight, "weight"), (bias, "bias")):
-            if attribute is not None and role in wrapper.roles:
-                chain = [*self.chains.get(attribute, []), (key, role)]
-                chain.sort(key=self._order)
-                self.chains[attribute] = chain
-        for role, keys in (("input", self.input_keys), ("output", self.output_keys)):
-            # A module with several weights has several wrappers, but its activations are one.
-            known = any(self._modules[k].compressor is wrapper.compressor for k in keys)  # type: ignore[union-attr]
-            if role in wrapper.roles and not known:
-                keys.append(key)
-
-    def drop(self, wrapper: Any) -> None:
-        """Take a wrapper out again."""
-        key = next(key for key, child in self._modules.items() if child is wrapper)
-        del self._modules[key]
-        chains = {a: [x for x in chain if x[0] != key] for a, chain in self.chains.items()}
-        self.chains = {attribute: chain for attribute, chain in chains.items() if chain}
-        self.input_keys = [x for x in self.input_keys if x != key]
-        self.output_keys = [x for x in self.output_keys if x != key]
-
-    def _order(self, link: tuple[str, str]) -> int:
-        wrapper: Any = self._modules[link[0]]
-        return int(wrapper.order)
-
-    def transform(self, attribute: str, value: Tensor) -> Tensor:
-        """Return the compressed value of an attribute."""
-        masks: list[Tensor] = []
-        for key, role in self.chains.get(attribute, ()):
-            value = self._modules[key].transform(role, value, masks)  # type: ignore[union-attr,operator]
-        return value
-
-    def keep_sites(self, wrapper: Any, roles: Collection[str]) -> None:
-        """Quantize a wrapper's input and output here only if ``roles`` names them."""
-        key = next(key for key, child in self._modules.items() if child is wrapper)
-        for role, keys in (("input", self.input_keys), ("output", self.output_keys)):
-            others = [self._modules[k] for k in keys if k != key]
-            is_done = any(other.compressor is wrapper.compressor for other in others)  # type: ignore[union-attr]
-            if role in roles and key not in keys and not is_done:
-                keys.append(key)
-            elif role not in roles and key in keys:
-                keys.remove(key)
 
 
 def attach(module: nn.Module, wrapper: Any, weight: str | None, bias: str | None) -> None:
@@ -97,19 +40,20 @@ def attach(module: nn.Module, wrapper: Any, weight: str | None, bias: str | None
             f"layer {wrapper.name!r} is a {type(module).__name__} with weights of its own; move them "
             "into a submodule, since containers iterate over all their children."
         )
-    device = None if weight is None else raw(module, weight).device
+    device = None if weight is None else peek(module, weight).device
     wrapper.to(device).train(module.training)
     sidecar: Any = module._modules.get(SIDECAR)
     if sidecar is None:
         sidecar = module._modules[SIDECAR] = Sidecar()
     _check_rivals(sidecar, wrapper)
-    sidecar.add(wrapper, weight, bias)
+    sidecar.add(wrapper, names_of(module, weight), names_of(module, bias))
     try:
         _update(module)
-    except TypeError as error:
+    except Exception as error:  # a metaclass may raise anything
         detach(module, wrapper)
         raise UnsupportedModelError(
-            f"layer {wrapper.name!r}: its class {type(module).__name__} cannot be subclassed ({error})."
+            f"layer {wrapper.name!r}: its class {type(module).__name__} cannot be subclassed "
+            f"({type(error).__name__}: {error})."
         ) from error
 
 
@@ -137,6 +81,7 @@ def _update(module: nn.Module) -> None:
     base: Any = unshadowed(type(module))
     names = tuple(sorted([*sidecar.chains, *(["forward"] if sidecar.narrow is not None else [])]))
     object.__setattr__(module, "__class__", shadow_class(base, names) if names else base)
+    hold_parameters(module)
     for key in _drop_hook(module._forward_pre_hooks, _quantize_inputs):
         module._forward_pre_hooks_with_kwargs.pop(key, None)
     if sidecar.input_keys:
@@ -151,48 +96,6 @@ def _update(module: nn.Module) -> None:
         del module._modules[SIDECAR]
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
-
-
-@cache
-def shadow_class(base: Any, names: tuple[str, ...]) -> type:
-    """Return the subclass of ``base`` on which ``names`` are compressed attributes."""
-    members: dict[str, Any] = {x: _shadow_property(x) for x in names if x != "forward"}
-    if "forward" in names:
-        members["forward"] = _narrow_forward
-    members |= {
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__doc__": base.__doc__,
-        "__reduce_ex__": _reduce_ex,
-        "_lilliput_base": base,
-        "_lilliput_names": names,
-    }
-    if hasattr(base, "__deepcopy__"):
-        members["__deepcopy__"] = _refuse_copy
-    if issubclass(base, nn.RNNBase):
-        members["_flat_weights"] = property(_flat_weights, _ignore)
-    return type(base.__name__, (base,), members)
-
-
-def _shadow_property(name: str) -> property:
-    def get(self: nn.Module) -> Any:
-        value = raw(self, name)
-        sidecar = self._modules.get(SIDECAR)
-        # FSDP2 reads the attribute to find its own shards: those must come back untouched.
-        if value is None or sidecar is None or is_sharded(value):
-            return value
-        try:
-            return sidecar.transform(name, value)  # type: ignore[operator]
-        except AttributeError as error:
-            # Python would go on to nn.Module.__getattr__, which returns the raw weight.
-            raise AlgorithmError(
-                f"computing {name!r} of a {type(self).__name__}: {error}"
-            ) from error
-
-    def set_(self: nn.Module, value: Any) -> None:
-        self.__dict__[name] = value
-
-    return property(get, set_)
 
 
 def keep_sites(module: nn.Module, wrapper: Any, roles: Collection[str]) -> None:
@@ -268,17 +171,6 @@ def _map_floating(output: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return type(output)(*items) if hasattr(output, "_fields") else items
 
 
-def mask_of(module: nn.Module, name: str) -> Tensor | None:
-    """Return the mask on a parameter, that of all pruners together; None if there is none."""
-    sidecar: Any = module._modules.get(SIDECAR)
-    mask: Tensor | None = None
-    for key, role in sidecar.chains.get(name, ()) if sidecar is not None else ():
-        held = getattr(sidecar._modules[key], f"{role}_mask", None)
-        if held is not None:
-            mask = held if mask is None else mask * held
-    return mask
-
-
 def set_narrow(module: nn.Module, narrow: Any) -> None:
     """Let a norm run on kept channels alone, or on all of them again (None)."""
     sidecar: Any = module._modules.get(SIDECAR)
@@ -290,51 +182,8 @@ def set_narrow(module: nn.Module, narrow: Any) -> None:
     _update(module)
 
 
-def narrow_of(module: nn.Module) -> Any:
-    """Return how a module runs on kept channels alone, None if it does not."""
-    return getattr(module._modules.get(SIDECAR), "narrow", None)
-
-
 def _no_fast_path(module: nn.Module, args: Any) -> None:
     """Do nothing; a hook makes TransformerEncoderLayer call its norms instead of a fused kernel."""
-
-
-def _narrow_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    narrow = narrow_of(self)
-    if narrow is None:
-        return unshadowed(type(self)).forward(self, *args, **kwargs)  # type: ignore[attr-defined]
-    return narrow.forward(self, *args, **kwargs)
-
-
-def _flat_weights(self: Any) -> list[Any]:
-    """What recurrent layers compute with: kept as raw parameters otherwise."""
-    return [getattr(self, name, None) for name in self._flat_weights_names]
-
-
-def _ignore(self: Any, value: Any) -> None:
-    """Recurrent layers refresh this list themselves; here it is always computed."""
-
-
-def _reduce_ex(self: Any, protocol: Any) -> Any:
-    """Let pickle and deepcopy rebuild the shadow from the class that can be imported."""
-    cls = type(self)
-    parts = list(super(cls, self).__reduce_ex__(protocol))
-    if parts[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
-        _refuse_copy(self)
-    parts[:2] = [_rebuild, (cls._lilliput_base, cls._lilliput_names)]
-    return tuple(parts)
-
-
-def _refuse_copy(self: Any, memo: Any = None) -> None:
-    raise UnsupportedModelError(
-        f"a {type(self).__name__} says itself how it is copied or pickled, and would lose its masks; "
-        "strip() the model first."
-    )
-
-
-def _rebuild(base: type, names: tuple[str, ...]) -> Any:
-    cls: Any = shadow_class(base, names)
-    return cls.__new__(cls)
 
 
 def _quantize_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -22,10 +22,47 @@ def raw(module: nn.Module, name: str) -> Any:
     held = module.__dict__.get(name)
     if held is not None:  # a replica of DataParallel keeps its copies as plain attributes
         return held
-    inherited = getattr(unshadowed(type(module)), name, None)
-    if isinstance(inherited, property) and inherited.fget is not None:
-        return inherited.fget(module)
+    for cls in type(module).__mro__:
+        # A shadow's own property asks here; it may lie below a class that FSDP2 put on top.
+        if name in cls.__dict__ and "_lilliput_base" not in cls.__dict__:
+            inherited = cls.__dict__[name]
+            return inherited.fget(module) if isinstance(inherited, property) else None  # type: ignore[misc]
     return None
+
+
+@torch.no_grad()
+def _put_back(buffers: list[tuple[Tensor, Tensor]]) -> None:
+    for buffer, before in buffers:
+        if not torch.equal(buffer, before):
+            buffer.copy_(before)
+
+
+def peek(module: nn.Module, name: str) -> Any:
+    """Return what :func:`raw` does, and leave no trace of having looked.
+
+    A parametrization may change its buffers when it is read: spectral_norm does in training mode.
+    """
+    if not is_parametrized(module, name):
+        return raw(module, name)
+    parametrization: Any = module.parametrizations[name]  # type: ignore[index]
+    modes = [(x, x.training) for x in parametrization.modules()]
+    buffers = [(x, x.detach().clone()) for x in parametrization.buffers()]
+    parametrization.eval()
+    try:
+        return raw(module, name)
+    finally:
+        _put_back(buffers)
+        for part, is_training in modes:
+            part.training = is_training
+
+
+def names_of(module: nn.Module, name: str | None) -> list[str]:
+    """Return every name under which a module holds the same parameter, the given one first."""
+    if name is None:
+        return []
+    parameter = module._parameters.get(name)
+    others = [x for x, held in module._parameters.items() if held is parameter and x != name]
+    return [name, *(others if parameter is not None else [])]
 
 
 def unshadowed(cls: type) -> type:
@@ -123,7 +160,7 @@ def bias_name(module: nn.Module, weight: str) -> str | None:
 
 
 def _dimensions(module: nn.Module, name: str) -> int:
-    value = raw(module, name)
+    value = peek(module, name)
     return value.dim() if isinstance(value, Tensor) else 0
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.backends.torch.recompute import is_recomputing
-from lilliput.backends.torch.weights import is_binary, raw, whole
+from lilliput.backends.torch.weights import is_binary, peek, raw, whole
 from lilliput.backends.wrapping import OwnAttributes, marker_of
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError, StageError
@@ -82,12 +82,12 @@ class ModuleWrapper(OwnAttributes, nn.Module):
 
     @property
     def weight(self) -> Any:
-        """The raw trainable weight: edit this one, not ``module.weight``, to change the layer.
+        """The raw trainable weight; where a quantizer is at work, ``module.weight`` is another one.
 
         Gathered in full (a copy) where it is sharded over processes.
         """
         name = self.layer_info.weight_name
-        return None if name is None else whole(raw(self.module, name))
+        return None if name is None else whole(peek(self.module, name))
 
     @property
     def bias(self) -> Any:
@@ -103,6 +103,7 @@ class ModuleWrapper(OwnAttributes, nn.Module):
         """Return what the layer shall see in place of a raw weight or bias."""
         raise NotImplementedError
 
+    @torch.inference_mode(False)  # tensors made in inference mode could not be trained with
     def set_attribute(self, name: str, value: Any) -> None:
         """Set an attribute of this wrapper's own.
 
@@ -121,7 +122,8 @@ class ModuleWrapper(OwnAttributes, nn.Module):
                 held.copy_(value)
         else:
             device = self.weight.device if self.weight is not None else value.device
-            copied = value.detach().clone().to(device)
+            with torch.no_grad():
+                copied = value.clone().to(device)
             if isinstance(value, nn.Parameter):
                 self.register_parameter(name, nn.Parameter(copied, value.requires_grad))
             else:
@@ -227,6 +229,7 @@ class PrunerModuleWrapper(ModuleWrapper):
             faults["bias_mask"] = f"shape {shapes[0]}, the bias has {shapes[1]}"
         return faults
 
+    @torch.inference_mode(False)
     def set_masks(self, masks: Mapping[str, Tensor]) -> None:
         """Take over new masks, in place where there were some."""
         for name, mask in masks.items():
@@ -237,9 +240,17 @@ class PrunerModuleWrapper(ModuleWrapper):
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
         """Multiply a raw weight or bias by its mask."""
-        mask = self.weight_mask if role == "weight" else self.bias_mask
+        mask = self.mask_for(role, value)
         if mask is None:
             return value
+        masks.append(mask)
+        return value * mask
+
+    def mask_for(self, role: str, value: Tensor) -> Tensor | None:
+        """Return the mask of a raw weight or bias in its dtype, None if there is none."""
+        mask = self.weight_mask if role == "weight" else self.bias_mask
+        if mask is None:
+            return None
         if mask.dtype != value.dtype:  # mixed precision casts parameters, not buffers
             mask = mask.to(value.dtype)
         if mask.shape != value.shape:
@@ -247,8 +258,7 @@ class PrunerModuleWrapper(ModuleWrapper):
                 f"layer {self.name!r}: its {role} now has shape {tuple(value.shape)}, the mask "
                 f"{tuple(mask.shape)}; strip() before replacing it."
             )
-        masks.append(mask)
-        return value * mask
+        return mask
 
 
 class QuantizerModuleWrapper(ModuleWrapper):

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lilliput.backends.torch.instrument import mask_of
 from lilliput.backends.torch.ptq.changes import Changes
 from lilliput.backends.torch.ptq.trace import Norm, Trace
+from lilliput.backends.torch.sidecar import mask_of
 
 
 class ChannelMean:

@@ -1,0 +1,152 @@
+"""Weights that are computed: they can be read like any tensor, and refuse to be edited.
+
+What a quantized layer shows as its weight is computed anew at each read. An edit of it would be lost
+without a word, so every method that writes raises instead, also on views of it and on ``.data``.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.errors import StageError
+
+_VIEWS = (
+    *("__getitem__", "detach", "view", "view_as", "reshape", "flatten", "unflatten", "ravel"),
+    *("t", "transpose", "permute", "swapaxes", "movedim", "squeeze", "unsqueeze", "expand"),
+    *("select", "narrow", "diagonal", "unfold", "alias", "expand_as", "swapdims", "moveaxis"),
+    *("chunk", "split", "unbind", "tensor_split", "as_strided"),
+)
+_OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "matmul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "and",
+    "or",
+    "xor",
+)
+
+
+def is_eager() -> bool:
+    """Whether operations run as they are called: nothing compiles, traces, records or transforms."""
+    if torch.compiler.is_compiling():
+        return False
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def protect(value: Tensor, parameter: Any, name: str) -> Tensor:
+    """Return a computed weight as one that refuses to be edited."""
+    is_compiled = torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
+    if value is parameter or type(value) is not Tensor or is_compiled:
+        return value  # compiled code takes plain tensors only
+    computed = value.as_subclass(ComputedWeight)
+    computed.origin = (parameter, name)
+    return computed
+
+
+class ComputedWeight(Tensor):
+    """The value of a weight that a quantizer or a parametrization computes: for reading only.
+
+    Operations on it return plain tensors. ``grad`` is the gradient of the Parameter behind it.
+    """
+
+    # As nn.Parameter does: fused kernels and other fast paths treat it as a plain tensor.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    origin: tuple[Any, str] = (None, "weight")
+
+    @property
+    def data(self) -> Any:
+        """The values without their gradient; as little to be edited as this tensor."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        _refuse(self, "data")
+
+    @property
+    def grad(self) -> Any:
+        """The gradient of the Parameter behind it."""
+        parameter = self.origin[0]
+        return parameter.grad if isinstance(parameter, nn.Parameter) else None
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        _refuse(self, "grad")
+
+    @property
+    def T(self) -> Any:
+        """The transpose, a view."""
+        return self.permute(*range(self.dim() - 1, -1, -1))
+
+    @property
+    def mT(self) -> Any:
+        """The transpose of the last two dimensions, a view."""
+        return self.transpose(-2, -1)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy.deepcopy(self.as_subclass(Tensor), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def _refuse(tensor: ComputedWeight, method: str) -> NoReturn:
+    name = tensor.origin[1]
+    raise StageError(
+        f"{method}: this {name!r} is computed from the raw Parameter at each read, so an edit of it "
+        f"would be lost. Edit the Parameter: model.get_parameter('<layer>.{name}') or wrapper.weight; "
+        "to change a copy, clone() it first."
+    )
+
+
+def _refusing(method: str) -> Any:
+    def refuse(self: ComputedWeight, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse(self, method)
+
+    return refuse
+
+
+def _viewing(method: str) -> Any:
+    base = getattr(Tensor, method)
+
+    def view(self: ComputedWeight, *args: Any, **kwargs: Any) -> Any:
+        result = base(self, *args, **kwargs)
+        if not isinstance(result, Tensor):
+            return type(result)(_keep(x, self) for x in result)
+        return _keep(result, self)
+
+    return view
+
+
+def _keep(result: Tensor, source: ComputedWeight) -> Tensor:
+    """Return what a view of a computed weight gives: as computed, unless it is a copy."""
+    if result.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
+        return result
+    view = result.as_subclass(ComputedWeight)
+    view.origin = (None, source.origin[1])
+    return view
+
+
+def _equip() -> None:
+    writing = [x for x in dir(Tensor) if x.endswith("_") and not x.startswith("_")]
+    writing += ["__setitem__", *(f"__i{x}__" for x in _OPERATORS)]
+    for method in writing:
+        setattr(ComputedWeight, method, _refusing(method))
+    for method in _VIEWS:
+        if hasattr(Tensor, method):
+            setattr(ComputedWeight, method, _viewing(method))
+
+
+_equip()
