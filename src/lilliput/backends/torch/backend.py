@@ -398,8 +398,7 @@ class TorchBackend(Backend):
     @torch.no_grad()
     def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Put pruned weights that an optimizer step has moved back to zero, in place."""
-        for parameter, mask in _masked_parameters(wrappers):
-            hold_(parameter, mask)
+        hold_(list(_masked_parameters(wrappers)))
 
     def narrow_norms(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Let norms see the channels that the masks of a structured pruner keep, and no others."""

@@ -85,16 +85,6 @@ class ComputedWeight(Tensor):
     def grad(self, value: Any) -> None:
         _refuse(self, "grad")
 
-    @property
-    def T(self) -> Any:
-        """The transpose, a view."""
-        return self.permute(*range(self.dim() - 1, -1, -1))
-
-    @property
-    def mT(self) -> Any:
-        """The transpose of the last two dimensions, a view."""
-        return self.transpose(-2, -1)
-
     def __deepcopy__(self, memo: Any) -> Any:
         return copy.deepcopy(self.as_subclass(Tensor), memo)
 
@@ -120,9 +110,10 @@ def _refusing(method: str) -> Any:
 
 def _viewing(method: str) -> Any:
     base = getattr(Tensor, method)
+    call = base if callable(base) else base.__get__  # the latter for attributes such as T
 
     def view(self: ComputedWeight, *args: Any, **kwargs: Any) -> Any:
-        result = base(self, *args, **kwargs)
+        result = call(self, *args, **kwargs)
         if not isinstance(result, Tensor):
             return type(result)(_keep(x, self) for x in result)
         return _keep(result, self)
@@ -147,6 +138,8 @@ def _equip() -> None:
     for method in _VIEWS:
         if hasattr(Tensor, method):
             setattr(ComputedWeight, method, _viewing(method))
+    for name in ("T", "mT", "H", "mH"):
+        setattr(ComputedWeight, name, property(_viewing(name)))
 
 
 _equip()

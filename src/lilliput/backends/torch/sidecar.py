@@ -9,7 +9,7 @@ where a quantizer follows, the value is computed instead.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -69,10 +69,13 @@ class Sidecar(nn.Module):
         """
         held = self.held.get(attribute)
         if held is not None and held.parameter is value:
-            held.mask_gradient(self, attribute)
-            for mask in self.masks(attribute, value):
-                # Through .data: zeros that are there already change nothing that autograd has saved.
-                value.data.mul_(mask)
+            if not held.has_hook:
+                held.mask_gradient(self, attribute)
+            for key, role in self.chains[attribute]:
+                mask = self._modules[key].mask_for(role, value)  # type: ignore[union-attr,operator]
+                if mask is not None:
+                    # Through .data: zeros that are there already are no change to autograd.
+                    value.data.mul_(mask)
             return value
         if not is_computed:
             return value
@@ -85,13 +88,14 @@ class Sidecar(nn.Module):
             value = self._modules[key].transform(role, value, masks)  # type: ignore[union-attr,operator]
         return value
 
-    def masks(self, attribute: str, like: Tensor) -> Iterator[Tensor]:
-        """Yield the masks on an attribute, in the dtype of ``like``."""
+    def mask_gradient(self, attribute: str, gradient: Tensor) -> Tensor:
+        """Return the gradient of an attribute, zero where its masks prune."""
         for key, role in self.chains.get(attribute, ()):
             wrapper: Any = self._modules[key]
-            mask = wrapper.mask_for(role, like) if wrapper.order == 0 else None
+            mask = wrapper.mask_for(role, gradient) if wrapper.order == 0 else None
             if mask is not None:
-                yield mask
+                gradient = gradient * mask
+        return gradient
 
     def hold(self, attribute: str, parameter: Any) -> None:
         """Let a Parameter hold its zeros itself, if masks are all there is on the attribute."""
@@ -127,16 +131,18 @@ class HeldParameter:
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = parameter
+        self.has_hook = False
         self._handle: Any = None
 
     def mask_gradient(self, sidecar: Sidecar, attribute: str) -> None:
         """Register the hook, as soon as the Parameter is one that is trained."""
-        if self._handle is None and self.parameter.requires_grad:
+        if self.parameter.requires_grad:
             self._handle = self.parameter.register_hook(MaskedGradient(sidecar, attribute))  # type: ignore[no-untyped-call]
+            self.has_hook = True
 
     def release(self) -> None:
         """Take the hook away."""
-        if self._handle is not None:
+        if self.has_hook:
             self._handle.remove()
             if not self.parameter._backward_hooks:
                 self.parameter._backward_hooks = None  # as it was
@@ -154,9 +160,7 @@ class MaskedGradient:
     def __call__(self, gradient: Tensor) -> Tensor:
         """Return the gradient times the masks as they are now."""
         sidecar = self.sidecar()
-        for mask in () if sidecar is None else sidecar.masks(self.attribute, gradient):
-            gradient = gradient * mask
-        return gradient
+        return gradient if sidecar is None else sidecar.mask_gradient(self.attribute, gradient)
 
 
 def hold_parameters(module: nn.Module) -> None:

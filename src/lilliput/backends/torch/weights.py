@@ -102,17 +102,22 @@ def zero_(tensor: Any, mask: Tensor) -> None:
     local.masked_fill_(mask == 0, 0)
 
 
-def hold_(tensor: Any, mask: Tensor) -> None:
-    """Set what a mask prunes to zero in place, after an optimizer step.
+def hold_(pairs: Iterable[tuple[Any, Tensor]]) -> None:
+    """Set what masks prune to zero in place, after an optimizer step.
 
     Multiplying is ten times faster than filling, and right unless the optimizer made NaN of a zero
     gradient, as Adam does in half precision, where its eps is zero.
     """
-    local, mask = _local(tensor, mask)
-    if local.dtype == torch.float16:
-        local.masked_fill_(mask == 0, 0)
-    else:
-        local.mul_(mask.to(local.dtype))
+    tensors, masks = [], []
+    for tensor, mask in pairs:
+        if tensor.dtype == torch.float16:
+            zero_(tensor, mask)
+        else:
+            local, part = _local(tensor, mask)
+            tensors.append(local)
+            masks.append(part if part.dtype == local.dtype else part.to(local.dtype))
+    if tensors:
+        torch._foreach_mul_(tensors, masks)
 
 
 def _local(tensor: Any, mask: Tensor) -> tuple[Tensor, Tensor]:

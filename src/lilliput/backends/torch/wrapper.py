@@ -248,7 +248,7 @@ class PrunerModuleWrapper(ModuleWrapper):
 
     def mask_for(self, role: str, value: Tensor) -> Tensor | None:
         """Return the mask of a raw weight or bias in its dtype, None if there is none."""
-        mask = self.weight_mask if role == "weight" else self.bias_mask
+        mask = self._buffers["weight_mask" if role == "weight" else "bias_mask"]
         if mask is None:
             return None
         if mask.dtype != value.dtype:  # mixed precision casts parameters, not buffers
