@@ -1,6 +1,7 @@
 """What Lilliput adds: import time over torch's, and the megabytes that installing it takes.
 
-Sizes are those of folders that pip has just installed into, compiled files included.
+Times are of the processor, so that other work on the machine does not count. Sizes are those of
+folders that pip has just installed into, compiled files included.
 
 ./run python benchmarks/footprint.py
 """
@@ -8,21 +9,22 @@ Sizes are those of folders that pip has just installed into, compiled files incl
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import distributions
+from importlib.metadata import distributions, requires
 from pathlib import Path
 
 REPO = Path(__file__).parent.parent
-CODE = "import time; s = time.perf_counter(); import {}; print(time.perf_counter() - s)"
+CODE = "import time; s = time.process_time(); import {}; print(time.process_time() - s)"
 OVER_TORCH = f"import torch; {CODE.format('lilliput.torch')}"
 
 
-def import_seconds(code: str, repeat: int = 9) -> float:
+def import_seconds(code: str, repeat: int = 5) -> float:
     command = [sys.executable, "-c", code]
     runs = [
         subprocess.run(command, capture_output=True, text=True, check=True)
@@ -55,16 +57,40 @@ def by_package(folder: Path) -> dict[str, float]:
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
+def brought_by(framework: str) -> set[str]:
+    """Return the packages that installing a framework brings anyway."""
+    found, waiting = {framework}, [framework]
+    while waiting:
+        for line in requires(waiting.pop()) or []:
+            name = canonical(re.split(r"[^\w.-]", line, maxsplit=1)[0])
+            if "extra ==" not in line and name not in found and is_installed(name):
+                found.add(name)
+                waiting.append(name)
+    return found
+
+
+def is_installed(name: str) -> bool:
+    return any(canonical(x.metadata["Name"]) == name for x in distributions(name=name))
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def main() -> None:
     sizes, packages = {}, {}
     for name, what in (("core", str(REPO)), ("core and command line", f"{REPO}[cli]")):
         with installed(what) as folder:
             sizes[f"{name} with dependencies [MB]"] = round(megabytes(folder), 2)
             packages[name] = by_package(folder)
+    for framework in ("torch", "keras"):
+        there = brought_by(framework)
+        own = [size for x, size in packages["core"].items() if canonical(x) not in there]
+        sizes[f"core with dependencies, beyond {framework}'s [MB]"] = round(sum(own), 2)
     results = {
-        "import lilliput [s]": import_seconds(CODE.format("lilliput")),
-        "import torch [s]": import_seconds(CODE.format("torch")),
-        "import lilliput.torch, torch already imported [s]": import_seconds(OVER_TORCH),
+        "import lilliput [CPU s]": import_seconds(CODE.format("lilliput")),
+        "import torch [CPU s]": import_seconds(CODE.format("torch")),
+        "import lilliput.torch, torch already imported [CPU s]": import_seconds(OVER_TORCH),
         **sizes,
     }
     for name, value in results.items():

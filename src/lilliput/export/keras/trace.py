@@ -17,6 +17,7 @@ from lilliput.backends import backend_of
 from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import ExportError, LilliputError
+from lilliput.export.keras.logs import drop_logs
 from lilliput.export.keras.simulation import call, reason_of
 from lilliput.export.places import Array, Key, Place, Simulation, Tensor, key_of, to_array
 from lilliput.extras import require
@@ -62,7 +63,7 @@ def quiet() -> Iterator[None]:
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), drop_logs():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -1,0 +1,52 @@
+"""Drop what TensorFlow's C++ code logs while it converts: it looks like a failure and is none.
+
+Python's filters do not reach it, and its own level is read once, when TensorFlow is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+
+# A line of information or warning, and what follows the one about operators that we replace ourselves.
+_HARMLESS = re.compile(
+    rb"^(?:[IW]\d{4} [\d:.]+ +\d+ \S+\.cc:\d+\] .*|INFO: Created TensorFlow Lite .*|Custom ops: .*"
+    rb"|Details:|\ttf\..*|See instructions: https://www\.tensorflow\.org/.*)\n",
+    re.MULTILINE,
+)
+
+
+@contextlib.contextmanager
+def drop_logs() -> Iterator[None]:
+    """Hold back what is written to the process's standard error, then write all but such lines.
+
+    After an error everything is written: it may say why.
+    """
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no standard error
+        yield
+        return
+    with tempfile.TemporaryFile() as held:
+        sys.stderr.flush()
+        os.dup2(held.fileno(), 2)
+        is_done = False
+        try:
+            yield
+            is_done = True
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            held.seek(0)
+            said = held.read()
+            _write(_HARMLESS.sub(b"", said) if is_done else said)
+
+
+def _write(data: bytes) -> None:
+    while data:
+        data = data[os.write(2, data) :]
