@@ -198,7 +198,7 @@ def attack(shape: str, algorithm: str) -> Outcome:
 
 
 # Known not to be sound yet: what it takes to refuse or to support them is in the module named.
-OPEN = {"spectral_norm", "alias_in_one_module", "sealed_class", "embedding_sparse"}
+OPEN = {"spectral_norm", "alias_in_one_module", "sealed_class"}
 
 
 def broken(outcomes: list[Outcome]) -> list[Outcome]:

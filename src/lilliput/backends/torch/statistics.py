@@ -54,6 +54,7 @@ def gradient(wrapper: Any, factor: Tensor | None = None) -> Tensor | None:
     if parameter is None or parameter.grad is None:
         return None
     found = whole(parameter.grad)
+    found = found.to_dense() if found.is_sparse else found
     return found if factor is None else found / factor.to(found.device)
 
 

@@ -134,7 +134,12 @@ def _local(tensor: Any, mask: Tensor) -> tuple[Tensor, Tensor]:
 def forget_(optimizer: torch.optim.Optimizer, parameter: Tensor, mask: Tensor) -> None:
     """Zero what an optimizer remembers (momentum and the like) of the pruned entries."""
     for record in optimizer.state.get(parameter, {}).values():
-        if isinstance(record, Tensor) and record.shape == parameter.shape:
+        if not isinstance(record, Tensor) or record.shape != parameter.shape:
+            continue
+        if record.is_sparse:  # the momentum of an Embedding(sparse=True)
+            kept = record.to_dense() * (mask != 0)
+            record.copy_(kept.to_sparse(record.sparse_dim()))
+        else:
             zero_(record, mask)
 
 
