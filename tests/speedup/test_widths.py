@@ -117,3 +117,18 @@ def test_an_attribute_that_forward_reads_otherwise_is_left_and_reported():
     result, _ = shrunk(model)
     assert model.head_hidden_size == 32 and model.num_features == 16
     assert "head_hidden_size (32)" in result.notes[-1]
+
+
+def test_a_width_that_other_layers_still_have_is_not_reported():
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden_dim = 32
+            self.up, self.inner, self.down = nn.Linear(3, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x):
+            return self.down(self.inner(self.up(x)))
+
+    model, x = Encoder(), torch.randn(2, 3)
+    L1NormPruner(model, [{"op_names": ["inner"], "sparsity": 0.5}], example_inputs=x).compress()
+    assert speedup(model, x).notes == () and model.hidden_dim == 32

@@ -59,8 +59,8 @@ class Widths:
                 new = self._now(path, name, value)
                 if len(new) == 1 and new != {value} and not name.startswith("config."):
                     found[path, name] = new.pop()
-                elif new and new != {value}:
-                    stale[path, name] = value
+                elif new - {value} and (value not in new or name in _OF_CLASSIFIER):
+                    stale[path, name] = value  # else it is still the width of something
         return found, stale
 
     def _now(self, path: str, name: str, value: int) -> set[int]:
