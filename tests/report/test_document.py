@@ -180,3 +180,7 @@ def test_reading_a_report_imports_no_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_packages_that_are_no_table_are_left_out_of_the_page():
+    assert "<main" in Report(title="a", environment={"packages": "junk", "cpu": "x"}).to_html()
