@@ -11,6 +11,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from threading import RLock
 
 # A line of information or warning, and what follows the one about operators that we replace ourselves.
 _HARMLESS = re.compile(
@@ -20,31 +21,35 @@ _HARMLESS = re.compile(
 )
 
 
+_one_at_a_time = RLock()  # of two threads, each would put back what the other had put there
+
+
 @contextlib.contextmanager
 def drop_logs() -> Iterator[None]:
     """Hold back what is written to the process's standard error, then write all but such lines.
 
     After an error everything is written: it may say why.
     """
-    try:
-        kept = os.dup(2)
-    except OSError:  # there is no standard error
-        yield
-        return
-    with tempfile.TemporaryFile() as held:
-        sys.stderr.flush()
-        os.dup2(held.fileno(), 2)
-        is_done = False
+    with _one_at_a_time:
         try:
+            kept = os.dup(2)
+        except OSError:  # there is no standard error
             yield
-            is_done = True
-        finally:
+            return
+        with tempfile.TemporaryFile() as held:
             sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
-            held.seek(0)
-            said = held.read()
-            _write(_HARMLESS.sub(b"", said) if is_done else said)
+            os.dup2(held.fileno(), 2)
+            is_done = False
+            try:
+                yield
+                is_done = True
+            finally:
+                sys.stderr.flush()
+                os.dup2(kept, 2)
+                os.close(kept)
+                held.seek(0)
+                said = held.read()
+                _write(_HARMLESS.sub(b"", said) if is_done else said)
 
 
 def _write(data: bytes) -> None:

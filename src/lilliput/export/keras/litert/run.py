@@ -59,7 +59,8 @@ def _invoked(data: bytes, inputs: Sequence[Array], runtime: str) -> Any:
     for detail, array in zip(details, inputs, strict=True):
         if tuple(detail["shape"]) != array.shape:
             interpreter.resize_tensor_input(detail["index"], array.shape)
-    interpreter.allocate_tensors()
+    with quiet():  # it announces its delegate
+        interpreter.allocate_tensors()
     for detail, array in zip(details, inputs, strict=True):
         interpreter.set_tensor(detail["index"], array.astype(detail["dtype"]))
     interpreter.invoke()
