@@ -13,6 +13,7 @@ from torch import nn
 
 from lilliput.errors import ExportError
 from lilliput.export import check, cpu, onnx_file, stepwise
+from lilliput.export.packed import Packed, packing
 from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer, export_onnx
 
 RUNTIMES = ("onnxruntime_unoptimized", "onnxruntime")
@@ -92,10 +93,10 @@ def test_a_wrong_integer_in_the_file_is_found_and_named(
     quantizer = calibrated(make(2))
     run = stepwise.run
 
-    def spoiled(runtime: str, data: bytes, feeds: list) -> list:  # type: ignore[type-arg]
+    def spoiled(runtime: str, data: Packed, feeds: list) -> list:  # type: ignore[type-arg]
         import onnx
 
-        proto = onnx.load_from_string(data)
+        proto = onnx.load_from_string(data.graph)
         for constant in proto.graph.initializer:
             if constant.name.startswith("4.conv1.weight") and constant.data_type == 3:
                 integers = onnx.numpy_helper.to_array(constant).copy()
@@ -104,7 +105,7 @@ def test_a_wrong_integer_in_the_file_is_found_and_named(
                 break
         else:
             raise KeyError([c.name for c in proto.graph.initializer])
-        return run(runtime, proto.SerializeToString(), feeds)
+        return run(runtime, Packed(proto.SerializeToString()), feeds)
 
     monkeypatch.setattr(stepwise, "run", spoiled)
     with pytest.raises(ExportError, match=r"layer '4\.conv[12]' as executed"):
@@ -173,7 +174,7 @@ def test_a_saturated_layer_is_refused_where_the_file_is_to_run(
     """What a CPU without VNNI computes is put in place of what this one does."""
     run = stepwise.run
 
-    def saturated(runtime: str, data: bytes, feeds: list) -> list:  # type: ignore[type-arg]
+    def saturated(runtime: str, data: Packed, feeds: list) -> list:  # type: ignore[type-arg]
         found = run(runtime, data, feeds)
         is_integers = [x.dtype == np.uint8 for x in found[0]]
         if runtime == "onnxruntime":
@@ -259,7 +260,9 @@ def test_pruned_weights_are_zeros_in_the_file(tmp_path: Path) -> None:
 def test_the_draft_can_be_built_without_a_file() -> None:
     quantizer = calibrated(make(1))
     simulation = onnx_file.simulate(onnx_file.model_of(quantizer), ((batches(1)[0],), {}))
-    assert len(onnx_file.serialize(onnx_file.build(simulation, "generic", True, 21))) > 1000
+    draft = onnx_file.build(simulation, "generic", True, 21)
+    with packing(draft.model, Path("net.onnx")) as data:
+        assert data.size > 1000
 
 
 def test_rounding_by_the_runtime_is_noted_not_refused(tmp_path: Path) -> None:

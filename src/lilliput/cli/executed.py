@@ -40,7 +40,7 @@ def describe_file(path: Path) -> dict[str, Any]:
     file = open_executed(path)
     return {
         "file": str(path),
-        "bytes": path.stat().st_size,
+        "bytes": file.bytes,
         "runtime": file.runtime,
         "tensors": _tensors(file),
         "operations": _operations(path),

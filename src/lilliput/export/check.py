@@ -15,6 +15,7 @@ from lilliput.export.cpu import cpu_has_wide_dot
 from lilliput.export.graph import Draft, array_of, layers_of, producer
 from lilliput.export.kernels import read_kernels
 from lilliput.export.layer import Layer, count_macs
+from lilliput.export.packed import Packed
 from lilliput.export.places import Inputs, Simulation, first_line, to_array
 from lilliput.export.propagate import MOVERS
 from lilliput.export.result import ExportResult
@@ -41,7 +42,7 @@ _DECISIVE = {"onnxruntime": FAST, "openvino": OPENVINO, "generic": PLAIN}
 
 def check_file(
     result: ExportResult,
-    data: bytes,
+    data: Packed,
     draft: Draft,
     simulation: Simulation,
     min_sqnr: float,
@@ -109,7 +110,7 @@ class _Check:
     """The file, the simulation, and the batches to compare them on."""
 
     def __init__(
-        self, data: bytes, draft: Draft, simulation: Simulation, calibration: Iterable[Inputs]
+        self, data: Packed, draft: Draft, simulation: Simulation, calibration: Iterable[Inputs]
     ) -> None:
         self.data, self.simulation, self.draft = data, simulation, draft
         shapes = [value.shape for value in draft.graph.inputs if value.shape is not None]
@@ -187,13 +188,9 @@ class _Check:
 
     def _inside(self, runtime: str, names: Iterable[str]) -> Feeds:
         """Return tensors inside the graph, and its outputs, on the example inputs."""
-        import onnx
-
-        proto = onnx.load_from_string(self.data)
-        wanted = list(dict.fromkeys(name for name in names if name not in self.outputs))
-        proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(x) for x in wanted)
-        (values,) = run(runtime, proto.SerializeToString(), self.batches[:1])
-        return dict(zip([*self.outputs, *wanted], values, strict=True))
+        data, held = self.data.with_outputs(names)
+        (values,) = run(runtime, data, self.batches[:1])
+        return dict(zip(held, values, strict=True))
 
     def fill_costs(self, layers: list[Layer], draft: Draft) -> None:
         """Count multiplications where the trace does not know the shapes."""

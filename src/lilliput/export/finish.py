@@ -1,11 +1,9 @@
-"""From a traced ONNX graph to the bytes of a file: all passes, in their order."""
+"""From a traced ONNX graph to the graph of a file: all passes, in their order."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-from lilliput.errors import ExportError
 
 if TYPE_CHECKING:
     from lilliput.export.graph import Draft
@@ -31,17 +29,3 @@ def finish(draft: Draft, target: str, outputs: Sequence[str]) -> Draft:
     name_nodes(draft.graph)
     draft.tidy(outputs)
     return draft
-
-
-def serialize(draft: Draft) -> bytes:
-    """Return the bytes of the file."""
-    import onnx
-    import onnx_ir
-
-    try:
-        proto = onnx_ir.serde.serialize_model(draft.model)
-        onnx.checker.check_model(proto)
-        data: bytes = proto.SerializeToString()
-    except (ValueError, onnx.checker.ValidationError) as error:
-        raise ExportError(f"the graph cannot be written as one ONNX file: {error}") from error
-    return data

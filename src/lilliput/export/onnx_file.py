@@ -11,7 +11,7 @@ import torch
 
 from lilliput.errors import ExportError
 from lilliput.export.cpu import cpu_for
-from lilliput.export.finish import finish, serialize
+from lilliput.export.finish import finish
 from lilliput.export.guarding import (
     guard_model,
     kept_if_done,
@@ -19,11 +19,11 @@ from lilliput.export.guarding import (
     may_saturate,
     sample_inputs,
 )
+from lilliput.export.packed import packing
 from lilliput.export.places import Simulation
 from lilliput.export.result import ExportResult
 from lilliput.export.trace import model_of, simulate, trace
 from lilliput.extras import require
-from lilliput.files import write_atomically
 from lilliput.speedup.capture import as_inputs, plain_copy
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def export_onnx(
     quantizer_or_model : Compressor or torch.nn.Module
         A compressor after ``compress()``, or a model with or without compressors on it.
     path : str or path-like
-        The file to write, ending in ``.onnx``.
+        The file to write, ending in ``.onnx``. Above 2 GB, weights go to a second file beside it, whose
+        name begins alike and ends in ``.data``.
     example_inputs : tensor, tuple or dict
         What the model is called with.
     target : str
@@ -126,21 +127,19 @@ def export_onnx(
         if any(row.is_changed for row in guarded):
             simulation = simulate(model, inputs)
         draft = build(simulation, target, dynamic_batch, opset)
-        data = serialize(draft)
         layers = list_layers(draft.graph)
         notes = [*draft.notes, *find_notes(layers, draft, target)]
         notes += [_NO_CACHE] if _keeps_states(model) else []
-        result = ExportResult(place, len(data), target, layers=layers, notes=notes, guarded=guarded)
+        result = ExportResult(place, 0, target, layers=layers, notes=notes, guarded=guarded)
         result.cpu = cpu if may_saturate(model) else None
         result._source = lambda: (plain_copy(model), example_inputs)
         if not check and draft.sizes is not None and str(draft.sizes):
             notes.append(f"traced for batches of {draft.sizes}; other sizes were not tried.")
-        if check:
-            check_file(result, data, draft, simulation, min_sqnr, batches)
-        try:
-            write_atomically(place, data)
-        except OSError as error:
-            raise ExportError(f"{place}: it cannot be written: {error}") from error
+        with packing(draft.model, place) as data:
+            result.bytes, result.beside = data.size, data.names
+            if check:
+                check_file(result, data, draft, simulation, min_sqnr, batches)
+            data.write(place)
     return result
 
 

@@ -42,7 +42,7 @@ class ExportResult:
     path : pathlib.Path
         The file.
     bytes : int
-        Its size.
+        Its size, with what lies beside it.
     target : str
         The runtime it was written for.
     runtimes : dict
@@ -56,6 +56,8 @@ class ExportResult:
         Layers that could saturate on CPUs without VNNI, before and after their weights were made coarser.
     cpu : Cpu, optional
         The CPUs that the file is for; None where that makes no difference.
+    beside : list of str
+        Names of further files that belong to it, in the same folder: the weights, above 2 GB.
     """
 
     path: Path
@@ -66,6 +68,7 @@ class ExportResult:
     notes: list[str] = field(default_factory=list)
     guarded: list[Guarded] = field(default_factory=list)
     cpu: Cpu | None = None
+    beside: list[str] = field(default_factory=list)
     _compare: Callable[[str], list[dict[str, Any]]] | None = field(default=None, repr=False)
     # Returns the model without compressors, and its inputs.
     _source: Callable[[], tuple[Any, Any]] | None = field(default=None, repr=False)
@@ -128,6 +131,7 @@ class ExportResult:
         return {
             "path": str(self.path),
             "bytes": self.bytes,
+            "beside": list(self.beside),
             "target": self.target,
             "runtimes": {name: found.to_dict() for name, found in self.runtimes.items()},
             "integer_share": self.integer_share,

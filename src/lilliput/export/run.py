@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from lilliput.errors import ExportError
+from lilliput.export.packed import Packed
 from lilliput.extras import require
 
 Array = np.ndarray[Any, Any]
@@ -109,7 +113,7 @@ def _largest(a: Array, b: Array) -> float:
     return float(difference) if np.isfinite(difference) else math.inf
 
 
-def run(runtime: str, data: bytes, batches: Sequence[Feeds], optimized: str = "") -> list[Any]:
+def run(runtime: str, data: Packed, batches: Sequence[Feeds], optimized: str = "") -> list[Any]:
     """Return the outputs of each batch in a runtime; ``optimized``: where to save its graph."""
     if runtime == OPENVINO:
         return _run_openvino(data, batches)
@@ -128,7 +132,7 @@ def has_openvino() -> bool:
     return find_spec("openvino") is not None
 
 
-def _session(data: bytes, runtime: str, optimized: str) -> Any:
+def _session(data: Packed, runtime: str, optimized: str) -> Any:
     module = require_onnxruntime()
     options = module.SessionOptions()
     options.log_severity_level = 4
@@ -136,13 +140,27 @@ def _session(data: bytes, runtime: str, optimized: str) -> Any:
         options.graph_optimization_level = module.GraphOptimizationLevel.ORT_DISABLE_ALL
     if runtime == EXACT:
         options.add_session_config_entry(ACCURACY, "1")
+    if data.folder is not None:
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(data.folder)
+        )
     if optimized:
         options.optimized_model_filepath = optimized
-    return module.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        if data.folder is not None:
+            options.add_session_config_entry(
+                "session.optimized_model_external_initializers_file_name", "optimized.data"
+            )
+    return module.InferenceSession(data.graph, options, providers=["CPUExecutionProvider"])
 
 
-def _run_openvino(data: bytes, batches: Sequence[Feeds]) -> list[Any]:
+def _run_openvino(data: Packed, batches: Sequence[Feeds]) -> list[Any]:
     openvino: Any = import_module("openvino")
     core = openvino.Core()
-    compiled = core.compile_model(core.read_model(data, b""), "CPU")
-    return [[np.array(x) for x in compiled(feeds).values()] for feeds in batches]
+    with TemporaryDirectory(dir=data.folder) as folder:
+        model: Any = data.graph
+        if data.folder is not None:  # weights are looked for beside the file
+            model = Path(folder, "model.onnx")
+            os.link(data.folder / data.weights, Path(folder, data.weights))
+            model.write_bytes(data.graph)
+        compiled = core.compile_model(core.read_model(model), "CPU")
+        return [[np.array(x) for x in compiled(feeds).values()] for feeds in batches]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lilliput.export.graph import Draft, array_of, producer
+from lilliput.export.packed import Packed
 from lilliput.export.places import Simulation
 from lilliput.export.run import Array, Feeds, run
 from lilliput.export.steps import Integers, Step, compare_steps
@@ -13,7 +14,7 @@ from lilliput.export.steps import Integers, Step, compare_steps
 class Stepwise:
     """The comparison for one file; ``run`` does it for a runtime."""
 
-    def __init__(self, data: bytes, draft: Draft, simulation: Simulation, feeds: Feeds) -> None:
+    def __init__(self, data: Packed, draft: Draft, simulation: Simulation, feeds: Feeds) -> None:
         self.data, self.simulation, self.feeds = data, simulation, feeds
         self.tensors = {k: found for k, v in draft.tensors.items() if (found := _integers(v))}
 
@@ -23,15 +24,9 @@ class Stepwise:
 
     def _values(self, runtime: str) -> dict[str, Array]:
         """Return the integers of all quantized tensors, without keeping any kernel from being used."""
-        import onnx
-
-        proto = onnx.load_from_string(self.data)
-        names = list(dict.fromkeys(x.name for x in self.tensors.values()))
-        held = [output.name for output in proto.graph.output]
-        wanted = [name for name in names if name not in held]
-        proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(x) for x in wanted)
-        (values,) = run(runtime, proto.SerializeToString(), [self.feeds])
-        return dict(zip([*held, *wanted], values, strict=True))
+        data, names = self.data.with_outputs(x.name for x in self.tensors.values())
+        (values,) = run(runtime, data, [self.feeds])
+        return dict(zip(names, values, strict=True))
 
 
 def _integers(value: Any) -> Integers | None:

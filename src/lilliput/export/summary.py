@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lilliput.export.layer import Layer, some_of
+from lilliput.printing import printable
 from lilliput.report import table
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def summary_lines(result: ExportResult) -> list[str]:
         lines.append(f"  {_layers(result)}")
         lines += [f"    in float: {text}" for text in _in_float(result)]
     lines += [f"  {line}" for line in saturation_lines(result)]
-    return lines + [f"  note: {note}" for note in result.notes]
+    lines += [f"  note: {note}" for note in result.notes]
+    return [printable(line) for line in lines]
 
 
 def cpu_lines(result: ExportResult) -> list[str]:
@@ -64,7 +66,7 @@ def layer_table(layers: list[Layer]) -> str:
     rows: list[tuple[str, ...]] = [("layer", "op", "weight", "kernel", "MACs", "in float because")]
     for x in layers:
         macs = "?" if x.macs is None else f"{x.macs:,}"
-        rows.append((x.name, x.op, x.weight_dtype, x.kernel, macs, x.reason))
+        rows.append((printable(x.name), x.op, x.weight_dtype, x.kernel, macs, x.reason))
     if is_plain(layers) or not any(x.reason for x in layers):
         rows = [row[:-1] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

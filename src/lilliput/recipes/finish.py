@@ -31,7 +31,7 @@ def finish(session: Session) -> None:
     receipt = _receipt(session)
     receipt.save(session.folder / RECEIPT)
     _write_report(session, receipt)
-    exported = [export["path"] for export in session.log["exports"]]
+    exported = [x for export in session.log["exports"] for x in (export["path"], *export["beside"])]
     session.log["files"] = [*exported, written.name, RECEIPT, REPORT, "report.json"]
     session.is_finished = True
     session.save()

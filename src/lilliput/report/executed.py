@@ -70,6 +70,11 @@ class ExecutedFile:
     def __init__(self, path: Path, threads: int) -> None:
         self.path, self.threads = path, threads
 
+    @property
+    def bytes(self) -> int:
+        """The size of the file, with the weights that an ONNX file may have beside it."""
+        return self.path.stat().st_size
+
     def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
         """Return the outputs for inputs in the order of the file, or by name."""
         raise NotImplementedError
@@ -126,6 +131,13 @@ class OnnxFile(ExecutedFile):
             raise StateError(f"{path}: ONNX Runtime cannot read the file ({error}).") from error
         self.names = [x.name for x in self.session.get_inputs()]
         self.runtime = f"ONNX Runtime {version('onnxruntime')}"
+
+    @property
+    def bytes(self) -> int:
+        """The size of the file, and of weights beside it."""
+        from lilliput.export.packed import external_files
+
+        return sum(x.stat().st_size for x in (self.path, *external_files(self.path)))
 
     def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
         """Return the outputs."""

@@ -22,7 +22,7 @@ class MeasuredFile:
     def counts(self, model: ExecutedFile, inputs: Any) -> dict[str, Any]:
         """Return the bytes, and of an ONNX file parameters, nonzeros and macs."""
         known = _count_onnx(model) if isinstance(model, OnnxFile) else {}
-        return {**known, "bytes": model.path.stat().st_size}
+        return {**known, "bytes": model.bytes}
 
     def caller(self, model: ExecutedFile, inputs: Any) -> Callable[[], Any]:
         """Return a function that executes the file once."""

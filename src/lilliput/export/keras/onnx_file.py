@@ -16,10 +16,10 @@ from lilliput.export.keras.litert_file import (
     check_options,
     checked_path,
     gather_inputs,
-    write_file,
 )
 from lilliput.export.keras.simulation import input_names, model_of, plain_source, simulate
 from lilliput.export.keras.transfer import export_elsewhere
+from lilliput.export.packed import packing
 from lilliput.export.places import Inputs
 from lilliput.export.result import ExportResult
 from lilliput.extras import require
@@ -122,7 +122,7 @@ def write_onnx(
 ) -> ExportResult:
     """Do the work of :func:`export_onnx`, in a process whose Keras runs on TensorFlow."""
     from lilliput.export.check import check_file
-    from lilliput.export.finish import finish, serialize
+    from lilliput.export.finish import finish
     from lilliput.export.keras.onnx.convert import draft_of
     from lilliput.export.keras.onnx.rewrite import rewrite
     from lilliput.export.keras.onnx.weights import write_weights
@@ -139,14 +139,15 @@ def write_onnx(
         for value, name in zip(draft.graph.inputs, input_names(simulation), strict=True):
             value.name = name
         finish(draft, target, simulation.names)
-        data = serialize(draft)
         layers = list_layers(draft.graph)
         notes = [*draft.notes, *find_notes(layers, draft, target)]
-        result = ExportResult(place, len(data), target, layers=layers, notes=notes)
+        result = ExportResult(place, 0, target, layers=layers, notes=notes)
         result.guarded, result.cpu = guarded, cpu if may_saturate(model) else None
-        if check:
-            check_file(result, data, draft, simulation, min_sqnr, batches)
-        write_file(place, data)
+        with packing(draft.model, place) as data:
+            result.bytes, result.beside = data.size, data.names
+            if check:
+                check_file(result, data, draft, simulation, min_sqnr, batches)
+            data.write(place)
     return result
 
 

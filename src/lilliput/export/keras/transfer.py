@@ -68,6 +68,11 @@ def export_elsewhere(
         received = dict(np.load(folder / RESULT))
         _compare(model, inputs, received)
         _take_scales(model, report, received)
+        if report["result"]["beside"]:
+            raise ExportError(
+                f"{place}: above 2 GB, models of Keras on {keras.backend.backend()} cannot be exported; "
+                "run with KERAS_BACKEND=tensorflow."
+            )
         data = (folder / str(job["file"])).read_bytes()
     try:
         write_atomically(place, data)
