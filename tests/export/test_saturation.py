@@ -398,6 +398,19 @@ def test_nothing_is_watched_where_nothing_can_saturate():
     assert guard(quantizer, [torch.rand(2, 4, 2, 2)]) == []
 
 
+def test_with_little_data_activations_may_be_as_large_as_their_grid():
+    quantizer = Coarsening(small_model(), CONFIG)
+    quantizer.compress()
+    batch = torch.rand(8, 4, 2, 2)
+    assert set(watch_inputs(quantizer, [batch], enough=32)) == {"0", "2"}  # a Linear sees 8 rows
+    assert watch_inputs(quantizer, [batch], enough=33) == {}
+    few, many = (
+        {row.layer: row.worst for row in guard(quantizer, [batch], change=False, enough=enough)}
+        for enough in (33, 32)
+    )
+    assert few["2"] > many["2"]
+
+
 def test_an_empty_loader_is_refused():
     quantizer = Reducing(small_model(), CONFIG)
     quantizer.compress()

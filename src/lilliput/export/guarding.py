@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
+from lilliput.export.pairs import ENOUGH
 from lilliput.export.result import Guarded
 from lilliput.export.saturation import candidates, guard
 from lilliput.speedup.capture import Inputs, as_inputs
@@ -38,7 +39,7 @@ def guard_model(model: nn.Module, batches: list[Inputs], change: bool) -> list[G
     """Return which layers could saturate on data like these; ``change`` the weights so that none does."""
     found: list[Guarded] = []
     for quantizer in quantizers_on(model):
-        found += guard(quantizer, batches, _call, change=change)
+        found += guard(quantizer, batches, _call, change=change, enough=ENOUGH)
     return found
 
 

@@ -107,11 +107,12 @@ def packing(model: Any, place: Path) -> Iterator[Packed]:
 def external_files(path: Path) -> list[Path]:
     """Return the files beside an ONNX file that hold its weights; none if it cannot be read."""
     import onnx
-    from google.protobuf.message import DecodeError
 
+    if not path.is_file():
+        return []
     try:
         proto = onnx.load(str(path), load_external_data=False)
-    except (OSError, DecodeError):
+    except Exception:  # protobuf's own, whatever is wrong with the file
         return []
     pairs = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
     names = dict.fromkeys(Path(entry.value).name for entry in pairs if entry.key == "location")
@@ -143,7 +144,6 @@ def _digest(model: Any) -> str:
 def _serialized(model: Any, folder: Path | None = None) -> bytes:
     import onnx
     import onnx_ir
-    from google.protobuf.message import EncodeError
 
     try:
         data: bytes = onnx_ir.serde.serialize_model(model).SerializeToString()
@@ -152,6 +152,6 @@ def _serialized(model: Any, folder: Path | None = None) -> bytes:
         else:  # the checker looks for the second file beside the first
             (folder / "checked.onnx").write_bytes(data)
             onnx.checker.check_model(str(folder / "checked.onnx"))
-    except (ValueError, EncodeError, OSError, onnx.checker.ValidationError) as error:
+    except Exception as error:  # protobuf's own, the checker's, or of the disk
         raise ExportError(f"the graph cannot be written as ONNX: {error}") from error
     return data

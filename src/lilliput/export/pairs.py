@@ -8,6 +8,9 @@ from lilliput.export.places import Array
 
 LIMIT = 32767  # on both sides: a folded batch norm may turn signs around
 MARGIN = 1.1  # other data may have somewhat larger activations than what was seen
+ENOUGH = (
+    256  # values of a channel to be seen; with fewer, activations may be as large as their grid
+)
 AIM = LIMIT - 510  # rounding anew may enlarge the sum of a pair: by 255 each
 
 

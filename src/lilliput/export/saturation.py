@@ -18,6 +18,7 @@ EfficientNet-Lite0, emulated by these rules, 8 photos, against float: 21.0 dB wi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -60,18 +61,23 @@ def worst_pair_sums(weight: Tensor, largest: Tensor | None = None, groups: int =
 
 
 def watch_inputs(
-    quantizer: Any, batches: Iterable[Any], forward: Callable[..., Any] | None = None
+    quantizer: Any,
+    batches: Iterable[Any],
+    forward: Callable[..., Any] | None = None,
+    enough: int = 0,
 ) -> dict[str, Tensor]:
     """Run batches, and return the largest stored integers that reach each layer that might saturate.
 
     For each layer two rows: the largest of each input channel, and the largest sum of each channel and
-    the next at the same place. ``forward(model, batch)`` is as in ``calibrate``.
+    the next at the same place. ``forward(model, batch)`` is as in ``calibrate``. Layers of which fewer than
+    ``enough`` values per channel were seen are left out.
     """
     seen: dict[str, Tensor] = {}
+    counts: Counter[str] = Counter()
     handles = []
     for wrapper, qparams in candidates(quantizer):
         for owner in wrapper.layer_info.owners:
-            hook = _watcher(wrapper, qparams, seen)
+            hook = _watcher(wrapper, qparams, seen, counts)
             # It comes last, after the hook that quantizes the input.
             handles.append(owner.module.register_forward_pre_hook(hook, with_kwargs=True))
     try:
@@ -81,7 +87,7 @@ def watch_inputs(
             handle.remove()
     if handles and not seen:
         raise ConfigError("the saturation guard received no batches: is an iterator used up?")
-    return seen
+    return {name: largest for name, largest in seen.items() if counts[name] >= enough}
 
 
 def guard(
@@ -90,15 +96,17 @@ def guard(
     forward: Callable[..., Any] | None = None,
     *,
     change: bool = True,
+    enough: int = 0,
 ) -> list[Guarded]:
     """Keep the layers of a quantizer from saturating on data like these; return which could.
 
     A quantizer with ``coarsen_weight(wrapper, factors)`` multiplies the weight's scales, by a factor for
     each output channel; one with ``reduce_bits(wrapper, bits)`` gives the layer 7 bits. Others are only
     reported, and so are all without ``change``. Layers are looked at if they quantize both their weight
-    and their input, with 8 bits.
+    and their input, with 8 bits. Where fewer than ``enough`` values of a channel were seen, its activations
+    may be as large as their grid.
     """
-    seen = watch_inputs(quantizer, batches, forward)
+    seen = watch_inputs(quantizer, batches, forward, enough)
     found = []
     for wrapper, _ in candidates(quantizer):
         worst, bits = _examine(quantizer, wrapper, seen.get(wrapper.name))
@@ -142,7 +150,9 @@ def _examine(quantizer: Any, wrapper: Any, largest: Tensor | None) -> tuple[Tens
     return worst_pair_sums(integers.movedim(layer.out_axis, 0), largest, groups), qparams.grid.bits
 
 
-def _watcher(wrapper: Any, qparams: QParams, seen: dict[str, Tensor]) -> Callable[..., None]:
+def _watcher(
+    wrapper: Any, qparams: QParams, seen: dict[str, Tensor], counts: Counter[str]
+) -> Callable[..., None]:
     """Return a hook that notes the largest integers among what a module is called with."""
     layer, shift = wrapper.layer_info, 128 * qparams.grid.is_signed
     axis, groups = 1 - len(layer.shape), getattr(layer.module, "groups", 1)
@@ -160,6 +170,7 @@ def _watcher(wrapper: Any, qparams: QParams, seen: dict[str, Tensor]) -> Callabl
             rows = rows.nan_to_num(nan=255.0)
             double = torch.cat([rows[:-1] + rows[1:], rows[-1:]]).amax(1).clamp(min=2 * zero)
             largest = torch.stack([rows.amax(1).clamp(min=zero), double])
+            counts[wrapper.name] += rows.shape[1]
             seen[wrapper.name] = torch.maximum(seen.get(wrapper.name, largest), largest)
 
     return watch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from keras import ops, tree
 from lilliput.config.layer import QuantType
 from lilliput.export.keras.examples import quantizers_on
 from lilliput.export.keras.simulation import call
-from lilliput.export.pairs import AIM, LIMIT, MARGIN, worst_pairs
+from lilliput.export.pairs import AIM, ENOUGH, LIMIT, MARGIN, worst_pairs
 from lilliput.export.places import Array, Inputs, to_array
 from lilliput.export.result import Guarded
 from lilliput.ops.qparams import QParams
@@ -169,9 +170,10 @@ def _examine(quantizer: Any, wrapper: Any, largest: Array | None) -> tuple[Array
 def _watch(quantizer: Any, batches: Sequence[Inputs]) -> dict[str, Array]:
     """Run batches, and return the largest stored integers that reach each layer; as for torch."""
     seen: dict[str, Array] = {}
+    counts: Counter[str] = Counter()
     handles = []
     for wrapper, qparams in _candidates(quantizer):
-        task = _watcher(wrapper, qparams, seen)
+        task = _watcher(wrapper, qparams, seen, counts)
         handles += quantizer._backend.on_forward(wrapper, task)
     try:
         for inputs in batches if handles else ():
@@ -179,10 +181,12 @@ def _watch(quantizer: Any, batches: Sequence[Inputs]) -> dict[str, Array]:
     finally:
         for handle in handles:
             handle.remove()
-    return seen
+    return {name: largest for name, largest in seen.items() if counts[name] >= ENOUGH}
 
 
-def _watcher(wrapper: Any, qparams: QParams, seen: dict[str, Array]) -> Callable[..., None]:
+def _watcher(
+    wrapper: Any, qparams: QParams, seen: dict[str, Array], counts: Counter[str]
+) -> Callable[..., None]:
     """Return a function that notes the largest integers among what a layer is called with."""
     shift = 128 * qparams.grid.is_signed
     sums = _sums_of(wrapper)
@@ -198,6 +202,7 @@ def _watcher(wrapper: Any, qparams: QParams, seen: dict[str, Array]) -> Callable
             integers = np.nan_to_num(integers, nan=255.0)
             double = np.concatenate([integers[:-1] + integers[1:], integers[-1:]]).max(1)
             largest = np.stack([integers.max(1).clip(min=zero), double.clip(min=2 * zero)])
+            counts[wrapper.name] += integers.shape[1]
             seen[wrapper.name] = np.maximum(seen.get(wrapper.name, largest), largest)
 
     return watch
