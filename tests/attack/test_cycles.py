@@ -14,9 +14,10 @@ from attack_tools import ALL, content, settings_of
 from torch import nn
 
 # Objects that may stay behind after each cycle. Following channels captures the model's graph, and
-# torch.fx keeps the source of every graph module that it makes in linecache: about 33 objects.
+# torch.fx keeps the source of every graph module that it makes in linecache: 33 objects in a process
+# of its own, measured as 48 under pytest, whose handler also sees torch's trace records.
 MOST_OBJECTS = 2.0
-MOST_OBJECTS_CAPTURED = 45.0
+MOST_OBJECTS_CAPTURED = 60.0
 WARM_UP = 20  # cycles in which caches fill
 
 
