@@ -254,3 +254,30 @@ def test_a_plan_may_only_cut_and_set_sizes(change, tmp_path):
     with pytest.raises(StateError):
         load(fresh, tmp_path)
     assert fresh[0].weight.shape == (16, 8)
+
+
+class UnusedLast(nn.Module):
+    """Each block also makes what the next one reads: of the last one nobody does."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.skips = nn.ModuleList(nn.Linear(8, 12) for _ in range(3))
+        self.last = nn.Linear(12, 3)
+
+    def forward(self, x):
+        x, total = x.relu() @ torch.eye(8), 0
+        for block, skip in zip(self.blocks, self.skips, strict=True):
+            total, x = total + skip(x), block(x).relu()
+        return self.last(total)
+
+
+def test_a_layer_that_runs_for_nothing_is_cut_along():
+    torch.manual_seed(0)
+    model = UnusedLast().eval()
+    prune(model)
+    masked = model(X).detach()
+    result = speedup(model, X)
+    assert result.kind == "module" and torch.allclose(result.model(X), masked, atol=1e-6)
+    assert model.blocks[2].in_features == 4
+    assert result.parameters[1] == sum(p.numel() for p in result.model.parameters())

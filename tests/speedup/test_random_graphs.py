@@ -6,6 +6,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from random_nets import build, specs
 
+from lilliput.backends.torch.wrapper import PrunerModuleWrapper
 from lilliput.errors import ConfigError, StageError
 from lilliput.pruning import L1NormPruner
 from lilliput.speedup.build import build as build_plan
@@ -36,7 +37,15 @@ def relative(a, b):
     return float((a - b).abs().max() / b.abs().max())
 
 
+def has_masked(model):
+    """Whether some mask of a compressed model has a zero."""
+    wrappers = [m for m in model.modules() if isinstance(m, PrunerModuleWrapper)]
+    masks = [m for w in wrappers for m in (w.weight_mask, w.bias_mask) if m is not None]
+    return any(bool((mask == 0).any()) for mask in masks)
+
+
 def check(plan, allow_graph=True):
+    """Shrink a random network, and return which of the possible outcomes it had."""
     spec, seed, rules = plan
     model = build(spec, seed)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -45,22 +54,20 @@ def check(plan, allow_graph=True):
         L1NormPruner(model, rules, example_inputs=x).compress()
     except ConfigError as error:  # everything is excluded, or tied to what is
         assert "no selected layer has channels that can be removed" in str(error)
-        return None
+        return "refused"
     masked = model(x).detach()
-    if torch.equal(masked, full):  # a small share of a few balanced channels is none
+    if not has_masked(model):  # a small share of a few balanced channels is none
+        assert torch.equal(masked, full)
         with pytest.raises(StageError, match="nothing to cut"):
             speedup(model, x)
-        return None
+        return "nothing to cut"
     result = speedup(model, x, allow_graph=allow_graph)
     assert relative(result.model(x).detach(), masked) <= 1e-10
-    assert relative(masked, full) > 1e-6  # the check has teeth
     assert count(result.model) < before
     assert result.parameters[0] == before
-    if result.kind == "graph":  # which leaves out what was never reached
-        assert count(result.model) <= result.parameters[1]
-    else:
-        assert count(result.model) == result.parameters[1]
-    return result
+    assert result.parameters[1] == count(result.model)
+    # A network may ignore its pruned channels: behind a ReLU that never fires, say.
+    return "pruned" if relative(masked, full) > 1e-6 else "pruned without effect"
 
 
 def test_a_grouped_convolution_over_two_layers_keeps_as_many_of_each():
@@ -71,16 +78,11 @@ def test_a_grouped_convolution_over_two_layers_keeps_as_many_of_each():
         None,
         "mean",
     )
-    check(
-        (
-            spec,
-            0,
-            [
-                {"op_types": ["default"], "sparsity": 0.2},
-                {"op_names": ["maps.0.0"], "sparsity": 0.5},
-            ],
-        )
-    )
+    rules = [
+        {"op_types": ["default"], "sparsity": 0.2},
+        {"op_names": ["maps.0.0"], "sparsity": 0.5},
+    ]
+    assert check((spec, 0, rules)) == "pruned"
 
 
 @settings(max_examples=3, deadline=None, derandomize=True, phases=PHASES)
@@ -110,7 +112,14 @@ def test_a_random_network_shrinks_to_what_its_masks_compute(plan):
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None, phases=PHASES)
-@given(plans())
-def test_many_random_networks_shrink_to_what_their_masks_compute(plan):
-    check(plan)
+def test_many_random_networks_shrink_to_what_their_masks_compute():
+    outcomes = []
+
+    @settings(max_examples=600, deadline=None, phases=PHASES)
+    @given(plans())
+    def run(plan):
+        outcomes.append(check(plan))
+
+    run()
+    # The claim has teeth: nearly always the pruned channels mattered.
+    assert outcomes.count("pruned") > 0.8 * len(outcomes)

@@ -232,8 +232,28 @@ def _drop_guards(module: fx.GraphModule) -> None:
         is_guard = node.op == "call_module" and "guard" in str(node.target)
         if is_guard or "_assert_tensor_metadata" in str(node.target):
             module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()  # what nobody reads need not be kept whole
+    kept = _unused_but_run(module.graph)
+    module.graph.eliminate_dead_code(lambda node: node.is_impure() or node in kept)
     module.recompile()
+
+
+def _unused_but_run(graph: fx.Graph) -> set[fx.Node]:
+    """Return ops with no effect on the output that read parameters of their own.
+
+    The model's code runs them all the same, so their layers have to be cut along. Other ops that
+    lead nowhere are dropped: nothing that only they read need be kept whole.
+    """
+    live: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.is_impure() or any(user in live for user in node.users):
+            live.add(node)
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "get_attr" and node not in live:
+            found |= set(node.users)
+        elif node in found:
+            found |= node.users.keys() - live
+    return found
 
 
 def _first_line(error: BaseException) -> str:

@@ -86,6 +86,7 @@ def _cut_graph(analysis: Analysis, cuts: tuple[Cut, ...]) -> CapturedModule:
     rewrite(find_edits(analysis, removed))
     module = analysis.captured.module
     apply_cuts(module, cuts)
+    module.graph.eliminate_dead_code()  # the model's own code had to run it, a graph need not
     for node in module.graph.nodes:  # norms without running statistics are so in evaluation too
         name = _TRAINING.get(op_name(node)) if node.op == "call_function" else None
         node.meta["always_training"] = name is not None and argument(node, name, False)

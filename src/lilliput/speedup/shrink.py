@@ -37,6 +37,7 @@ from lilliput.speedup.capture import as_inputs, copy_model, plain_copy, quiet
 from lilliput.speedup.collect import collect
 from lilliput.speedup.cuts import balance, find_cuts, named_tensors, shapes_of
 from lilliput.speedup.dead import find_dead, unseen_by_norms, zero_classes
+from lilliput.speedup.graph import CapturedModule
 from lilliput.speedup.labels import Flags
 from lilliput.speedup.leave import (
     check_model,
@@ -117,7 +118,7 @@ def speedup(
         model=shrunk,
         plan=plan,
         error=error,
-        parameters=work.costs(work.groups.count_parameters),
+        parameters=work.count_parameters(shrunk),
         macs=macs,
         removed=work.removed_units(),
         seconds=time.perf_counter() - start,
@@ -371,6 +372,12 @@ class _Work:
             listed = show({key: str(value) for key, value in self.outdated.items()})
             notes = [*notes, f"{listed}: widths from before the cut, read the layers' own instead"]
         return tuple(notes)
+
+    def count_parameters(self, shrunk: nn.Module) -> tuple[int, int]:
+        """Return the number of parameters before and after; a graph holds only those it reads."""
+        before, after = self.costs(self.groups.count_parameters)
+        is_graph = isinstance(shrunk, CapturedModule)
+        return before, sum(p.numel() for p in shrunk.parameters()) if is_graph else after
 
     def costs(self, count: Any) -> tuple[int, int]:
         """Return a cost before and after."""
