@@ -6,7 +6,7 @@ transformers, which take a while to import, are there after ``add_transformers()
 
 from importlib import import_module
 
-from zoo import attention, convolutions, dense_prediction, mixers, mobile, sequences
+from zoo import attention, convolutions, dense_prediction, mixers, mobile, sequences, shuffled
 from zoo.registry import ZOO, Entry
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "mixers",
     "mobile",
     "sequences",
+    "shuffled",
 ]
 
 

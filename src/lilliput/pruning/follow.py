@@ -106,6 +106,7 @@ def _choose(
             max(m.layer.config.get("min_kept", 1) for m in asked),
             math.lcm(*(m.layer.config.get("round_to", 1) for m in asked)),
             config.get("max_sparsity_per_layer"),
+            each.group.stage,
         )
         if sparsity is not None:
             removed[group.name] = group.take(group.limit(prune_count(group.size, sparsity)))

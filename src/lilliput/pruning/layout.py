@@ -52,13 +52,14 @@ class Pruned:
         return total / len({member.layer.name for member in self.members})
 
     def removed(self, rows_of: Callable[[LayerInfo], Flags]) -> Flags:
-        """Return which units have no kept channel left in the mask of the first layer."""
-        member = self.members[0]
-        units = member.slice.units.ravel()
-        kept = np.zeros(self.group.size, bool)
-        alive = rows_of(member.layer)
-        np.logical_or.at(kept, units[units >= 0], alive[units >= 0])
-        return ~kept
+        """Return which units have no kept channel left in the mask of the first layer they are in."""
+        kept, seen = np.zeros((2, self.group.size), bool)
+        for member in self.members:
+            units = member.slice.units.ravel()
+            here = (units >= 0) & ~seen[units]
+            np.logical_or.at(kept, units[here], rows_of(member.layer)[here])
+            seen[units[here]] = True
+        return ~kept & seen
 
 
 class Layout:

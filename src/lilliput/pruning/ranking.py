@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lilliput.errors import AlgorithmError
 from lilliput.ops.masks import prune_count
+from lilliput.speedup.stages import Stage
 
 Flags = NDArray[np.bool_]
 Scores = NDArray[np.float64]
@@ -40,6 +41,8 @@ class Candidates:
         The fewest channels to keep, and what their number shall be a multiple of.
     most : float, optional
         The largest share to remove.
+    stage : Stage, optional
+        Which numbers of kept units per row go together, where they need not be equal.
 
     Examples
     --------
@@ -56,6 +59,7 @@ class Candidates:
     min_kept: int = 1
     round_to: int = 1
     most: float | None = None
+    stage: Stage | None = None
 
     @property
     def size(self) -> int:
@@ -78,19 +82,36 @@ class Candidates:
         """Return the largest number of units, not above ``count``, that may be removed in all."""
         if self.most is not None:
             count = min(count, prune_count(self.size, self.most))
+        if self.stage is not None:
+            return self.size - int(self._stage_counts(self.stage, count).sum())
         rows = 1 if self.rows is None else len(np.unique(self.rows))
         step = math.lcm(rows, self.round_to // math.gcd(self.round_to, self.channels))
         least = -(-self.min_kept // self.channels)
         kept = -(-max(self.size - count, least) // step) * step
         return max(self.size - kept, int(self.removed.sum()))
 
+    def _stage_counts(self, stage: Stage, count: int) -> NDArray[np.int64]:
+        """Return how many units of each row are kept if at most ``count`` may go."""
+        alive = np.bincount(stage.rows[~self.removed], minlength=int(stage.rows.max()) + 1)
+        least = -(-(self.size - count) * stage.size // self.size)
+        for step in range(max(least, 1), stage.size):
+            width, kept = stage.width(step), stage.kept(step)
+            if width % self.round_to or width < self.min_kept or kept is None:
+                continue
+            if (kept <= alive).all() and self.size - kept.sum() <= count:
+                return kept
+        return alive
+
     def take(self, count: int) -> Flags:
         """Return ``count`` units of smallest score; of equals, those that come last."""
         chosen: Flags = self.removed.copy()
         rows = np.zeros(self.size, np.int64) if self.rows is None else self.rows
-        labels = np.unique(rows)
-        for label in labels:
-            chosen[self._order(np.flatnonzero(rows == label))[: count // len(labels)]] = True
+        sizes = np.bincount(rows)
+        gone = np.full(len(sizes), count // len(sizes))
+        if self.stage is not None:
+            gone = sizes - self._stage_counts(self.stage, count)
+        for row, number in enumerate(gone):
+            chosen[self._order(np.flatnonzero(rows == row))[:number]] = True
         return chosen
 
     def queue(self) -> Scores:

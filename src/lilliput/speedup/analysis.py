@@ -11,6 +11,8 @@ from torch import nn
 from lilliput.speedup.capture import Captured, as_inputs, capture
 from lilliput.speedup.labels import Flags, Indices, Labels
 from lilliput.speedup.rules import find_rule
+from lilliput.speedup.shuffles import find_stages
+from lilliput.speedup.stages import Stage
 from lilliput.speedup.walk import Value, Walk
 
 _PASSES = 8
@@ -23,6 +25,7 @@ class Analysis:
     captured: Captured
     walk: Walk
     axes: dict[str, Value]  # of each parameter and buffer, by its first name
+    stages: tuple[Stage, ...] = ()  # channels that shuffles mix
 
     def columns(self, name: str, dim: int) -> list[Indices]:
         """Return the classes along a dimension of a parameter, 0 where they are pinned."""
@@ -38,6 +41,11 @@ class Analysis:
 
     def kept(self, value: Value, dim: int, removed: Flags) -> Flags:
         """Return which indices along a dimension stay, given which classes are removed."""
+        if value.fold is not None and value.fold.dim == dim:
+            whole = Value((len(value.fold.axis[0].labels),), (value.fold.axis,))
+            share = self.kept(whole, 0, removed).mean()
+            flags: Flags = np.arange(value.shape[dim]) < round(share * value.shape[dim])
+            return flags
         keep = np.ones(value.shape[dim], bool)
         for column in self.walk.axes.tidy(value.axes[dim]):
             keep &= ~removed[self.walk.labels.find(column.labels)]
@@ -75,17 +83,23 @@ def analyse_part(module: nn.Module, args: Any, kwargs: Any, any_size: bool = Fal
 
 
 def _label(captured: Captured, is_part: bool) -> Analysis:
-    labels = Labels()
-    for number in range(_PASSES):
+    labels, grids, refinements = Labels(), frozenset[str](), 0
+    graph = captured.module.graph
+    while True:
         labels.restart()
-        labels.may_refine = number < _PASSES - 1  # views that never agree: pinned in the last pass
-        graph = captured.module.graph
+        labels.may_refine = refinements < _PASSES - 1  # views that never agree: pinned at last
         walk = Walk(graph, captured.tensors, captured.names, labels, find_rule, is_part)
+        walk.grids = grids
         walk.run()
-        if not labels.refined:
+        if labels.refined and labels.may_refine:
+            refinements += 1
+            continue
+        stages, failed = find_stages(walk)
+        if not failed:
             break
+        grids |= failed
     axes: dict[str, Value] = {}
     for node, value in walk.values.items():
         if node.op == "get_attr" and isinstance(value, Value) and any(value.origin):
             axes.setdefault(captured.names[str(node.target)], value)
-    return Analysis(captured, walk, axes)
+    return Analysis(captured, walk, axes, tuple(stages))

@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from lilliput.speedup.labels import Indices, Labels
+from lilliput.speedup.trails import Joined, Made, Part, Shuffled, Trail
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,10 +23,13 @@ class Column:
     is_zero : bool
         Whether the values at removed indices are zero while a model is only masked, so that a sum
         over the dimension is what it will be without them.
+    trail : Trail, optional
+        How the channels came here, where that can be repeated with fewer of them.
     """
 
     labels: Indices
     is_zero: bool = False
+    trail: Trail | None = None
 
 
 # An index disappears if its label in any column does. No column: every index stays.
@@ -38,11 +42,19 @@ class Axes:
 
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
-        self.reason = ""  # of the op at hand, said of everything that it pins
+        self.reason = ""  # of the current op, said of everything that it pins
+        self.trails: list[Trail] = []  # each after those it comes from
+        self.meetings: list[tuple[Trail | None, Trail | None]] = []  # of single columns
 
     def fresh(self, key: Hashable, size: int, is_zero: bool = False) -> Axis:
         """Return an axis of channels of its own."""
-        return (Column(self.labels.fresh(key, size), is_zero),) if size > 1 else FIXED
+        if size < 2:
+            return FIXED
+        return (Column(self.labels.fresh(key, size), is_zero, self._trail(Made(key, size))),)
+
+    def _trail(self, trail: Trail) -> Trail:
+        self.trails.append(trail)
+        return trail
 
     def tidy(self, axis: Axis) -> Axis:
         """Apply refinements, and drop columns that say nothing: all pinned, or there twice."""
@@ -58,7 +70,8 @@ class Axes:
                     is_zero = found[same[0]].is_zero or column.is_zero
                     found[same[0]] = replace(found[same[0]], is_zero=is_zero)
                 else:
-                    found.append(Column(labels, column.is_zero))
+                    trail = column.trail if labels is column.labels else None
+                    found.append(Column(labels, column.is_zero, trail))
         return tuple(found)
 
     def roots(self, column: Column) -> Indices:
@@ -81,7 +94,8 @@ class Axes:
             if len(varies) == 1:
                 at = [slice(None) if d == varies[0] else 0 for d in range(len(sizes))]
                 labels = column.labels.reshape(tuple(sizes))[tuple(at)]
-                result[varies[0]].append(replace(column, labels=labels))
+                trail = column.trail if len(labels) == len(column.labels) else None
+                result[varies[0]].append(replace(column, labels=labels, trail=trail))
             elif not varies:  # one channel fills it all: without it nothing would be left
                 self.labels.pin(column.labels, self.reason)
             else:
@@ -110,12 +124,24 @@ class Axes:
             before, after = prod(sizes[:d]), prod(sizes[d + 1 :])
             for column in self.tidy(axis):
                 labels = np.tile(np.repeat(column.labels, after), before)
-                columns.append(replace(column, labels=labels))
+                trail = column.trail if before * after == 1 else None
+                columns.append(replace(column, labels=labels, trail=trail))
         return tuple(columns)
 
     def take(self, axis: Axis, where: Indices | slice) -> Axis:
         """Return the axis of some indices of a dimension."""
-        return tuple(replace(c, labels=c.labels[where]) for c in self.tidy(axis))
+        return tuple(
+            replace(c, labels=c.labels[where], trail=self._part(c, where)) for c in self.tidy(axis)
+        )
+
+    def _part(self, column: Column, where: Indices | slice) -> Trail | None:
+        if column.trail is None or not isinstance(where, slice):
+            return None
+        start, stop, step = where.indices(len(column.labels))
+        if step != 1 or stop <= start:
+            return None
+        whole = stop - start == len(column.labels)
+        return column.trail if whole else self._trail(Part((column.trail,), start, stop))
 
     def join(self, axes: Sequence[Axis], sizes: Sequence[int]) -> Axis:
         """Return the axis of several dimensions put one after the other."""
@@ -127,8 +153,25 @@ class Axes:
                 has_one = k < len(axis)
                 parts.append(axis[k].labels if has_one else np.zeros(size, np.int64))
                 is_zero &= not has_one or axis[k].is_zero
-            columns.append(Column(np.concatenate(parts), is_zero))
+            trails = [axis[k].trail if k < len(axis) else None for axis in axes]
+            known = [trail for trail in trails if trail is not None]
+            whole = len(known) == len(axes)
+            trail = self._trail(Joined(tuple(known))) if whole else None
+            columns.append(Column(np.concatenate(parts), is_zero, trail))
         return tuple(columns)
+
+    def shuffle(self, axis: Axis, sizes: Sequence[int], order: Sequence[int]) -> Axis | None:
+        """Return a dimension cut into several and put together in another order.
+
+        None if its channels are a product, or it is not known how they came here.
+        """
+        columns = self.tidy(axis)
+        if len(columns) != 1 or columns[0].trail is None:
+            return None
+        column = columns[0]
+        labels = column.labels.reshape(tuple(sizes)).transpose(tuple(order)).ravel()
+        trail = self._trail(Shuffled((columns[0].trail,), tuple(sizes), tuple(order)))
+        return (replace(column, labels=labels, trail=trail),)
 
     def unify(self, a: Axis, b: Axis) -> None:
         """Make two axes of equal length lose the same indices."""
@@ -138,6 +181,7 @@ class Axes:
             self.pin((*left, *right), why)
             return
         if len(left) == 1 and len(right) == 1:
+            self.meetings.append((left[0].trail, right[0].trail))
             self.labels.unite(left[0].labels, right[0].labels, self.reason)
             return
         for column in list(left):

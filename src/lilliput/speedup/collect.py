@@ -9,6 +9,7 @@ import numpy as np
 from lilliput.speedup.axes import Column
 from lilliput.speedup.groups import ChannelGroups, Group, Pinned, Slice, unit_of
 from lilliput.speedup.labels import Indices
+from lilliput.speedup.stages import Stage
 
 if TYPE_CHECKING:  # what is shared with Keras below must do without torch
     from torch import nn
@@ -95,9 +96,17 @@ def _columns(analysis: Analysis) -> dict[Place, list[Indices]]:
 
 def form_groups(analysis: Any, columns: dict[Place, list[Indices]]) -> list[Group]:
     """Return the groups of an analysis, given the classes along each dimension of each parameter."""
-    chosen = _choose(analysis, columns, _families(columns))
+    stages = [x for x in analysis.stages if not analysis.walk.labels.is_pinned(x.roots).any()]
+    mixed = np.concatenate([np.zeros(0, np.int64), *(stage.roots for stage in stages)])
+    families = [roots[~np.isin(roots, mixed)] for roots in _families(columns)]
+    chosen = _choose(analysis, columns, [roots for roots in families if len(roots)])
+    units: list[tuple[Indices, Stage | None]] = [(roots, None) for roots in chosen]
+    units += [(stage.roots, stage) for stage in stages]
     named: set[str] = set()
-    groups = [_group(analysis, columns, roots, named) for roots in chosen]
+    groups = [
+        _group(analysis, columns, roots, stage, named)
+        for roots, stage in sorted(units, key=lambda x: int(x[0][0]))
+    ]
     return [group for group in groups if any(piece.is_output for piece in group.slices)]
 
 
@@ -131,7 +140,7 @@ def _choose(
     rivals: dict[int, set[int]] = {}
     for listed in columns.values():
         if len(listed) > 1:
-            present = [{family_of[int(r)] for r in np.unique(c) if r} for c in listed]
+            present = [{family_of[int(r)] for r in np.unique(c) if r in family_of} for c in listed]
             for i, ours in enumerate(present):
                 others = set().union(*present[:i], *present[i + 1 :])
                 for family in ours:
@@ -161,7 +170,11 @@ def _choose(
 
 
 def _group(
-    analysis: Any, columns: dict[Place, list[Indices]], roots: Indices, named: set[str]
+    analysis: Any,
+    columns: dict[Place, list[Indices]],
+    roots: Indices,
+    stage: Stage | None,
+    named: set[str],
 ) -> Group:
     outputs = analysis.walk.outputs
     slices = []
@@ -176,7 +189,8 @@ def _group(
     while name in named:
         name, number = f"{base} #{number}", number + 1
     named.add(name)
-    return Group(name, len(roots), tuple(slices), _rows(analysis, roots), roots)
+    rows = _rows(analysis, roots) if stage is None else stage.rows
+    return Group(name, len(roots), tuple(slices), rows, roots, stage)
 
 
 def _rows(analysis: Any, roots: Indices) -> Indices | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,16 @@ def find_cuts(analysis: Analysis, removed: Flags) -> list[Cut]:
     return cuts
 
 
+def in_order(analysis: Analysis, removed: Flags, cuts: Iterable[Cut]) -> Iterator[Cut]:
+    """Yield cuts with what they keep in the order in which shuffles of fewer channels expect it."""
+    orders: dict[tuple[str, int], Indices] = {}
+    for stage in analysis.stages:
+        if removed[stage.roots].any():
+            orders |= stage.orders(removed)
+    for cut in cuts:
+        yield replace(cut, keep=orders.get((cut.tensor, cut.dim), cut.keep))
+
+
 def balance(analysis: Analysis, removed: Flags) -> Flags:
     """Take back removals until every balance holds: what is kept too much is zero, so it is exact."""
     removed = removed.copy()
@@ -89,6 +99,8 @@ def balance(analysis: Analysis, removed: Flags) -> Flags:
                     removed[gone[-1:]] = False
                     changed = True
                     break
+    for stage in analysis.stages:
+        removed = stage.settle(removed)
     return removed
 
 

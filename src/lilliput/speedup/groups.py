@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lilliput.speedup.labels import Flags, Indices
+from lilliput.speedup.stages import Stage
 
 Removed = Mapping[str, Flags]  # by group: which of its units go
 
@@ -60,6 +61,8 @@ class Group:
         a grouped convolution needs equally many channels in each of its groups.
     roots : array of int
         The label of each unit in the analysis.
+    stage : Stage, optional
+        For channels that shuffles mix: how many units of each row may be kept instead.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Group:
     slices: tuple[Slice, ...]
     rows: Indices | None = None
     roots: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
+    stage: Stage | None = None
 
     def __str__(self) -> str:
         made = [s.tensor for s in self.slices if s.is_output]

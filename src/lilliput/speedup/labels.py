@@ -26,6 +26,7 @@ Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _FREE = np.iinfo(np.int64).max
+_MOST_FACTORS = 32  # of a product; more than any model has on purpose
 
 
 class Labels:
@@ -130,10 +131,11 @@ class Labels:
         if self._tuple_of[labels].max(initial=-1) >= 0:
             raise ValueError("these labels are refined already: expand them first")
         roots, first, inverse = np.unique(self.find(labels), return_index=True, return_inverse=True)
-        # A product with itself as a factor would be refined for ever.
-        is_circular = any(np.isin(self.find(column), roots).any() for column in columns)
-        if is_circular or not self.may_refine:
-            for column in (labels, *columns):
+        factors = [factor for column in columns for factor in self.expand(column)]
+        # A product with itself as a factor, however far down, would be refined for ever.
+        is_circular = any(np.isin(self.find(factor), roots).any() for factor in factors)
+        if is_circular or len(factors) > _MOST_FACTORS or not self.may_refine:
+            for column in (labels, *factors):
                 self.pin(column, reason)
             return
         for column in columns:  # a class at several positions is one channel at all of them
@@ -156,17 +158,20 @@ class Labels:
 
     def expand(self, labels: Indices) -> list[Indices]:
         """Return the columns that stand for these labels once refinements are applied."""
-        codes = self._tuple_of[labels]
-        if codes.max(initial=-1) < 0:
-            return [labels]
-        table = self._table()
-        width = table.shape[1]
-        columns = np.zeros((len(labels), width), np.int64)
-        columns[:, 0] = labels
-        hit = codes >= 0
-        columns[hit] = table[codes[hit]]
-        used = [columns[:, k] for k in range(width) if columns[:, k].any()]
-        return [further for column in used for further in self.expand(column)]
+        found, waiting = [], [labels]
+        while waiting:
+            labels = waiting.pop()
+            codes = self._tuple_of[labels]
+            hit = codes >= 0
+            if not hit.any():
+                found.append(labels)
+                continue
+            table = self._table()
+            columns = np.zeros((len(labels), table.shape[1]), np.int64)
+            columns[:, 0] = labels
+            columns[hit] = table[codes[hit]]
+            waiting += [column for column in columns.T[::-1] if column.any()]
+        return found
 
     def _table(self) -> Indices:
         width = max(rows.shape[1] for rows in self._tuples)

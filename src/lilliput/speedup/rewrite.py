@@ -154,6 +154,8 @@ def _scale(node: fx.Node, a: SimpleNamespace, value: Value, kept: Kept) -> list[
 
 
 def _shuffle(node: fx.Node, a: SimpleNamespace, value: Value, kept: Kept) -> list[Edit]:
+    if node.name in kept.analysis.walk.shuffled:  # it has as many groups as before
+        return []
     flags = kept.flags(a.input, 1).reshape(a.groups, -1)
     rows = int(flags.any(axis=1).sum())
     return [Edit(node, "groups", a.groups, rows)] if rows != a.groups else []

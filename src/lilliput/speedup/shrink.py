@@ -35,7 +35,7 @@ from lilliput.speedup.build import (
 from lilliput.speedup.caches import find_shortcuts
 from lilliput.speedup.capture import as_inputs, copy_model, plain_copy, quiet
 from lilliput.speedup.collect import collect
-from lilliput.speedup.cuts import balance, find_cuts, named_tensors, shapes_of
+from lilliput.speedup.cuts import balance, find_cuts, in_order, named_tensors, shapes_of
 from lilliput.speedup.dead import find_dead, unseen_by_norms, zero_classes
 from lilliput.speedup.graph import CapturedModule
 from lilliput.speedup.labels import Flags
@@ -147,7 +147,8 @@ class _Work:
         self.analysis = self.groups.analysis
         self.masked = self._extend() if extend_masks else model
         self.removed = self._find_removed()
-        self.cuts = tuple(find_cuts(self.analysis, self.removed))
+        found = find_cuts(self.analysis, self.removed)
+        self.cuts = tuple(in_order(self.analysis, self.removed, found))
         self.edits = find_edits(self.analysis, self.removed)
         if not self.cuts:
             raise StageError(

@@ -6,7 +6,7 @@ import logging
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +16,26 @@ from torch import Tensor, fx, nn
 
 from lilliput.errors import UnsupportedModelError
 from lilliput.frames import is_code_of
-from lilliput.speedup.axes import FIXED, Axes, Axis, Column
+from lilliput.speedup.axes import FIXED, Axes, Axis
 from lilliput.speedup.labels import Indices, Labels
+from lilliput.speedup.trails import Shuffled, Trail
 
 log = logging.getLogger("lilliput")
 
 IS_OUTPUT = "they are the model's output"  # a reason to stay
 
+# What a rule raises at an op that is called in a way it did not expect, or nested too deeply.
+_FAILURES = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+
 Origin = tuple[str, int]  # a parameter, and one of its dimensions
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """The channels of an axis, cut into several dimensions of which one gets smaller."""
+
+    dim: int
+    axis: Axis
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +46,7 @@ class Value:
     axes: tuple[Axis, ...]
     origin: tuple[Origin | None, ...] = ()
     is_parameter: bool = False  # at most with its dimensions in another order; masks reach it
+    fold: Fold | None = None  # amid a shuffle
 
     @classmethod
     def fixed(cls, shape: Sequence[int]) -> Value:
@@ -55,6 +68,7 @@ class Balance:
     """Rows of labels of which equally many must be kept."""
 
     rows: Indices  # 2-D
+    trail: Trail | None = None
 
 
 Rule = Callable[["Walk", SimpleNamespace], Any]
@@ -78,6 +92,10 @@ class Walk:
     features: list[Indices] = field(default_factory=list)  # labels that lie within attention heads
     copies: list[Indices] = field(default_factory=list)  # labels of dimensions made by expanding
     unknown: dict[str, str] = field(default_factory=dict)  # ops without a rule, and where
+    grids: frozenset[str] = frozenset()  # shuffles that are taken view by view
+    shuffled: dict[str, Shuffled] = field(default_factory=dict)  # by the op that begins it
+    ragged_trails: dict[str, Trail | None] = field(default_factory=dict)
+    ahead: dict[fx.Node, Any] = field(default_factory=dict)  # what a rule knows of later ops
 
     def __post_init__(self) -> None:
         self.axes = Axes(self.labels)
@@ -95,6 +113,8 @@ class Walk:
                         self.pin(axis, because="one of them is used on its own")
 
     def _visit(self, node: fx.Node) -> Any:
+        if node in self.ahead:
+            return self.ahead[node]
         if node.op == "placeholder":
             return _map_shapes(node, self._input)
         if node.op == "get_attr":
@@ -117,9 +137,9 @@ class Walk:
             return self.give_up(node)
         try:
             return rule(self, self.bind(node))
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except _FAILURES as error:
             log.debug("speedup: %s at %s: %r", op_name(node), place(node), error)
-            return self.give_up(node)  # an op called in a way that its rule did not expect
+            return self.give_up(node)
 
     def _input(self, shape: Sequence[int]) -> Value:
         if not self.is_part:
@@ -191,6 +211,15 @@ class Walk:
         """Cut a dimension into several."""
         return self.axes.split(axis, sizes, (self.node.name, what))
 
+    def shuffle(self, axis: Axis, sizes: Sequence[int], order: Sequence[int]) -> Axis | None:
+        """Cut a dimension into several and put them together in another order, None if it cannot."""
+        made = None
+        if self.node.name not in self.grids:
+            made = self.axes.shuffle(axis, sizes, order)
+        if made is not None and isinstance(made[0].trail, Shuffled):
+            self.shuffled[self.node.name] = made[0].trail
+        return made
+
     def same(self, *axes: Axis | None) -> None:
         """Make dimensions of equal length lose the same indices."""
         given = [axis for axis in axes if axis is not None]
@@ -213,7 +242,8 @@ class Walk:
         """Ask for equally many channels in each row of an axis; False if it is a product."""
         columns = self.axes.tidy(axis)
         if len(columns) == 1:
-            self.balances.append(Balance(columns[0].labels.reshape(rows, -1)))
+            labels = columns[0].labels.reshape(rows, -1)
+            self.balances.append(Balance(labels, columns[0].trail))
         return len(columns) < 2
 
     def makes(self, value: Value, dim: int) -> None:
@@ -224,7 +254,7 @@ class Walk:
 
 def zero(axis: Axis, is_zero: bool = True) -> Axis:
     """Return the axis with its removed values known to be zero, or not."""
-    return tuple(Column(column.labels, is_zero) for column in axis)
+    return tuple(replace(column, is_zero=is_zero) for column in axis)
 
 
 def is_zero(axis: Axis) -> bool:

@@ -15,6 +15,7 @@ from lilliput.speedup.keras.sizes import with_sizes
 from lilliput.speedup.keras.tensors import Tensors
 from lilliput.speedup.keras.walk import Value, Walk
 from lilliput.speedup.labels import Flags, Indices, Labels
+from lilliput.speedup.stages import Stage
 
 _PASSES = 8
 
@@ -27,6 +28,11 @@ class Analysis:
     graph: Graph
     tensors: Tensors
     walk: Walk
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Channels that shuffles mix: in Keras these are taken view by view."""
+        return ()
 
     @property
     def axes(self) -> dict[str, Value]:

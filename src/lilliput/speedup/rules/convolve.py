@@ -38,6 +38,8 @@ def _computed(walk: Walk, weight: Value) -> None:
 
 
 def _each(axis: Axis, repeats: int) -> Axis:
+    if repeats == 1:
+        return axis
     return tuple(type(c)(np.repeat(c.labels, repeats), c.is_zero) for c in axis)
 
 
@@ -55,7 +57,8 @@ def _grouped(walk: Walk, channels: Axis, a: SimpleNamespace) -> None:
         rows = columns[0].labels.reshape(groups, -1)
         if name in walk.ragged:
             walk.labels.unite(walk.ragged[name].ravel(), rows.ravel(), walk.axes.reason)
-        walk.ragged[name] = rows
+            walk.axes.meetings.append((walk.ragged_trails[name], columns[0].trail))
+        walk.ragged[name], walk.ragged_trails[name] = rows, columns[0].trail
         return
     inner = walk.split(channels, (groups, weight.shape[1]), "in")
     outer = walk.split(weight.axes[0], (groups, weight.shape[0] // groups), "out")

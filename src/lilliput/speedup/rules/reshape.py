@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from lilliput.speedup.axes import FIXED, Axis, Column
 from lilliput.speedup.rules.table import rule
+from lilliput.speedup.shuffles import find_chain, shuffle
 from lilliput.speedup.walk import Value, Walk, is_zero, op_name
 
 
@@ -19,6 +21,11 @@ from lilliput.speedup.walk import Value, Walk, is_zero, op_name
 )
 def reshape(walk: Walk, a: SimpleNamespace) -> Value:
     """Merge and split dimensions, wherever sizes before and after have the same product."""
+    chain = find_chain(walk.node)
+    ahead = None if chain is None else shuffle(walk, chain)
+    if ahead is not None:
+        walk.ahead.update(ahead)
+        return ahead[walk.node]
     return regroup(walk, a.input, a.shapes)
 
 
@@ -152,7 +159,7 @@ def stack(walk: Walk, a: SimpleNamespace) -> Value:
 
 def _all_zero(axes: list[Axis]) -> Axis:
     together = all(is_zero(axis) for axis in axes)
-    return tuple(Column(c.labels, together) for c in axes[0])
+    return tuple(replace(c, is_zero=together) for c in axes[0])
 
 
 @rule("flip")

@@ -64,6 +64,9 @@ def pixel_unshuffle(walk: Walk, a: SimpleNamespace) -> Value:
 def channel_shuffle(walk: Walk, a: SimpleNamespace) -> Value:
     """Transpose groups and channels within a group."""
     sizes = (a.groups, a.input.shape[1] // a.groups)
+    mixed = walk.shuffle(a.input.axes[1], sizes, (1, 0))
+    if mixed is not None:
+        return Value(a.shapes, (a.input.axes[0], mixed, *a.input.axes[2:]))
     rows, columns = walk.split(a.input.axes[1], sizes)
     merged = walk.axes.merge([columns, rows], sizes[::-1])
     return Value(a.shapes, (a.input.axes[0], merged, *a.input.axes[2:]))
