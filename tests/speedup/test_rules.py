@@ -225,12 +225,12 @@ CASES = {
         MAP,
         {"a.weight": FOUR},
     ),
-    "shuffle": (shuffle, linear(6), LINEAR, from_a([0, 1, 2] * 2, [0, 0, 1, 1, 2, 2])),
+    "shuffle": (shuffle, linear(6), LINEAR, from_a(up_to(6), [0, 3, 1, 4, 2, 5])),
     "channel shuffle": (
         lambda m, x: m.b(F.channel_shuffle(m.a(x), 2)),
         conv(6),
         MAP,
-        from_a([0, 1, 2] * 2, [0, 0, 1, 1, 2, 2]),
+        from_a(up_to(6), [0, 3, 1, 4, 2, 5]),
     ),
     "residual": (
         lambda m, x: m.b(m.a(x) + m.c(x)),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lilliput.speedup.attributes import set_attributes
 from lilliput.speedup.caches import drop_caches, tensors_in
-from lilliput.speedup.capture import as_inputs, copy_model
+from lilliput.speedup.capture import as_inputs, shared_copy
 from lilliput.speedup.cuts import Cut, apply_cuts, by_tensor, cut_all, named_tensors
 from lilliput.speedup.graph import capture_part, capture_whole
 from lilliput.speedup.leaf import fix_leaf
@@ -24,8 +24,11 @@ Parts = dict[tuple[str, bool], nn.Module]  # by path, and whether sizes are left
 def build(
     plain: nn.Module, plan: Plan, example_inputs: Any, known: Parts | None = None
 ) -> nn.Module:
-    """Return a shrunk copy of a plain model; ``known`` keeps captured parts from plan to plan."""
-    model = copy_model(plain)
+    """Return a shrunk copy of a plain model; ``known`` keeps captured parts from plan to plan.
+
+    Parameters that are not cut lie in the same memory as those of the plain model.
+    """
+    model = shared_copy(plain)
     if plan.kind == "graph":
         graph = capture_whole(model, plan.cuts, example_inputs, plan.any_size)
         keep_unsaved(model, graph)
@@ -44,7 +47,7 @@ def capture_parts(
     inputs = as_inputs(example_inputs)
     for path in plan.graphs:
         if (path, plan.any_size) not in known:
-            part = capture_part(copy_model(plain), path, plan.cuts, inputs, plan.any_size)
+            part = capture_part(shared_copy(plain), path, plan.cuts, inputs, plan.any_size)
             known[path, plan.any_size] = part
     # Copies: each model puts its own parameters into them.
     return {path: copy.deepcopy(known[path, plan.any_size]) for path in plan.graphs}

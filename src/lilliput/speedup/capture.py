@@ -86,8 +86,12 @@ def as_inputs(example_inputs: Any) -> Inputs:
     )
 
 
-def plain_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of a model in eval mode, without what compressors put on it."""
+def plain_copy(model: nn.Module, share: bool = False) -> nn.Module:
+    """Return a copy of a model in eval mode, without what compressors put on it.
+
+    With ``share``, parameters lie in the memory of the model's own, unless masks have to be applied
+    to them: nobody may write to the copy.
+    """
     from lilliput.backends.torch.backend import strip
     from lilliput.backends.torch.discover import unwrapped
 
@@ -95,21 +99,62 @@ def plain_copy(model: nn.Module) -> nn.Module:
         raise UnsupportedModelError(
             f"model: received {type(model).__name__}, expected a torch.nn.Module."
         )
-    twin = strip(copy_model(unwrapped(model)))
+    own = unwrapped(model)
+    memo = _shared_masks(own)
+    if share:
+        memo |= {id(p): _shared(p) for p in _as_masked(own)}
+    twin = strip(_copy(own, memo))
     twin.eval()  # a user's own train() may return nothing
     drop_caches(twin)
     return twin
 
 
+def _as_masked(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters that are zero already wherever a mask is."""
+    from lilliput.backends.torch.sidecar import mask_of
+
+    masked = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        path, _, leaf = name.rpartition(".")
+        mask = mask_of(model.get_submodule(path), leaf)
+        if mask is not None and bool(((mask == 0) & (parameter.detach() != 0)).any()):
+            masked.add(id(parameter))
+    yield from (p for p in model.parameters() if id(p) not in masked)
+
+
 def copy_model(model: nn.Module) -> nn.Module:
     """Return a copy of a model, without what it keeps from run to run."""
+    return _copy(model, {})
+
+
+def shared_copy(model: nn.Module) -> nn.Module:
+    """Return a copy whose parameters lie in the same memory: replace them, but do not write to them."""
+    return _copy(model, _shared_masks(model) | {id(p): _shared(p) for p in model.parameters()})
+
+
+def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     cached = [t for module in model.modules() for t in cached_tensors(module)]
     # deepcopy refuses tensors that were computed
-    memo: dict[int, Any] = {id(t): t.detach().clone() for t in cached if not t.is_leaf}
+    memo |= {id(t): t.detach().clone() for t in cached if not t.is_leaf}
     twin = copy.deepcopy(model, memo)
     drop_caches(twin)
     forget_states(twin)
     return twin
+
+
+def _shared(parameter: nn.Parameter) -> nn.Parameter:
+    if type(parameter) is not nn.Parameter:
+        return copy.deepcopy(parameter)
+    return nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
+
+
+def _shared_masks(model: nn.Module) -> dict[int, Any]:
+    """Return the masks of pruners for a copy that only reads them: they are as large as the weights."""
+    from lilliput.backends.torch.wrapper import PrunerModuleWrapper
+
+    wrappers = [m for m in model.modules() if isinstance(m, PrunerModuleWrapper)]
+    masks = [m for w in wrappers for m in (w.weight_mask, w.bias_mask) if m is not None]
+    return {id(mask): mask.detach() for mask in masks}
 
 
 def capture(
@@ -145,6 +190,18 @@ def _export(
     tensors = {x: found for x in targets if isinstance(found := attrgetter(x)(module), Tensor)}
     names = _first_names(model)
     return Captured(module, tensors, names, simple, program.range_constraints, (args, kwargs))
+
+
+def forget_values(captured: Captured) -> None:
+    """Free the numbers of a captured copy of a model; its shapes are all that is asked for later."""
+    tensors = captured.tensors.values()
+    shapes = {id(tensor): tensor.to("meta") for tensor in tensors}
+    captured.module.to("meta")
+    for name, tensor in list(captured.tensors.items()):
+        meta = shapes[id(tensor)]
+        is_parameter = isinstance(tensor, nn.Parameter)
+        captured.tensors[name] = nn.Parameter(meta, tensor.requires_grad) if is_parameter else meta
+        tensor.data = tensor.data.new_empty(0)  # the module they come from may live on in a circle
 
 
 def _open_sizes(model: nn.Module, args: Any, kwargs: Any) -> Any:

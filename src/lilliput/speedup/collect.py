@@ -42,10 +42,12 @@ def channel_groups(model: nn.Module, example_inputs: Any) -> ChannelGroups:
       2.weight (dim 0, 2): they are the model's output
     """
     from lilliput.speedup.analysis import analyse
-    from lilliput.speedup.capture import plain_copy
+    from lilliput.speedup.capture import forget_values, plain_copy
 
-    plain = plain_copy(model)
-    return collect(analyse(plain, example_inputs), plain)
+    plain = plain_copy(model, share=True)
+    groups = collect(analyse(plain, example_inputs), plain)
+    forget_values(groups.analysis.captured)
+    return groups
 
 
 def collect(analysis: Analysis, model: nn.Module) -> ChannelGroups:

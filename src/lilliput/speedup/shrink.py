@@ -52,7 +52,7 @@ from lilliput.speedup.norms import narrow_norms
 from lilliput.speedup.result import TIED, Plan, SpeedupResult, make_receipt
 from lilliput.speedup.rewrite import Edit, find_cause, find_edits, has_casts
 from lilliput.speedup.track import Failure, describe, failing_module
-from lilliput.speedup.verify import Reference, disturb, make_reference
+from lilliput.speedup.verify import Noise, Reference, make_reference
 from lilliput.speedup.walk import IS_OUTPUT
 from lilliput.speedup.widths import Stale, Widths, find_feature_info, show
 
@@ -139,8 +139,8 @@ class _Work:
         self.remembered: Attributes = {}
         self.outdated: Stale = {}
         self._parts: Parts = {}
-        self._elsewhere: tuple[Reference, nn.Module] | None = None
-        self.plain = plain_copy(model)
+        self._elsewhere: tuple[Reference, Noise] | None = None
+        self.plain = plain_copy(model, share=not extend_masks)
         self.groups = find_known_groups(model, self.plain, example_inputs)
         if self.groups is None:
             self.groups = collect(analyse(self.plain, example_inputs), self.plain)
@@ -330,12 +330,14 @@ class _Work:
     def _error_elsewhere(self, plan: Plan) -> float:
         """Return the error with other weights: a head of zeros, say, would hide any difference."""
         if self._elsewhere is None:
-            twin = copy_model(unwrapped(self.masked))
-            disturb(twin, self.cuts)
-            reference = make_reference(twin, self.example_inputs, has_casts(self.analysis))
-            self._elsewhere = reference, plain_copy(twin)
-        reference, plain = self._elsewhere
-        return reference.error(reference.cast(build(plain, plan, self.example_inputs, self._parts)))
+            masked = unwrapped(self.masked)
+            noise = Noise(masked, self.cuts)
+            casts = has_casts(self.analysis)
+            reference = make_reference(masked, self.example_inputs, casts, noise.add)
+            self._elsewhere = reference, noise
+        reference, noise = self._elsewhere
+        shrunk = build(self.plain, plan, self.example_inputs, self._parts)
+        return reference.error(reference.cast(shrunk, noise.add_cut))
 
     def carry_out(self, plan: Plan, optimizer: Any) -> nn.Module:
         """Change the user's model according to a plan that passed."""
@@ -343,6 +345,8 @@ class _Work:
         modes = {name: module.training for name, module in model.named_modules()}
         parts = capture_parts(self.plain, plan, self.example_inputs, self._parts)
         graph = build(self.plain, plan, self.example_inputs) if plan.kind == "graph" else None
+        for parameter in () if graph is None else graph.parameters():
+            parameter.data = parameter.data.clone()  # what was not cut is the model's own still
         release(model)
         before = named_tensors(model)
         shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import zlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lilliput.backends.torch.sidecar import SIDECAR
+from lilliput.backends.torch.sidecar import SIDECAR, mask_of
 from lilliput.errors import UnsupportedModelError
-from lilliput.speedup.capture import Inputs, as_inputs, copy_model, quiet
+from lilliput.speedup.capture import Inputs, as_inputs, quiet, shared_copy
 from lilliput.speedup.compare import relative_error, tensors_of
-from lilliput.speedup.cuts import Cut
+from lilliput.speedup.cuts import Cut, by_tensor, cut_all
+from lilliput.speedup.precision import Load, keep, load_in_parts
 
+log = logging.getLogger("lilliput")
 _SEED = 20_230
+
+Precision = Literal["parts", "double", "own"]  # of which "parts" is double, with less in memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +34,7 @@ class Reference:
     outputs: tuple[
         list[list[Tensor]], ...
     ]  # with torch's fused kernels, and without if it has some
-    dtype: torch.dtype
+    precision: Precision
     tolerance: float
 
     def error(self, model: nn.Module) -> float:
@@ -47,31 +53,62 @@ class Reference:
         for size in (1, 7):
             inputs = tree_map(lambda x, size=size: _batch(x, size), self.inputs[0])
             try:
-                found.append(_run(self.cast(model).eval(), inputs, self.dtype, self.tolerance))
+                twin = self.cast(model).eval()
+                found.append(_run(twin, inputs, self.precision, self.tolerance))
             except Exception:
                 return None
         return found
 
-    def cast(self, model: nn.Module) -> nn.Module:
-        """Return a copy of a model in the precision of the comparison."""
-        twin = copy_model(model)
-        return twin.double() if self.dtype == torch.float64 else twin
+    def cast(self, model: nn.Module, load: Load = keep) -> nn.Module:
+        """Return a copy of a model in the precision of the comparison, each tensor given by ``load``."""
+        return _cast(model, self.precision, load)
 
 
-@torch.no_grad()
-def disturb(model: nn.Module, cuts: Sequence[Cut]) -> None:
-    """Add noise to every weight that stays, so that no zero or one hides what it does."""
-    generator = torch.Generator().manual_seed(_SEED)
-    for name, parameter in model.named_parameters():
-        if SIDECAR in name.split(".") or not parameter.is_floating_point():
-            continue
-        spread = float(parameter.detach().double().std()) if parameter.numel() > 1 else 0.0
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        noise = (noise * (0.1 * spread or 0.1)).to(parameter.device, parameter.dtype)
-        for cut in cuts:
-            if cut.tensor == name:
-                noise = noise * cut.mask(noise)
-        parameter.add_(noise)
+def _cast(model: nn.Module, precision: Precision, load: Load) -> nn.Module:
+    twin = shared_copy(model)
+    if precision == "parts":
+        return load_in_parts(twin, load)
+    for name, tensor in list(twin.named_parameters()):
+        tensor.data = load(name, tensor.data.clone())
+    return twin.double() if precision == "double" else twin
+
+
+class Noise:
+    """Noise for every weight that stays, so that no zero or one hides what it does."""
+
+    def __init__(self, model: nn.Module, cuts: Sequence[Cut]) -> None:
+        self.cuts = by_tensor(cuts)
+        self.model = model
+        self.parameters = {
+            name: p.detach()
+            for name, p in model.named_parameters()
+            if SIDECAR not in name.split(".") and p.is_floating_point()
+        }
+
+    def of(self, name: str) -> Tensor:
+        """Return the noise of a parameter, zero where it is masked or cut."""
+        path, _, leaf = name.rpartition(".")
+        parameter = self.parameters[name]
+        spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
+        generator = torch.Generator().manual_seed(_SEED + zlib.crc32(name.encode()))
+        noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
+        noise *= 0.1 * spread or 0.1
+        mask = mask_of(self.model.get_submodule(path), leaf)
+        if mask is not None:
+            noise *= mask
+        for cut in self.cuts.get(name, ()):
+            noise *= cut.mask(noise)
+        return noise
+
+    def add(self, name: str, tensor: Tensor) -> Tensor:
+        """Add noise to a weight of the masked model."""
+        return tensor.add_(self.of(name)) if name in self.parameters else tensor
+
+    def add_cut(self, name: str, tensor: Tensor) -> Tensor:
+        """Add to a weight of a shrunk model what is left of the noise."""
+        if name not in self.parameters:
+            return tensor
+        return tensor.add_(cut_all(self.of(name), self.cuts.get(name, [])))
 
 
 def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]:
@@ -89,20 +126,24 @@ def _has_fast_path(model: nn.Module) -> bool:
     return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
 
 
-def make_reference(model: nn.Module, example_inputs: Any, has_casts: bool) -> Reference:
+def make_reference(
+    model: nn.Module, example_inputs: Any, has_casts: bool, load: Load = keep
+) -> Reference:
     """Run the masked model, in double precision if it can."""
     given = as_inputs(example_inputs)
-    twin = copy_model(model).eval()
-    try:
-        return _run(twin.double(), _as_double(given), torch.float64, 1e-5 if has_casts else 1e-10)
-    except UnsupportedModelError:
-        raise
-    except Exception:  # it insists on its own precision
-        twin = copy_model(model).eval()
-        return _run(twin, given, torch.float32, 1e-5)
+    precisions: tuple[Precision, ...] = ("parts", "double")
+    for precision in precisions:
+        twin = _cast(model, precision, load).eval()
+        try:
+            return _run(twin, _as_double(given), precision, 1e-5 if has_casts else 1e-10)
+        except UnsupportedModelError:
+            raise
+        except Exception as error:
+            log.debug("speedup: %s precision: %s", precision, error)
+    return _run(_cast(model, "own", load).eval(), given, "own", 1e-5)  # which it insists on
 
 
-def _run(model: nn.Module, given: Inputs, dtype: torch.dtype, tolerance: float) -> Reference:
+def _run(model: nn.Module, given: Inputs, precision: Precision, tolerance: float) -> Reference:
     inputs: list[Inputs] = []
     outputs: list[list[list[Tensor]]] = []
     paths = 2 if _has_fast_path(model) else 1
@@ -129,7 +170,7 @@ def _run(model: nn.Module, given: Inputs, dtype: torch.dtype, tolerance: float) 
             continue
         inputs.append(candidate)
         outputs.append(answers)
-    return Reference(tuple(inputs), tuple(outputs), dtype, tolerance)
+    return Reference(tuple(inputs), tuple(outputs), precision, tolerance)
 
 
 def _batch(x: Any, size: int) -> Any:

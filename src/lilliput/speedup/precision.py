@@ -1,0 +1,74 @@
+"""Run a model in double precision, of which only the part that runs is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from lilliput.speedup.compare import tensors_of
+
+Load = Callable[[str, Tensor], Tensor]  # from the name of a tensor and itself to what is used
+_SHARE = 16  # a module is loaded as a whole if it has at most so small a part of all numbers,
+_SMALL = 250_000  # or no more than these
+
+
+class MixedPrecisionError(Exception):
+    """A part of the model did not compute in double precision."""
+
+
+def keep(name: str, tensor: Tensor) -> Tensor:
+    """Use a tensor as it is."""
+    return tensor
+
+
+def load_in_parts(model: nn.Module, load: Load) -> nn.Module:
+    """Let each module of a model have its tensors in double precision while it runs; return it.
+
+    Tensors are replaced for the time of a call, so the model should be a copy; their memory may be
+    shared, since it is never written to. Where a module reads tensors of another one that is not
+    running, torch raises an error about their types.
+    """
+    names = {id(tensor): name for name, tensor in reversed(_tensors(model))}
+    total = sum(tensor.numel() for _, tensor in _tensors(model))
+    limit, loaded = max(total // _SHARE, _SMALL), set[int]()
+    for module in list(model.modules()):
+        inside = _tensors(module)
+        if sum(t.numel() for _, t in inside) > limit and not isinstance(module, fx.GraphModule):
+            inside = _tensors(module, recurse=False)
+        part = _Part([(names[id(t)], t) for _, t in inside], load, loaded)
+        if inside:
+            module.register_forward_pre_hook(part.enter, prepend=True)
+        module.register_forward_hook(part.leave, always_call=True)
+    return model
+
+
+class _Part:
+    """What a module brings into memory when it is called."""
+
+    def __init__(self, tensors: list[tuple[str, Tensor]], load: Load, loaded: set[int]) -> None:
+        self.tensors, self.load, self.loaded = tensors, load, loaded
+        self.before: list[list[tuple[Tensor, Tensor]]] = []
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        """Load what is not loaded."""
+        own = [(name, t) for name, t in self.tensors if id(t) not in self.loaded]
+        self.before.append([(t, t.data) for _, t in own])
+        self.loaded |= {id(t) for _, t in own}
+        for name, tensor in own:
+            tensor.data = self.load(name, tensor.data.to(torch.float64, copy=True))
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Put back what was there before."""
+        for tensor, before in self.before.pop() if self.before else ():
+            tensor.data = before
+            self.loaded.discard(id(tensor))
+        if any(x.is_floating_point() and x.dtype != torch.float64 for x in tensors_of(output)):
+            raise MixedPrecisionError(type(module).__name__)
+
+
+def _tensors(module: nn.Module, recurse: bool = True) -> list[tuple[str, Tensor]]:
+    found = [*module.named_parameters(recurse=recurse), *module.named_buffers(recurse=recurse)]
+    return [(name, tensor) for name, tensor in found if tensor.is_floating_point()]
