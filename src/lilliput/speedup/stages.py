@@ -51,7 +51,8 @@ class Route:
 
     def follow(self, scale: Fraction) -> Slots | None:
         """Go the same way with fewer channels, None if there is none."""
-        labels, at = Labels(), {}
+        labels = Labels()
+        at: dict[Trail, Indices] = {}
         for trail in self.trails:
             if isinstance(trail, Made):
                 size = scale * trail.size
@@ -116,7 +117,8 @@ class Stage:
     def __post_init__(self) -> None:
         self.size = gcd(*(trail.size for trail in self.route.made.values()))
         full = self.route.follow(Fraction(1))
-        assert full is not None  # the way that was taken
+        if full is None:
+            raise ValueError("channels cannot go the way that they went")
         pairs = {
             int(slot): int(root)
             for key, trail in self.route.made.items()
@@ -165,7 +167,7 @@ class Stage:
 
     def settle(self, removed: Flags) -> Flags:
         """Take back removals until some width has a place for every channel that stays, no more."""
-        step, counts = self._fit(self._alive(removed))
+        _, counts = self._fit(self._alive(removed))
         removed = removed.copy()
         for row, count in enumerate(counts):
             roots = self.roots[self.rows == row]
@@ -200,8 +202,8 @@ class Stage:
         found: dict[Any, Indices] = {}
         for key, trail in self.route.made.items():
             found[key] = _positions(self.classes[key], class_of[slots.find(trail)])
-        for name, (trail, count) in self.route.ragged.items():
-            rows = zip(self.ragged[name], np.split(slots.find(trail), count), strict=True)
+        for name, (source, count) in self.route.ragged.items():
+            rows = zip(self.ragged[name], np.split(slots.find(source), count), strict=True)
             found[name, 1] = np.stack([_positions(own, class_of[row]) for own, row in rows])
         return found
 
@@ -242,12 +244,12 @@ def find_routes(
 
 def _connect(trails: Sequence[Trail], known: list[tuple[Trail, Trail]]) -> dict[Trail, int]:
     """Return a number for each trail, the same for those that have to do with each other."""
-    labels, keys = Labels(), {}
+    labels = Labels()
+    keys: dict[Hashable, Made] = {}
     number = {trail: int(labels.fresh(trail, 1)[0]) for trail in trails}
     pairs = [(x, source) for x in trails for source in x.sources] + known
-    pairs += [
-        (x, keys.setdefault(x.key, x)) for x in trails if isinstance(x, Made)
-    ]  # one dimension, read twice
+    # One dimension may be read twice.
+    pairs += [(x, keys.setdefault(x.key, x)) for x in trails if isinstance(x, Made)]
     if pairs:
         a, b = (np.array([number[pair[i]] for pair in pairs]) for i in (0, 1))
         labels.unite(a, b, "")

@@ -90,7 +90,8 @@ class Shuffled:
         if smaller.denominator != 1:
             return None
         sizes[self.shrinks] = int(smaller)
-        return given[0].reshape(sizes).transpose(self.order).ravel()
+        turned: Indices = given[0].reshape(sizes).transpose(self.order).ravel()
+        return turned
 
 
 Trail = Made | Part | Joined | Shuffled
