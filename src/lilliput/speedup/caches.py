@@ -67,6 +67,11 @@ def _has_cache(module: nn.Module) -> bool:
     return next(cached_tensors(module), None) is not None
 
 
+def has_tables(model: nn.Module) -> bool:
+    """Whether modules make tables of their parameters when they go into evaluation."""
+    return any(_has_own_modes(module) for module in model.modules())
+
+
 def _has_own_modes(module: nn.Module) -> bool:
     return type(module).train is not nn.Module.train
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from lilliput.backends.torch.sidecar import SIDECAR, mask_of
 from lilliput.errors import UnsupportedModelError
+from lilliput.speedup.caches import drop_caches, has_tables
 from lilliput.speedup.capture import Inputs, as_inputs, quiet, shared_copy
 from lilliput.speedup.compare import relative_error, tensors_of
 from lilliput.speedup.cuts import Cut, by_tensor, cut_all
@@ -70,7 +71,9 @@ def _cast(model: nn.Module, precision: Precision, load: Load) -> nn.Module:
         return load_in_parts(twin, load)
     for name, tensor in list(twin.named_parameters()):
         tensor.data = load(name, tensor.data.clone())
-    return twin.double() if precision == "double" else twin
+    twin = twin.double() if precision == "double" else twin
+    drop_caches(twin)  # tables are made of what was loaded
+    return twin
 
 
 class Noise:
@@ -131,7 +134,7 @@ def make_reference(
 ) -> Reference:
     """Run the masked model, in double precision if it can."""
     given = as_inputs(example_inputs)
-    precisions: tuple[Precision, ...] = ("parts", "double")
+    precisions: tuple[Precision, ...] = ("double",) if has_tables(model) else ("parts", "double")
     for precision in precisions:
         twin = _cast(model, precision, load).eval()
         try:
