@@ -54,7 +54,7 @@ from lilliput.speedup.rewrite import Edit, find_cause, find_edits, has_casts
 from lilliput.speedup.track import Failure, describe, failing_module
 from lilliput.speedup.verify import Noise, Reference, make_reference
 from lilliput.speedup.walk import IS_OUTPUT
-from lilliput.speedup.widths import Stale, Widths, find_feature_info, show
+from lilliput.speedup.widths import OF_CLASSIFIER, Stale, Widths, find_feature_info, show
 
 log = logging.getLogger("lilliput")
 _WHY_UNREAD = ("the example inputs never reach", "in evaluation, tables are read in place of")
@@ -254,13 +254,17 @@ class _Work:
             self._run,
         )
         names = sorted({name for _, name in found})
+        left = dict(found)
         for chosen in [names, *([name] for name in names[:_MOST_WIDTHS] if len(names) > 1)]:
-            new = {k: v for k, v in found.items() if k[1] in chosen and k not in self.remembered}
+            new = {k: v for k, v in left.items() if k[1] in chosen}
             trial = replace(plan, attributes={**plan.attributes, **new})
-            if new and self._try(trial, []) <= self.reference.tolerance:
+            is_right = bool(new) and self._try(trial, []) <= self.reference.tolerance
+            if is_right:
                 plan = trial
                 self.remembered |= new
-        left = [key for key in found if key not in self.remembered]
+            # A number that the code computes with is right for it, but not for a new classifier.
+            if is_right or (len(chosen) == 1 and chosen[0] not in OF_CLASSIFIER):
+                left = {k: v for k, v in left.items() if k not in new}
         self.outdated |= {k: held_value(self.plain.get_submodule(k[0]), k[1]) for k in left}
         return plan, error
 

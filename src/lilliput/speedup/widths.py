@@ -19,7 +19,7 @@ from lilliput.speedup.leaf import leaf_attributes
 
 _WIDTH = re.compile(r"feature|channel|chs|dim|width|hidden|planes|embed|d_model|ffn|intermediate")
 _OTHER = re.compile(r"head_dim|kernel|patch|image|img|window|vocab|classes|position|layers|ratio")
-_OF_CLASSIFIER = ("num_features", "head_hidden_size", "embed_dim", "hidden_size", "feature_dim")
+OF_CLASSIFIER = ("num_features", "head_hidden_size", "embed_dim", "hidden_size", "feature_dim")
 _SMALLEST = 4  # smaller numbers are seldom widths
 
 Key = tuple[str, str]  # the path of a module, and an attribute or an entry of one
@@ -59,7 +59,7 @@ class Widths:
                 new = self._now(path, name, value)
                 if len(new) == 1 and new != {value} and not name.startswith("config."):
                     found[path, name] = new.pop()
-                elif new - {value} and (value not in new or name in _OF_CLASSIFIER):
+                elif new - {value} and (value not in new or name in OF_CLASSIFIER):
                     stale[path, name] = value  # else it is still the width of something
         return found, stale
 
@@ -68,7 +68,7 @@ class Widths:
         prefix = f"{path}." if path else ""
         dims = [k for k, n in self.sizes.items() if n == value and k[0].startswith(prefix)]
         new = {self.cut.get(k, value) for k in dims}
-        if len(new) > 1 and name in _OF_CLASSIFIER:
+        if len(new) > 1 and name in OF_CLASSIFIER:
             made = self.classifiers
             read = [k for k in dims if k[0] in made and k[1] != made[k[0]]]
             new = {self.cut.get(k, value) for k in read} or new
