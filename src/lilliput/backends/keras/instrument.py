@@ -18,7 +18,14 @@ import keras
 from keras import ops, tree
 from keras.src.saving import object_registration
 
-from lilliput.backends.keras.scopes import full_precision, is_symbolic, replicas
+from lilliput.backends.keras.computed import ComputedVariable
+from lilliput.backends.keras.scopes import (
+    full_precision,
+    is_calling,
+    is_symbolic,
+    is_tracing,
+    replicas,
+)
 from lilliput.backends.keras.variables import raw, tensor_of, to_array, track, untrack
 from lilliput.errors import StageError, UnsupportedModelError
 
@@ -289,9 +296,13 @@ class Shadow:
         variable = raw(layer, self.name)
         if sidecar is None or sidecar.is_bare or variable is None or is_symbolic():
             return self._raw(layer)
-        with full_precision() as dtype:
-            value = sidecar.transform(self.name, tensor_of(variable))
-        return value if dtype is None else ops.cast(value, dtype)
+
+        def compute() -> Tensor:
+            with full_precision() as dtype:
+                value = sidecar.transform(self.name, tensor_of(variable))
+            return value if dtype is None else ops.cast(value, dtype)
+
+        return compute() if is_calling() or is_tracing() else ComputedVariable(variable, compute)
 
     def _raw(self, layer: Any) -> Any:
         if isinstance(self.plain, property) and self.plain.fget is not None:

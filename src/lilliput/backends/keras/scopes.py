@@ -16,6 +16,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope as is_symb
 
 __all__ = [
     "full_precision",
+    "is_calling",
     "is_symbolic",
     "is_tracing",
     "is_training",
@@ -36,6 +37,11 @@ def is_tracing() -> bool:
     tensorflow = sys.modules.get("tensorflow")
     is_tensorflow = keras.backend.backend() == "tensorflow" and tensorflow is not None
     return is_tensorflow and bool(tensorflow.inside_function())  # type: ignore[union-attr]
+
+
+def is_calling() -> bool:
+    """Whether the call of a layer or a model is going on."""
+    return _global_state.get_global_attribute("current_call_ctx") is not None
 
 
 def is_training() -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lilliput.errors import StageError
 
+_WAY = "Edit the Parameter: model.get_parameter('<layer>.{name}') or wrapper.weight"
 _VIEWS = (
     *("__getitem__", "detach", "view", "view_as", "reshape", "flatten", "unflatten", "ravel"),
     *("t", "transpose", "permute", "swapaxes", "movedim", "squeeze", "unsqueeze", "expand"),
@@ -46,13 +47,13 @@ def is_eager() -> bool:
     )
 
 
-def protect(value: Tensor, parameter: Any, name: str) -> Tensor:
-    """Return a computed weight as one that refuses to be edited."""
+def protect(value: Tensor, parameter: Any, name: str, way: str = _WAY) -> Tensor:
+    """Return a computed weight as one that refuses to be edited, and names the ``way`` to do it."""
     is_compiled = torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
     if value is parameter or type(value) is not Tensor or is_compiled:
         return value  # compiled code takes plain tensors only
     computed = value.as_subclass(ComputedWeight)
-    computed.origin = (parameter, name)
+    computed.origin = (parameter, name, way)
     return computed
 
 
@@ -64,7 +65,7 @@ class ComputedWeight(Tensor):
 
     # As nn.Parameter does: fused kernels and other fast paths treat it as a plain tensor.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    origin: tuple[Any, str] = (None, "weight")
+    origin: tuple[Any, str, str] = (None, "weight", _WAY)
 
     @property
     def data(self) -> Any:
@@ -93,11 +94,10 @@ class ComputedWeight(Tensor):
 
 
 def _refuse(tensor: ComputedWeight, method: str) -> NoReturn:
-    name = tensor.origin[1]
+    _, name, way = tensor.origin
     raise StageError(
         f"{method}: this {name!r} is computed from the raw Parameter at each read, so an edit of it "
-        f"would be lost. Edit the Parameter: model.get_parameter('<layer>.{name}') or wrapper.weight; "
-        "to change a copy, clone() it first."
+        f"would be lost. {way.format(name=name)}; to change a copy, clone() it first."
     )
 
 
@@ -126,7 +126,7 @@ def _keep(result: Tensor, source: ComputedWeight) -> Tensor:
     if result.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
         return result
     view = result.as_subclass(ComputedWeight)
-    view.origin = (None, source.origin[1])
+    view.origin = (None, *source.origin[1:])
     return view
 
 
