@@ -81,5 +81,6 @@ def test_results_are_short_at_the_prompt_and_tables_in_notebooks():
     assert repr(result).startswith("SpeedupResult(module, 74 → 38 parameters, error ")
     assert repr(result.plan) == "Plan(module, 3 cuts, 0 attributes)"
     assert repr(found.groups) == "ChannelGroups(1 channel group, 8 units, 1 pinned)"
+    assert found.groups._repr_html_().count("<tr>") == 2
     shown = result._repr_html_()
     assert "<td" in shown and "74 → 38" in shown and len(shown) < 3000

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from lilliput.report.table import html_table
 from lilliput.speedup.labels import Flags, Indices
 from lilliput.speedup.stages import Stage
 
+_MOST_NOTES = 12  # below a table
 Removed = Mapping[str, Flags]  # by group: which of its units go
 
 
@@ -114,6 +116,11 @@ class ChannelGroups:
         listed = count(len(self.groups), "channel group")
         return f"ChannelGroups({listed}, {units:,} units, {len(self.pinned)} pinned)"
 
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        rows = [(group.size, name_of(group)) for group in self.groups]
+        return html_table(rows, ("units", "group"), repr(self), pinned_notes(self))
+
     def __iter__(self) -> Any:
         return iter(self.groups)
 
@@ -170,6 +177,19 @@ class ChannelGroups:
         if self.unreached:
             lines.append(f"not reached by the example inputs: {', '.join(self.unreached)}")
         return "\n".join(lines)
+
+
+def name_of(group: Group) -> str:
+    """Return what to call a group in a table: one of the tensors that make it, and how many more."""
+    makers = sum(s.is_output for s in group.slices)
+    return f"{group.name} and {makers - 1} more" if makers > 1 else group.name
+
+
+def pinned_notes(groups: ChannelGroups) -> list[str]:
+    """Return what stays and why, as a few lines for below a table."""
+    notes = [f"{x.tensor} stays: {x.reason}" for x in groups.pinned[:_MOST_NOTES]]
+    left = len(groups.pinned) - len(notes)
+    return [*notes, f"… and {left} more that stay: print it"] if left else notes
 
 
 def count(number: int, thing: str) -> str:

@@ -13,10 +13,8 @@ from lilliput.speedup.analysis import analyse
 from lilliput.speedup.capture import plain_copy
 from lilliput.speedup.collect import collect
 from lilliput.speedup.dead import find_dead
-from lilliput.speedup.groups import ChannelGroups, count
+from lilliput.speedup.groups import ChannelGroups, count, name_of, pinned_notes
 from lilliput.speedup.labels import Flags
-
-_MOST_NOTES = 12  # below a table
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +53,9 @@ class Preflight:
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
-        pinned = [f"{x.tensor} stays: {x.reason}" for x in self.groups.pinned[:_MOST_NOTES]]
-        left = len(self.groups.pinned) - len(pinned)
-        more = [f"… and {left} more that stay: print the report"] if left else []
         title, share = self._summary()
         header = ("units", "masked", "group")
-        return html_table(self._rows(), header, title, [share, *pinned, *more])
+        return html_table(self._rows(), header, title, [share, *pinned_notes(self.groups)])
 
     def _summary(self) -> tuple[str, str]:
         groups = self.groups
@@ -74,13 +69,7 @@ class Preflight:
 
     def _rows(self) -> list[tuple[int, int, str]]:
         """Return units, masked units and name of each group."""
-        rows = []
-        for group in self.groups:
-            makers = sum(s.is_output for s in group.slices)
-            others = f" and {makers - 1} more" if makers > 1 else ""
-            masked = int(self.masked[group.name].sum())
-            rows.append((group.size, masked, f"{group.name}{others}"))
-        return rows
+        return [(g.size, int(self.masked[g.name].sum()), name_of(g)) for g in self.groups]
 
 
 def preflight(model: nn.Module, example_inputs: Any) -> Preflight:

@@ -55,6 +55,8 @@ def test_all_layers_run_on_integers_within_one_step(exported):
     }
     assert result.integer_share == 1
     assert result.notes == ["7 operators on integers, 0 on floats"]
+    assert repr(result).startswith("<ExportResult model.tflite: ") and len(repr(result)) < 200
+    assert "model.tflite" in result._repr_html_() and "<td" in result._repr_html_()
     assert {kind for kind, dtype in operators(result.path) if dtype == "float32"} == {"DEQUANTIZE"}
 
 

@@ -8,6 +8,7 @@ from keras import layers, ops
 from lilliput.backends.keras import kernels
 from lilliput.backends.keras.kernels import KernelError
 from lilliput.backends.keras.scopes import is_tracing
+from lilliput.speedup.keras.collect import channel_groups
 
 
 def sizes(model):
@@ -35,6 +36,18 @@ def test_dense_layers_lose_units_and_inputs(shrink):
     assert result.macs == (5 * 8 + 8 * 6 + 6 * 3, 5 * 4 + 4 * 3 + 3 * 3)
     assert result.removed == {"a.kernel": (4, 8), "b.kernel": (3, 6)}
     assert "equal to the masked model" in str(result)
+
+
+def test_results_are_short_at_the_prompt_and_tables_in_notebooks(shrink):
+    model = chain((5,), layers.Dense(8, "relu", name="a&b"), layers.Dense(6, name="b"))
+    groups = channel_groups(model)
+    assert repr(groups) == "ChannelGroups(2 channel groups, 14 units, 1 pinned)"
+    table = groups._repr_html_()
+    assert "a&amp;b.kernel" in table and "model&#x27;s output" in table and table.count("<tr>") == 3
+    result = shrink(model)
+    assert repr(result).startswith("SpeedupResult(123 → 51 parameters, error ")
+    shown = result._repr_html_()
+    assert "<td" in shown and "123 → 51" in shown and len(shown) < 3000
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "exponential", "softplus", "hard_sigmoid"])

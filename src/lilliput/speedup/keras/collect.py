@@ -14,7 +14,7 @@ from lilliput.speedup.keras.analysis import Analysis, analyse
 from lilliput.speedup.keras.costs import count_macs, count_parameters
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class KerasChannelGroups(ChannelGroups):
     """All channel groups of a Keras model, and what cannot be removed."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lilliput.report.receipt import Receipt
+from lilliput.report.table import html_table
 from lilliput.speedup.groups import count
 from lilliput.speedup.keras.cuts import Cut
 
@@ -72,16 +73,27 @@ class SpeedupResult:
         return "module"
 
     def __str__(self) -> str:
-        units = sum(x for x, _ in self.removed.values()), sum(x for _, x in self.removed.values())
-        lines = [
-            f"removed     {units[0]:,} of {units[1]:,} units in {count(len(self.removed), 'channel group')}",
-            f"parameters  {_arrow(self.parameters)}",
-            f"MACs        {_arrow(self.macs)} per example",
-            "runs as     a new Keras model",
-            f"checked     equal to the masked model (relative error {self.error:.0e})",
-            *(f"note        {note}" for note in self.notes),
+        lines = [f"{name:<11} {text}" for name, text in self._rows()]
+        return "\n".join([*lines, *(f"note        {note}" for note in self.notes)])
+
+    def __repr__(self) -> str:
+        before, after = self.parameters
+        return f"SpeedupResult({before:,} → {after:,} parameters, error {self.error:.0e})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        return html_table(self._rows(), title="Cut and checked", notes=self.notes)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        gone, units = (sum(pair[i] for pair in self.removed.values()) for i in (0, 1))
+        groups = count(len(self.removed), "channel group")
+        return [
+            ("removed", f"{gone:,} of {units:,} units in {groups}"),
+            ("parameters", _arrow(self.parameters)),
+            ("MACs", f"{_arrow(self.macs)} per example"),
+            ("runs as", "a new Keras model"),
+            ("checked", f"equal to the masked model (relative error {self.error:.0e})"),
         ]
-        return "\n".join(lines)
 
 
 def _arrow(pair: tuple[int, int]) -> str:
