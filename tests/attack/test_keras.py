@@ -109,12 +109,22 @@ COMPRESSORS = {
     "level": lambda m, o: LevelPruner(m, [{"sparsity": 0.5}], o),
     "agp": lambda m, o: AGPPruner(m, [{"final_sparsity": 0.5, "end_epoch": 1}], o),
     "l1norm": lambda m, o: L1NormPruner(m, [{"sparsity": 0.5}], o),
-    "n:m": lambda m, o: LevelPruner(m, [{"granularity": "2:4", "sparsity": 0.5}], o),
+    "n:m": lambda m, o: LevelPruner(m, [{"granularity": "1:2"}], o),
     "naive": lambda m, o: NaiveQuantizer(m, [{"quant_bits": 8}], o),
     "dorefa": lambda m, o: DoReFaQuantizer(m, [{"quant_types": ["weight"], "quant_bits": 8}], o),
     "bnn": lambda m, o: BNNQuantizer(m, [{"quant_types": ["weight"], "quant_bits": 1}], o),
     "qat": lambda m, o: QATQuantizer(m, [{"quant_bits": 8}], o),
     "ptq": lambda m, o: PTQQuantizer(m, [{"quant_bits": 8}], o),
+}
+PRUNERS = ("level", "agp", "l1norm", "n:m")
+# What a graph, eager code and a loaded copy may differ by, relative to the largest output: float32 sums in
+# another order. Only where activations are rounded, a value between two levels may go either way: one
+# step of 8 bits.
+ROUNDING = dict.fromkeys(COMPRESSORS, 1e-5) | {"qat": 1 / 128, "ptq": 1 / 128}
+# Pairs cannot be formed of one or three inputs; channels cannot be removed from these.
+REFUSED = {
+    *(("conv", "n:m"), ("separable", "n:m")),
+    *((shape, "l1norm") for shape in ("separable", "recurrent", "attention", "shared")),
 }
 TRAINING = ("fit", "train_on_batch", "tape")
 
@@ -182,6 +192,7 @@ def test_right_or_refused(shape, name, how, tmp_path):
             compressor.calibrate([x])
         train(model, x, y, how, compressor)
     except LilliputError:  # refused: the model is plain, or can be made so
+        assert (shape.__name__, name) in REFUSED
         if "compressor" in locals():
             compressor.strip()
         assert [type(layer) for layer in model._flatten_layers()] == classes
@@ -191,11 +202,9 @@ def test_right_or_refused(shape, name, how, tmp_path):
     assert np.isfinite(received).all() and not np.array_equal(received, before)
     eager = model(x, training=False)
     eager = ops.convert_to_numpy(eager.detach() if hasattr(eager, "detach") else eager)
-    is_pruner = name in ("level", "agp", "l1norm", "n:m")
-    # A value between two levels may go either way.
-    tolerance = 1e-5 if is_pruner else 0.02 * np.abs(received).max()
+    tolerance = ROUNDING[name] * np.abs(received).max()
     assert np.abs(eager - received).max() <= tolerance
-    if is_pruner:
+    if name in PRUNERS:
         assert zeros_are_held(compressor)
     compressor.state().save(tmp_path / "state")
     model.save(tmp_path / "model.keras")
@@ -203,7 +212,7 @@ def test_right_or_refused(shape, name, how, tmp_path):
     assert [type(layer) for layer in model._flatten_layers()] == classes
     assert [variable.path for variable in model.weights] == names
     plain = model.predict_on_batch(x)
-    if is_pruner:
+    if name in PRUNERS:
         assert np.allclose(plain, received, atol=1e-6)
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert np.allclose(loaded.predict_on_batch(x), plain, atol=1e-5)
