@@ -91,8 +91,13 @@ def words(line):
 def test_the_output_shown_is_the_output_printed_but_for_numbers(page, results):
     printed = [words(line) for line in results[0][page]["printed"].splitlines()]
     for line in "".join(blocks(page, "text")).splitlines():
-        depends_on_the_machine = "smaller on disk and" in line
-        assert depends_on_the_machine or words(line) in printed, f"{page} shows {line!r}"
+        if "smaller on disk" in line:
+            continue  # the verdict on speed depends on the machine, and on how busy it is
+        shown = words(line)
+        if shown[:1] == ["latency"]:  # so does whether its ratio is called noisy
+            assert shown in [x[: len(shown)] for x in printed], f"{page} shows {line!r}"
+        else:
+            assert shown in printed, f"{page} shows {line!r}"
 
 
 def test_the_explanation_shown_is_the_one_printed():

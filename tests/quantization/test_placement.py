@@ -194,7 +194,7 @@ def test_it_happens_just_there_in_forward(name):
             calls.append((wrapper.name, quant_type.value))
         return wrapper._quantizer().run(wrapper, quant_type, tensors)
 
-    with marking(record), torch.no_grad():
+    with marking(record, quantizer.get_modules_wrapper()), torch.no_grad():
         model(x)
     expected = dict.fromkeys(NETWORKS[name][2], 1)
     if name == "called twice":
@@ -381,7 +381,7 @@ def test_layers_of_different_bits_do_not_share_a_grid(kind):
             levels[wrapper.name] = len(results[0].unique())
         return results
 
-    with marking(look):
+    with marking(look, quantizer.get_modules_wrapper()):
         model(x)
     assert levels["conv1"] <= 16 < levels["stem"]
     wrappers = {wrapper.name: wrapper for wrapper in quantizer.get_modules_wrapper()}

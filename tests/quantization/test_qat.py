@@ -540,6 +540,8 @@ def test_frozen_norms_compile_as_one_graph():
     assert model[1].training
 
 
+# torch looks at the gradient of a tensor it compiles for, and means to hide the warning itself
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize(
     "order", ["checkpoint in a compiled model", "compiled model in a checkpoint"]
 )

@@ -250,6 +250,7 @@ def test_a_branch_that_answers_otherwise_in_training_is_not_taken():
     assert not any(module.training for module in plain.modules())
 
 
+@pytest.mark.slow
 def test_levit_of_transformers():
     from transformers import LevitConfig, LevitForImageClassification
 

@@ -13,7 +13,8 @@ first layers are the most sensitive and get the smallest q.
 >>> model = torch.nn.Linear(4, 1)
 >>> model.weight.data = torch.tensor([[4.0, -0.5, 2.0, -4.0]])
 >>> SensitivityPruner(model, [{"quality": 0.5}]).compress().weight  # std is 2.97
-tensor([[ 4.,  0.,  2., -4.]], grad_fn=<MulBackward0>)
+Parameter containing:
+tensor([[ 4.,  0.,  2., -4.]], requires_grad=True)
 
 With an ``evaluator``, the class is another pruner of the same name (NNI 1.8 to 2.10), which finds the
 sparsity of each layer by itself; see :mod:`lilliput.pruning.sensitivity_rounds`.

@@ -177,7 +177,8 @@ class _LearnedFakeQuantize(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         tensor, scale, offset = ctx.saved_tensors
         grad, output, pattern = grads[0], ctx.output, None
-        if grad.layout == torch.sparse_coo:  # of an embedding: rows that were not read have none
+        # Of an embedding: rows that were not read have none. What is compiled may not ask for that.
+        if not torch.compiler.is_compiling() and grad.is_sparse:
             pattern = grad.coalesce()
             grad = pattern.to_dense()
         if output is None or output._version != ctx.version:
