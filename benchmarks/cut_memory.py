@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import json
-import platform
 import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import torch
 from outputs import deviation
+from record import RESULTS, write_json
 from torch import Tensor, nn
 
 from lilliput.torch import L1NormPruner, speedup
@@ -71,21 +70,14 @@ def measure(name: str) -> dict[str, float]:
     }
 
 
-def cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def main() -> None:
-    results: dict[str, object] = {"cpu": cpu(), "torch": torch.__version__}
+    results: dict[str, object] = {}
     for name in MODELS:
         command = [sys.executable, __file__, name]
         run = subprocess.run(command, capture_output=True, text=True, check=True)
         results[name] = json.loads(run.stdout.splitlines()[-1])
         print(name, results[name])
-    path = Path(__file__).parent / "results" / "cut_memory.json"
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(RESULTS / "cut_memory.json", {"models": results})
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from importlib.metadata import distributions, requires
 from pathlib import Path
 
+from record import RESULTS, write_json
+
 REPO = Path(__file__).parent.parent
 CODE = "import time; s = time.process_time(); import {}; print(time.process_time() - s)"
 OVER_TORCH = f"import torch; {CODE.format('lilliput.torch')}"
@@ -96,8 +98,7 @@ def main() -> None:
     for name, value in results.items():
         print(f"{name:<52}{value:8.3f}")
     print(json.dumps(packages, indent=1))
-    path = Path(__file__).parent / "results" / "footprint.json"
-    path.write_text(json.dumps(results | {"packages": packages}, indent=1) + "\n")
+    write_json(RESULTS / "footprint.json", {"results": results, "packages": packages})
 
 
 if __name__ == "__main__":

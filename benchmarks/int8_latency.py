@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import copy
 import math
-import platform
 import random
 import statistics
 import sys
@@ -31,10 +30,10 @@ import onnxruntime
 import quant_peers as peers
 import torch
 from networks import NETWORKS, make, random_inputs
-from timing import call, parameters, write_json
+from record import RESULTS, write_json
+from timing import call, parameters
 from torch import Tensor, nn
 
-RESULTS = Path(__file__).parent / "results" / "int8_latency.json"
 TARGETS = {"resnet18": 1.8, "resnet50": 1.8, "mobilenet_v2": 1.5, "encoder": 1.6}
 SQNRS = ("simulated_sqnr", "executed_sqnr")
 Run = Callable[[], np.ndarray]
@@ -214,12 +213,6 @@ def show(name: str, record: dict[str, Any]) -> None:
         )
 
 
-def has_vnni() -> bool:
-    """Whether the CPU adds products of bytes without saturation (Linux)."""
-    flags = Path("/proc/cpuinfo")
-    return flags.is_file() and "_vnni" in flags.read_text()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
@@ -236,9 +229,8 @@ def main() -> None:
         show(name, results[name])
         sys.stdout.flush()
     if not options.only and len(results) == len(NETWORKS):
-        record = {"rounds": options.rounds, "onnxruntime": onnxruntime.__version__}
-        record |= {"machine": platform.processor() or platform.machine(), "vnni": has_vnni()}
-        write_json(RESULTS, record | {"networks": results})
+        record = {"rounds": options.rounds, "networks": results}
+        write_json(RESULTS / "int8_latency.json", record)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import keras
 import numpy as np
 from data import fashion_mnist
 from keras import layers
-from timing import write_json
+from record import write_json
 
 from lilliput.keras import AGPPruner, QATQuantizer, export_litert
 

@@ -14,16 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "keras_step.json"
+from record import RESULTS, write_json
+
 BACKENDS = {"tensorflow": False, "tensorflow+xla": True, "jax": True, "torch": False}
 TARGETS = {"prune": 1.05, "prune, every 10 steps": 1.05, "QAT": 1.08}
 STEPS = 20
@@ -139,12 +138,7 @@ def main() -> None:
             target = f"   target {TARGETS[name]:.2f}" if name in TARGETS else ""
             print(f"  {name:<24}{value:6.3f}{target}", flush=True)
     if not options.backend:
-        import keras
-        from timing import write_json
-
-        machine = platform.processor() or platform.machine()
-        record = {"rounds": options.rounds, "keras": keras.__version__, "machine": machine}
-        write_json(RESULTS, {**record, "backends": results})
+        write_json(RESULTS / "keras_step.json", {"rounds": options.rounds, "backends": results})
 
 
 if __name__ == "__main__":

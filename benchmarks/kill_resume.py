@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
-import json
 import os
 import random
 import shutil
@@ -26,6 +25,7 @@ from typing import Any
 
 import onnxruntime  # noqa: F401  (imported before forking)
 import torch
+from record import RESULTS, write_json
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -207,9 +207,8 @@ def main() -> None:
     identical = sum(trial["identical"] for trial in trials)
     print(f"{identical} of {len(trials)} end with the identical files")
     record = {"kills": len(trials), "identical": identical, "units": len(units)}
-    record |= {"files": sorted(expected), "torch": torch.__version__, "trials": trials}
-    path = here / "results" / "kill_resume.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    record |= {"files": sorted(expected), "trials": trials}
+    write_json(RESULTS / "kill_resume.json", record)
     if identical != len(trials):
         raise SystemExit(1)
 

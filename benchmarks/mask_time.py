@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from record import RESULTS, write_json
 from torch import nn
 
 from lilliput.ops.masks import prune_count, prune_smallest
@@ -56,8 +55,7 @@ def main() -> None:
     print(f"zeros: {zeros:,} of {flat.numel():,}; asked for {count:,}")
     record = {"weights": flat.numel(), "asked": count, "zeros": zeros, "seconds": results}
     record["threads"] = torch.get_num_threads()
-    path = Path(__file__).parent / "results" / "mask_time.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    write_json(RESULTS / "mask_time.json", record)
 
 
 if __name__ == "__main__":

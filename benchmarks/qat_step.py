@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import platform
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,8 @@ from pathlib import Path
 import quant_peers as peers
 import torch
 from networks import encoder, resnet, set_gaussian_weights
-from timing import parameters, write_json
+from record import write_json
+from timing import parameters
 from torch import Tensor, nn
 
 RESULTS = Path(__file__).parent / "results" / "qat_step.json"
@@ -126,9 +126,7 @@ def main() -> None:
             target = f"   target {TARGETS[name][title]:.2f}" if name in TARGETS else ""
             print(f"  {name:<30}{value:6.3f}{target}", flush=True)
     if not options.only:
-        record = {"rounds": options.rounds, "torch": torch.__version__, "ratios": results}
-        record["machine"] = platform.processor() or platform.machine()
-        write_json(RESULTS, record)
+        write_json(RESULTS, {"rounds": options.rounds, "ratios": results})
 
 
 if __name__ == "__main__":

@@ -71,12 +71,14 @@ def ratio(above: list[float], below: list[float]) -> float:
 
 def quantize_static(source: Path, target: Path, batches: list[Tensor]) -> Path:
     """ONNX Runtime's own tool: u8 activations, s8 weights per channel, QDQ."""
+    import onnx
     import onnxruntime.quantization as ort
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(ort.CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.feeds = iter([{"x": batch.numpy()} for batch in batches])
+            name = onnx.load(source, load_external_data=False).graph.input[0].name
+            self.feeds = iter([{name: batch.numpy()} for batch in batches])
 
         def get_next(self) -> dict[str, Any] | None:
             return next(self.feeds, None)

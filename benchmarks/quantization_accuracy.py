@@ -27,12 +27,14 @@ from typing import Any
 
 import onnxruntime
 import torch
-import torch.nn.functional as F
-from data import cache_folder, minilm, reuters
+from data import cache_folder
 from quant_peers import quietly
+from record import write_json
+from retrieval import Retrieval, load_embedder
+from runtime import File, all_outputs, float_file
 from safetensors.torch import load_file, save_file
 from structured_accuracy import Data, build_model, new_optimizer, train
-from timing import call, latency_ratio, parameters, write_json
+from timing import call, latency_ratio, parameters
 from torch import Tensor, nn
 
 import lilliput
@@ -51,41 +53,6 @@ WIDTHS = (16, 32, 80)
 FIRST, LAST = "0", "11"  # the names of the first convolution and of the classifier
 TRAINED = {"QAT": QATQuantizer, "LSQ": LSQQuantizer, "LSQ+": LSQPlusQuantizer}
 Row = dict[str, Any]
-
-
-# Runtimes
-
-
-class File:
-    """An ONNX file, open in ONNX Runtime, on one thread."""
-
-    def __init__(self, path: Path) -> None:
-        settings = onnxruntime.SessionOptions()
-        settings.intra_op_num_threads = 1
-        settings.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(path, settings, ["CPUExecutionProvider"])
-        self.names = [one.name for one in self.session.get_inputs()]
-        self.bytes = path.stat().st_size
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        feed = {name: x.numpy() for name, x in zip(self.names, inputs, strict=True)}
-        return torch.from_numpy(self.session.run(None, feed)[0])
-
-
-def float_file(model: nn.Module, example: tuple[Tensor, ...], path: Path) -> File:
-    """Return the float model as torch itself exports it."""
-    shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in example)
-    settings: Row = {"external_data": False, "dynamic_shapes": shapes}
-    with quietly():
-        torch.onnx.export(model, example, path, dynamo=True, verbose=False, **settings)
-    return File(path)
-
-
-def all_outputs(model: Callable[..., Tensor], inputs: tuple[Tensor, ...], batch: int) -> Tensor:
-    """Return what a model or file makes of all inputs, batch by batch."""
-    with torch.no_grad():
-        parts = zip(*(x.split(batch) for x in inputs), strict=True)
-        return torch.cat([model(*part) for part in parts])
 
 
 # The convolutional network
@@ -254,68 +221,9 @@ def with_recovery(rows: list[Row]) -> list[Row]:
 # The transformer
 
 
-class Embedder(nn.Module):
-    """A transformer and the mean over its tokens, of length one."""
-
-    def __init__(self, transformer: nn.Module) -> None:
-        super().__init__()
-        self.transformer = transformer
-
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        states = self.transformer(input_ids=tokens, attention_mask=mask).last_hidden_state
-        share = mask.unsqueeze(-1).to(states.dtype)
-        return F.normalize((states * share).sum(1) / share.sum(1), dim=-1)
-
-
-def load_embedder() -> tuple[nn.Module, Any]:
-    """Return MiniLM and its tokenizer."""
-    with quietly():
-        from transformers import AutoTokenizer, BertModel
-
-        transformer = BertModel.from_pretrained(minilm(), add_pooling_layer=False)
-        return Embedder(transformer).eval(), AutoTokenizer.from_pretrained(minilm())
-
-
-class Retrieval:
-    """Titles and bodies of news, as tokens; a title is to find its own body among all of its set."""
-
-    def __init__(self, tokenizer: Any, options: argparse.Namespace) -> None:
-        news = list({title: body for title, body in reuters()[:9000] if len(body) > 300}.items())
-        order = torch.randperm(len(news), generator=torch.Generator().manual_seed(options.seed))
-        chosen = [news[i] for i in order.tolist()]
-        self.pairs, total = options.pairs, options.pairs * options.sets
-        if total + 32 > len(news):
-            raise SystemExit(f"there are {len(news)} news: take fewer --pairs or --sets.")
-        texts: list[str] = []
-        for start in range(0, total, self.pairs):
-            titles, bodies = zip(*chosen[start : start + self.pairs], strict=True)
-            texts += titles + bodies
-        self.inputs = tokens(tokenizer, texts, padding="max_length")
-        others = [text for pair in chosen[total : total + 32] for text in pair]
-        # One by one, without padding: the ranges are to be those of real tokens.
-        self.calibration = [tokens(tokenizer, [text]) for text in others]
-        padded = tokens(tokenizer, others, padding="max_length")
-        self.padded = list(zip(*(x.split(16) for x in padded), strict=True))
-
-    def first_set(self) -> tuple[Tensor, ...]:
-        return tuple(x[: 2 * self.pairs] for x in self.inputs)
-
-    def found(self, embeddings: Tensor) -> Tensor:
-        """Return for each title whether the nearest body is its own."""
-        titles, bodies = embeddings.unflatten(0, (-1, 2, self.pairs)).unbind(1)
-        nearest = (titles @ bodies.transpose(1, 2)).argmax(2)
-        return (nearest == torch.arange(self.pairs)).flatten()
-
-
-def tokens(tokenizer: Any, texts: list[str], padding: str | bool = False) -> tuple[Tensor, Tensor]:
-    form = {"padding": padding, "truncation": True, "max_length": 128, "return_tensors": "pt"}
-    encoded = tokenizer(texts, **form)
-    return encoded["input_ids"], encoded["attention_mask"]
-
-
 def minilm_rows(options: argparse.Namespace, folder: Path) -> list[Row]:
     model, tokenizer = load_embedder()
-    task = Retrieval(tokenizer, options)
+    task = Retrieval(tokenizer, options.pairs, options.sets, options.seed)
     example = tuple(x[:4] for x in task.padded[-1])
     file = float_file(model, example, folder / "float.onnx")
     reference = all_outputs(file, task.inputs, 50)

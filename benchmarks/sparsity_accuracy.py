@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 from pathlib import Path
 
 import torch
+from record import RESULTS, write_json
 
 from lilliput.demo import Digits, build_model, measure, train_epoch
 from lilliput.torch import AGPPruner, LevelPruner
@@ -118,7 +118,7 @@ def main() -> None:
     for name, values in curves.items():
         print(f"{name:<11}" + "".join(f"{value:>8.2%}" for value in values))
     record = {"levels": LEVELS, "seeds": options.seeds, "accuracy": curves}
-    (HERE / "results" / "sparsity_accuracy.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_json(RESULTS / "sparsity_accuracy.json", record)
     (HERE.parent / "docs" / "images").mkdir(exist_ok=True)
     (HERE.parent / "docs" / "images" / "sparsity_accuracy.svg").write_text(draw(curves))
 

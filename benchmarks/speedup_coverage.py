@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from coverage_table import markdown, summary
 from outputs import deviation
-from timing import call, latency_ratio, macs, parameters, write_json
+from record import write_json
+from timing import call, latency_ratio, macs, parameters
 from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import ZOO, Entry, add_transformers
 

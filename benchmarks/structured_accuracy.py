@@ -20,7 +20,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from data import cache_folder, fashion_mnist
-from timing import call, latency_ratio, macs, parameters, state_bytes, write_json
+from record import write_json
+from timing import call, latency_ratio, macs, parameters, state_bytes
 from torch import nn
 
 RESULTS = Path(__file__).parent / "results" / "structured_accuracy.json"

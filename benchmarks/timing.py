@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
-import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,11 +56,3 @@ def state_bytes(model: torch.nn.Module) -> int:
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
     return buffer.tell()
-
-
-def write_json(path: Path, record: Any) -> None:
-    """Write all of the file or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(record, indent=1) + "\n")
-    partial.replace(path)

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import platform
 import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from record import RESULTS, write_json
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
@@ -185,10 +183,9 @@ def main() -> None:
         for name, ratio in results[title].items():
             print(f"  {name:<34}{ratio:6.3f}")
     mode = "compiled" if options.compile else "eager"
-    record = {"mode": mode, "rounds": options.rounds, "torch": torch.__version__, "ratios": results}
-    record["machine"] = platform.processor() or platform.machine()
-    path = Path(__file__).parent / "results" / f"train_step_{mode}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    if not options.only:
+        record = {"mode": mode, "rounds": options.rounds, "ratios": results}
+        write_json(RESULTS / f"train_step_{mode}.json", record)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ RUN += ["docs/channels_are_labels.md", "docs/several_inputs.md"]
 BEGIN_AS = {"docs/index.md": "docs/tutorial.md"}  # uses what the other page defines at first
 TALKATIVE = {"docs/training_libraries.md"}  # other libraries warn here, of things of their own
 NEEDS = {
-    "README.md": ("keras",),
     "docs/keras.md": ("keras",),
     "docs/migrating_from_tfmot.md": ("keras",),
     "docs/training_libraries.md": ("lightning", "transformers", "accelerate"),

@@ -37,7 +37,7 @@ def check(model, x=X, rules=ALL):
     return result
 
 
-@pytest.mark.parametrize("units", [1, 4, 9])
+@pytest.mark.parametrize("units", [1, 4, pytest.param(9, marks=pytest.mark.slow)])
 def test_a_stage_of_shuffled_units_shrinks_to_half(units):
     result = check(small(units))
     assert result.kind == "module"

@@ -1,0 +1,285 @@
+"""Write docs/results.md, and the table in the README, from the JSON of the benchmarks.
+
+    ./run python benchmarks/results_page.py
+
+A test compares both with what this writes, so that no figure goes stale or is typed by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from coverage_table import status
+from record import RESULTS
+
+ROOT = Path(__file__).parent.parent
+PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+HEAD = """# Results
+
+Every table is written by `benchmarks/results_page.py` from the JSON in `benchmarks/results`; the command
+above a table measures it again. A ratio compares two things that took turns on the same machine. Expect
+other ones on another CPU.
+"""
+Record = dict[str, Any]
+SECTIONS: list[tuple[str, str, tuple[str, ...], Callable[..., Iterator[str]]]] = []
+
+
+def section(title: str, command: str, *files: str) -> Callable[[Any], Any]:
+    """Register what writes the text of a section from its files."""
+
+    def register(function: Callable[..., Iterator[str]]) -> Callable[..., Iterator[str]]:
+        SECTIONS.append((title, command, files, function))
+        return function
+
+    return register
+
+
+def page() -> str:
+    """Return docs/results.md."""
+    parts = [HEAD]
+    for title, command, files, write in SECTIONS:
+        if not all((RESULTS / f"{file}.json").is_file() for file in files):
+            continue  # nothing is shown that was not measured and kept
+        records = [load(file) for file in files]
+        where = machine(record["measured"] for record in records)
+        lines = [f"## {title}", "", f"`./run python benchmarks/{command}` · {where}", ""]
+        parts.append("\n".join([*lines, *write(*records)]) + "\n")
+    return "\n".join(parts)
+
+
+def readme(text: str) -> str:
+    """Return the README with its table written anew."""
+    record = load("pretrained")
+    command = "./run python benchmarks/pretrained.py"
+    lines = [*pretrained(record), "", f"`{command}` · {machine([record['measured']])}"]
+    before, _, rest = text.partition(BEGIN)
+    return "\n".join([before + BEGIN, *lines, END + rest.partition(END)[2]])
+
+
+def load(name: str) -> Record:
+    record: Record = json.loads((RESULTS / f"{name}.json").read_text())
+    return record
+
+
+def machine(measured: Iterable[Record]) -> str:
+    """Say on what and when something was measured."""
+    found = list(measured)
+    held = found[0]["flags"]
+    flags = ", ".join([*map(str.upper, held), *([] if "vnni" in held else ["no VNNI"])])
+    dates = sorted({one["date"] for one in found})
+    return f"{found[0]['cpu']} ({flags}), {found[0]['cores']} cores, {' and '.join(dates)}"
+
+
+def table(head: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def ours(text: str, is_ours: bool) -> str:
+    return f"**{text}**" if is_ours else text
+
+
+def percent(value: float) -> str:
+    return f"{value:.1%}".replace("%", " %")
+
+
+# The sections
+
+
+@section("Trained networks in 8-bit integers", "pretrained.py", "pretrained")
+def pretrained(record: Record) -> Iterator[str]:
+    head = ["", "file", "", "speed", "", "layers on integers"]
+    rows = []
+    for network in record["networks"].values():
+        size = f"{network['parameters'] / 1e6:.1f} M parameters"
+        rows.append([f"**{network['title']}**, {size}", "", "", "", "", ""])
+        whole = network["rows"]["float"]["megabytes"]
+        for title, row in network["rows"].items():
+            score = f"{network['measure']}: {percent(row['score'])}"
+            if title == "float":
+                rows.append([title, f"{whole:.1f} MB", "", "1", score, ""])
+                continue
+            cells = [f"{row['megabytes']:.1f} MB", f"÷ {whole / row['megabytes']:.1f}"]
+            cells += [f"{row['speedup']:.2f}×", score, "{} of {}".format(*row["integer_layers"])]
+            rows.append([ours(cell, title == "Lilliput") for cell in [title, *cells]])
+    yield from table(head, rows)
+    tested = record["tested"]
+    yield ""
+    yield (
+        "Speed is against the float file in the same runtime: ONNX Runtime, one thread, one example, "
+        f"median of {record['rounds']} rounds in turns. "
+        f"The CNNs see {tested} photos, and the class that float gives is right; MiniLM finds {tested} "
+        "Reuters news by their titles (R@1). No training, default settings."
+    )
+
+
+@section(
+    "What masks cost in training",
+    "train_step.py [--compile]",
+    *(f"train_step_{x}" for x in ("eager", "compiled")),
+)
+def train_step(eager: Record, compiled: Record) -> Iterator[str]:
+    yield "Training step / plain step, CPU time, one thread."
+    yield ""
+    columns = [
+        (f"{network}, {mode}", record["ratios"][network])
+        for mode, record in (("eager", eager), ("compiled", compiled))
+        for network in ("CNN", "encoder")
+    ]
+    yield from ratios(columns, eager["ratios"]["CNN"], skip="plain")
+
+
+@section("What quantization costs in training", "qat_step.py", "qat_step")
+def qat_step(record: Record) -> Iterator[str]:
+    yield "Training step / float step, CPU time, one thread; weights and inputs of all layers."
+    yield ""
+    columns = [(name, record["ratios"][name]) for name in ("CNN", "encoder")]
+    yield from ratios(columns, record["ratios"]["CNN"], skip="float")
+
+
+@section("What it costs in `model.fit`", "keras_step.py", "keras_step")
+def keras_step(record: Record) -> Iterator[str]:
+    yield "Training step / plain step of `model.fit`, CPU time, one thread, CNN of 0.6 M weights."
+    yield ""
+    columns = [(name, found["ratios"]) for name, found in record["backends"].items()]
+    yield from ratios(columns, columns[0][1], skip="plain")
+
+
+def ratios(columns: list[tuple[str, Record]], names: Iterable[str], skip: str) -> Iterator[str]:
+    rows = []
+    for name in names:
+        if name != skip:
+            cells = [f"{found[name]:.2f}" if name in found else "" for _, found in columns]
+            title = f"{name} (the noise)" if name == f"{skip} again" else name
+            rows.append([title, *cells])
+    yield from table(["", *(title for title, _ in columns)], rows)
+
+
+@section("Cutting channels out of 141 architectures", "speedup_coverage.py", "speedup_coverage")
+def coverage(record: Record) -> Iterator[str]:
+    models = record["models"].values()
+    counts = Counter(status(one) for one in models)
+    peers = Counter(one.get("peer", {}).get("status", "not run") for one in models)
+    errors = [one["float32"]["error"] for one in models if status(one) == "equal"]
+    yield (
+        f"Half of every layer's channels, {len(models)} small networks, random weights: {counts['equal']} "
+        f"are cut and give the masked model's outputs (relative error {max(errors):.0e} at most), "
+        f"{counts['refused']} are refused with the reason, {counts['wrong'] + counts['crash']} are wrong. "
+        f"Torch-Pruning runs on {peers['ok']} of them (same output shape; its outputs are not compared)."
+    )
+
+
+@section("Half of a ResNet", "structured_accuracy.py --pruners L1NormPruner", "structured_accuracy")
+def structured(record: Record) -> Iterator[str]:
+    dense, cut = record["runs"][:2]
+    yield (
+        f"A ResNet of {dense['parameters'] / 1e6:.2f} M parameters on Fashion-MNIST, 10,000 test images, one "
+        f"seed, `max_macs: 0.5`, {record['options']['tune_epochs']} epochs of fine-tuning after the cut."
+    )
+    yield ""
+    rows = [
+        ["trained", percent(dense["accuracy"]), "1", "1", "1"],
+        ["trained, the same epochs more", percent(dense["control_accuracy"]), "1", "1", "1"],
+    ]
+    kept = [f"{cut[key]:.2f}" for key in ("macs_kept", "parameters_kept", "onnx_latency_ratio")]
+    rows.append(["**cut and fine-tuned**", percent(cut["after_speedup"]), *kept])
+    yield from table(["", "accuracy", "MACs", "parameters", "time in ONNX Runtime"], rows)
+
+
+@section(
+    "Accuracy at 8 and 4 bits",
+    "quantization_accuracy.py --only low_bits",
+    "quantization_accuracy_low_bits",
+)
+def low_bits(record: Record) -> Iterator[str]:
+    yield (
+        "A ResNet of 0.24 M parameters on Fashion-MNIST, 10,000 test images as ONNX Runtime executes them, "
+        "one seed; first and last layer at 8 bits in W4."
+    )
+    yield ""
+    rows = []
+    for row in record["rows"]:
+        layers = f"{row['integer_layers']} of {row['layers']}" if "layers" in row else ""
+        size = f"{row['bytes'] / 1e6:.2f} MB"
+        rows.append([row["title"], f"{100 * row['executed']:.2f} %", layers, size])
+    yield from table(["", "accuracy", "layers on integers", "file"], rows)
+
+
+@section("Keras, as LiteRT executes it", "keras_accuracy.py", "keras_accuracy")
+def keras_accuracy(record: Record) -> Iterator[str]:
+    yield (
+        f"A CNN of {record['parameters'] / 1e6:.2f} M weights on Fashion-MNIST, 10,000 test images, one "
+        f"seed, {record['epochs']} epochs per stage."
+    )
+    yield ""
+    rows = [
+        [
+            name,
+            f"{row['executed']:.2f} %",
+            f"{row['bytes'] / 1000:,.0f} kB",
+            percent(row["integer_share"]),
+        ]
+        for name, row in record["results"].items()
+    ]
+    yield from table(["", "accuracy", "file", "multiplications on integers"], rows)
+
+
+@section("Sparsity and accuracy", "sparsity_accuracy.py", "sparsity_accuracy")
+def sparsity(record: Record) -> Iterator[str]:
+    yield f"A small CNN on scikit-learn's digits, mean of {record['seeds']} seeds."
+    yield ""
+    rows = [[name, *map(percent, values)] for name, values in record["accuracy"].items()]
+    yield from table(
+        ["zeros", *(f"{level:.0%}".replace("%", " %") for level in record["levels"])], rows
+    )
+    yield ""
+    yield "![Accuracy against sparsity](images/sparsity_accuracy.svg)"
+
+
+@section("Killed and resumed", "kill_resume.py --kills 50", "kill_resume")
+def kill_resume(record: Record) -> Iterator[str]:
+    yield (
+        f"{record['kills']} runs of a recipe, each killed with `kill -9` at a random moment and resumed: "
+        f"{record['identical']} end with the same bytes in every file as an uninterrupted run."
+    )
+
+
+@section("The mask of one large layer", "mask_time.py", "mask_time")
+def mask_time(record: Record) -> Iterator[str]:
+    yield f"{record['weights']:,} weights, {record['zeros']:,} zeros asked for and made."
+    yield ""
+    rows = [[name, f"{seconds:.2f} s"] for name, seconds in record["seconds"].items()]
+    yield from table(["", f"{record['threads']} threads"], rows)
+
+
+@section("Peak memory of a cut", "cut_memory.py", "cut_memory")
+def cut_memory(record: Record) -> Iterator[str]:
+    yield "Pruning half of all channels and cutting them out, random weights, peak over what the model holds."
+    yield ""
+    rows = [
+        [name, f"{row['weights [MB]']:.0f} MB", f"{row['peak / weights']:.1f} × the weights"]
+        for name, row in record["models"].items()
+    ]
+    yield from table(["", "weights", "peak"], rows)
+
+
+@section("What installing and importing it takes", "footprint.py", "footprint")
+def footprint(record: Record) -> Iterator[str]:
+    rows = [[name, f"{value:.2f}"] for name, value in record["results"].items()]
+    yield from table(["", ""], rows)
+
+
+def main() -> None:
+    PAGE.write_text(page())
+    README.write_text(readme(README.read_text()))
+
+
+if __name__ == "__main__":
+    main()

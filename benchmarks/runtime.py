@@ -1,0 +1,44 @@
+"""Files as ONNX Runtime executes them, on one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import torch
+from quant_peers import quietly
+from torch import Tensor, nn
+
+
+class File:
+    """An ONNX file, open in ONNX Runtime, on one thread."""
+
+    def __init__(self, path: Path) -> None:
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = 1
+        settings.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(path, settings, ["CPUExecutionProvider"])
+        self.names = [one.name for one in self.session.get_inputs()]
+        self.bytes = path.stat().st_size
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        feed = {name: x.numpy() for name, x in zip(self.names, inputs, strict=True)}
+        return torch.from_numpy(self.session.run(None, feed)[0])
+
+
+def float_file(model: nn.Module, example: tuple[Tensor, ...], path: Path) -> File:
+    """Return the float model as torch itself exports it."""
+    shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in example)
+    settings: dict[str, Any] = {"external_data": False, "dynamic_shapes": shapes}
+    with quietly():
+        torch.onnx.export(model, example, path, dynamo=True, verbose=False, **settings)
+    return File(path)
+
+
+def all_outputs(model: Callable[..., Tensor], inputs: tuple[Tensor, ...], batch: int) -> Tensor:
+    """Return what a model or file makes of all inputs, batch by batch."""
+    with torch.no_grad():
+        parts = zip(*(x.split(batch) for x in inputs), strict=True)
+        return torch.cat([model(*part) for part in parts])
