@@ -81,7 +81,8 @@ def integer_layers(path: Path) -> tuple[int, int]:
         if any(part in node.op_type for part in ("Conv", "MatMul", "Gemm"))
         and weights & set(node.input)
     ]
-    integer = [kind for kind in layers if kind.startswith("Q") or "Integer" in kind]
+    names = ("QLinear", "QGemm", "Integer", "DynamicQuantize")
+    integer = [kind for kind in layers if any(name in kind for name in names)]
     return len(integer), len(layers)
 
 
