@@ -3,7 +3,7 @@
     model, example = make("resnet18")
 
 Standard architectures with Gaussian weights from a seed; the statistics of batch norm are those of
-random data. Trained networks, whose weights have traps of their own, are in pretrained.py.
+random data. Trained networks, whose weights have traps of their own, are in trained_nets.py.
 """
 
 from __future__ import annotations

@@ -96,6 +96,29 @@ def quantize_static(source: Path, target: Path, batches: list[Tensor]) -> Path:
     return target
 
 
+def quantize_dynamic(source: Path, target: Path, batches: list[Tensor]) -> Path:
+    """ONNX Runtime's tool for text: s8 weights per channel, activations by their range in each call."""
+    import onnxruntime.quantization as ort
+
+    with quietly():
+        ort.quantize_dynamic(source, target, weight_type=ort.QuantType.QInt8, per_channel=True)
+    return target
+
+
+def quantize_groups(source: Path, target: Path, batches: list[Tensor]) -> Path:
+    """ONNX Runtime's tool for language models: 4-bit weights in groups of 32, with zero points."""
+    import onnx
+    from onnxruntime.quantization import matmul_nbits_quantizer as groups
+
+    with quietly():
+        quantizer = groups.MatMulNBitsQuantizer(
+            onnx.load(source), block_size=32, is_symmetric=False, accuracy_level=4
+        )
+        quantizer.process()
+        quantizer.model.save_model_to_file(str(target))
+    return target
+
+
 def nncf_quantize(source: Path, target: Path, batches: list[Tensor]) -> Path:
     """NNCF with its defaults; the ending of the target says for ONNX Runtime or for OpenVINO."""
     with quietly():

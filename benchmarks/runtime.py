@@ -28,9 +28,11 @@ class File:
         return torch.from_numpy(self.session.run(None, feed)[0])
 
 
-def float_file(model: nn.Module, example: tuple[Tensor, ...], path: Path) -> File:
-    """Return the float model as torch itself exports it."""
-    shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in example)
+def float_file(
+    model: nn.Module, example: tuple[Tensor, ...], path: Path, open_axes: tuple[int, ...] = (0,)
+) -> File:
+    """Return the float model as torch itself exports it, with axes of any size."""
+    shapes = tuple(dict.fromkeys(open_axes, torch.export.Dim.DYNAMIC) for _ in example)
     settings: dict[str, Any] = {"external_data": False, "dynamic_shapes": shapes}
     with quietly():
         torch.onnx.export(model, example, path, dynamo=True, verbose=False, **settings)

