@@ -42,16 +42,15 @@ class Cut:
         """Return the cut as a module at that prefix sees it."""
         return Cut(self.tensor.removeprefix(prefix), self.dim, self.keep)
 
-    def mask(self, tensor: Tensor) -> Tensor:
-        """Return ones where a tensor stays, and zeros elsewhere."""
-        mask = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        keep = torch.from_numpy(np.ascontiguousarray(self.keep)).to(tensor.device)
-        if keep.dim() == 1:
-            return mask.index_fill_(self.dim, keep, 1)
-        parts = mask.view(len(keep), -1, *mask.shape[1:])
-        for group, indices in enumerate(keep):
-            parts[group].index_fill_(1, indices, 1)
-        return mask
+    def clear_(self, tensor: Tensor) -> None:
+        """Set what goes to zero, in place."""
+        parts = [(self.dim, tensor, self.keep)]
+        if self.keep.ndim == 2:
+            groups = torch.unflatten(tensor, 0, (len(self.keep), -1))
+            parts = [(1, part, keep) for part, keep in zip(groups, self.keep, strict=True)]
+        for dim, part, keep in parts:
+            gone = np.setdiff1d(np.arange(part.shape[dim]), keep)
+            part.index_fill_(dim, torch.from_numpy(gone).to(part.device), 0)
 
 
 def find_cuts(analysis: Analysis, removed: Flags) -> list[Cut]:

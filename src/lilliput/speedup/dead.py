@@ -72,4 +72,4 @@ def zero_classes(analysis: Analysis, removed: Flags, tensors: dict[str, Tensor])
     for cut in find_cuts(analysis, removed):
         tensor = tensors[cut.tensor]
         if isinstance(tensor, nn.Parameter):
-            tensor.mul_(cut.mask(tensor))
+            cut.clear_(tensor)

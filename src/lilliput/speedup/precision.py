@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from lilliput.backends.torch.sidecar import SIDECAR
 from lilliput.speedup.compare import tensors_of
 
 Load = Callable[[str, Tensor], Tensor]  # from the name of a tensor and itself to what is used
@@ -31,15 +32,17 @@ def load_in_parts(model: nn.Module, load: Load) -> nn.Module:
     shared, since it is never written to. Where a module reads tensors of another one that is not
     running, torch raises an error about their types.
     """
-    names = {id(tensor): name for name, tensor in reversed(_tensors(model))}
-    total = sum(tensor.numel() for _, tensor in _tensors(model))
+    named = [(name, x) for name, x in reversed(_tensors(model)) if not _is_mask(name)]
+    names = {id(tensor): name for name, tensor in named}
+    total = sum(tensor.numel() for _, tensor in named)
     limit, loaded = max(total // _SHARE, _SMALL), set[int]()
     for module in list(model.modules()):
         inside = _tensors(module)
         if sum(t.numel() for _, t in inside) > limit and not isinstance(module, fx.GraphModule):
             inside = _tensors(module, recurse=False)
-        part = _Part([(names[id(t)], t) for _, t in inside], load, loaded)
-        if inside:
+        own = [(names[id(t)], t) for _, t in inside if id(t) in names]
+        part = _Part(own, load, loaded)
+        if own:
             module.register_forward_pre_hook(part.enter, prepend=True)
         module.register_forward_hook(part.leave, always_call=True)
     return model
@@ -72,3 +75,8 @@ class _Part:
 def _tensors(module: nn.Module, recurse: bool = True) -> list[tuple[str, Tensor]]:
     found = [*module.named_parameters(recurse=recurse), *module.named_buffers(recurse=recurse)]
     return [(name, tensor) for name, tensor in found if tensor.is_floating_point()]
+
+
+def _is_mask(name: str) -> bool:
+    """Whether a tensor is a mask: its zeros and ones are exact in any precision."""
+    return name.endswith(("weight_mask", "bias_mask")) and SIDECAR in name.split(".")

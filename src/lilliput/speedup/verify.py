@@ -23,6 +23,7 @@ from lilliput.speedup.precision import Load, keep, load_in_parts
 
 log = logging.getLogger("lilliput")
 _SEED = 20_230
+_ROWS = 256  # of a weight that are added to at once
 
 Precision = Literal["parts", "double", "own"]  # of which "parts" is double, with less in memory
 
@@ -100,18 +101,26 @@ class Noise:
         if mask is not None:
             noise *= mask
         for cut in self.cuts.get(name, ()):
-            noise *= cut.mask(noise)
+            cut.clear_(noise)
         return noise
 
     def add(self, name: str, tensor: Tensor) -> Tensor:
         """Add noise to a weight of the masked model."""
-        return tensor.add_(self.of(name)) if name in self.parameters else tensor
+        return _add_(tensor, self.of(name)) if name in self.parameters else tensor
 
     def add_cut(self, name: str, tensor: Tensor) -> Tensor:
         """Add to a weight of a shrunk model what is left of the noise."""
         if name not in self.parameters:
             return tensor
-        return tensor.add_(cut_all(self.of(name), self.cuts.get(name, [])))
+        return _add_(tensor, cut_all(self.of(name), self.cuts.get(name, [])))
+
+
+def _add_(tensor: Tensor, other: Tensor) -> Tensor:
+    """Add in place, part by part: torch would copy all of ``other`` to the type of the sum."""
+    for start in range(0, len(tensor) if tensor.dim() else 1, _ROWS):
+        rows = slice(start, start + _ROWS) if tensor.dim() else ()
+        tensor[rows] += other[rows]
+    return tensor
 
 
 def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]:

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lilliput.backends.torch.computed import protect
+from lilliput.backends.torch.weights import zero_
 
 SIDECAR = "lilliput"
 
@@ -72,10 +73,14 @@ class Sidecar(nn.Module):
             if not held.has_hook:
                 held.mask_gradient(self, attribute)
             for key, role in self.chains[attribute]:
-                mask = self._modules[key].mask_for(role, value)  # type: ignore[union-attr,operator]
-                if mask is not None:
-                    # Through .data: zeros that are there already are no change to autograd.
+                mask = self._modules[key].stored_mask(role, value)  # type: ignore[union-attr,operator]
+                if mask is None:
+                    continue
+                # Through .data: zeros that are there already are no change to autograd.
+                if mask.dtype == value.dtype:
                     value.data.mul_(mask)
+                else:  # multiplying would make a copy of the mask in the value's type
+                    zero_(value.data, mask)
             return value
         if not is_computed:
             return value

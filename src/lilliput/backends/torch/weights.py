@@ -90,7 +90,7 @@ def whole(tensor: Any) -> Tensor:
 
 def is_binary(mask: Tensor) -> bool:
     """Whether a tensor holds zeros and ones only, as a mask must."""
-    return bool(((mask == 0) | (mask == 1)).all())
+    return mask.dtype == torch.bool or bool(((mask == 0) | (mask == 1)).all())
 
 
 def zero_(tensor: Any, mask: Tensor) -> None:

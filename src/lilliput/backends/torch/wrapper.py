@@ -248,12 +248,15 @@ class PrunerModuleWrapper(ModuleWrapper):
 
     def mask_for(self, role: str, value: Tensor) -> Tensor | None:
         """Return the mask of a raw weight or bias in its dtype, None if there is none."""
-        mask = self._buffers["weight_mask" if role == "weight" else "bias_mask"]
-        if mask is None:
-            return None
-        if mask.dtype != value.dtype:  # mixed precision casts parameters, not buffers
+        mask = self.stored_mask(role, value)
+        if mask is not None and mask.dtype != value.dtype:  # mixed precision casts only parameters
             mask = mask.to(value.dtype)
-        if mask.shape != value.shape:
+        return mask
+
+    def stored_mask(self, role: str, value: Tensor) -> Tensor | None:
+        """Return the mask of a raw weight or bias as it is held, None if there is none."""
+        mask = self._buffers["weight_mask" if role == "weight" else "bias_mask"]
+        if mask is not None and mask.shape != value.shape:
             raise StageError(
                 f"layer {self.name!r}: its {role} now has shape {tuple(value.shape)}, the mask "
                 f"{tuple(mask.shape)}; strip() before replacing it."
