@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from lilliput.backends.torch.sidecar import SIDECAR, mask_of
+from lilliput.backends.torch.weights import zero_
 from lilliput.errors import UnsupportedModelError
 from lilliput.speedup.caches import drop_caches, has_tables
 from lilliput.speedup.capture import Inputs, as_inputs, quiet, shared_copy
@@ -89,38 +90,37 @@ class Noise:
             if SIDECAR not in name.split(".") and p.is_floating_point()
         }
 
-    def of(self, name: str) -> Tensor:
-        """Return the noise of a parameter, zero where it is masked or cut."""
+    def add(self, name: str, tensor: Tensor) -> Tensor:
+        """Add noise to a weight of the masked model, zero where it is masked or cut."""
+        if name not in self.parameters:
+            return tensor
+        for rows, noise in self._rows(name):
+            tensor[rows] += noise  # in parts: the noise of all of a large weight is a large weight
+        for cut in self.cuts.get(name, ()):
+            cut.clear_(tensor)
         path, _, leaf = name.rpartition(".")
-        parameter = self.parameters[name]
-        spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
-        generator = torch.Generator().manual_seed(_SEED + zlib.crc32(name.encode()))
-        noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
-        noise *= 0.1 * spread or 0.1
         mask = mask_of(self.model.get_submodule(path), leaf)
         if mask is not None:
-            noise *= mask
-        for cut in self.cuts.get(name, ()):
-            cut.clear_(noise)
-        return noise
-
-    def add(self, name: str, tensor: Tensor) -> Tensor:
-        """Add noise to a weight of the masked model."""
-        return _add_(tensor, self.of(name)) if name in self.parameters else tensor
+            zero_(tensor, mask)
+        return tensor
 
     def add_cut(self, name: str, tensor: Tensor) -> Tensor:
         """Add to a weight of a shrunk model what is left of the noise."""
         if name not in self.parameters:
             return tensor
-        return _add_(tensor, cut_all(self.of(name), self.cuts.get(name, [])))
+        parameter = self.parameters[name]
+        noise = self.add(name, torch.zeros(parameter.shape, device=parameter.device))
+        return tensor.add_(cut_all(noise, self.cuts.get(name, [])))
 
-
-def _add_(tensor: Tensor, other: Tensor) -> Tensor:
-    """Add in place, part by part: torch would copy all of ``other`` to the type of the sum."""
-    for start in range(0, len(tensor) if tensor.dim() else 1, _ROWS):
-        rows = slice(start, start + _ROWS) if tensor.dim() else ()
-        tensor[rows] += other[rows]
-    return tensor
+    def _rows(self, name: str) -> Iterator[tuple[Any, Tensor]]:
+        """Yield the noise of a parameter, and the rows that it is for."""
+        parameter = self.parameters[name]
+        spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
+        generator = torch.Generator().manual_seed(_SEED + zlib.crc32(name.encode()))
+        for start in range(0, len(parameter) if parameter.dim() else 1, _ROWS):
+            rows = slice(start, start + _ROWS) if parameter.dim() else ()
+            noise = torch.randn(parameter[rows].shape, generator=generator)
+            yield rows, noise.mul_(0.1 * spread or 0.1).to(parameter.device)
 
 
 def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]:
