@@ -24,11 +24,11 @@ import keras
 import numpy as np
 from data import fashion_mnist
 from keras import layers
-from record import write_json
+from record import RESULTS, write_json
 
 from lilliput.keras import AGPPruner, QATQuantizer, export_litert
 
-RESULTS = Path(__file__).parent / "results" / "keras_accuracy.json"
+RESULT = RESULTS / "keras_accuracy.json"
 RULES = {"op_types": ["Conv2D", "Dense"]}
 # 80 % of all weights: three quarters of them are in the first dense layer, which can spare more.
 PRUNED = [
@@ -138,7 +138,7 @@ def main() -> None:
         model.fit(**fit, epochs=options.epochs)
         note("float, the same epochs more", model)
     write_json(
-        RESULTS,
+        RESULT,
         {
             "epochs": options.epochs,
             "parameters": model.count_params(),

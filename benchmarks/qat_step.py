@@ -14,16 +14,15 @@ import argparse
 import copy
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import quant_peers as peers
 import torch
 from networks import encoder, resnet, set_gaussian_weights
-from record import write_json
+from record import RESULTS, write_json
 from timing import parameters
 from torch import Tensor, nn
 
-RESULTS = Path(__file__).parent / "results" / "qat_step.json"
+RESULT = RESULTS / "qat_step.json"
 RULES = [{"op_types": ["Conv2d", "Linear"], "quant_types": ["weight", "input"]}]
 TARGETS = {
     "QAT: lilliput": {"CNN": 1.10, "encoder": 1.12},
@@ -126,7 +125,7 @@ def main() -> None:
             target = f"   target {TARGETS[name][title]:.2f}" if name in TARGETS else ""
             print(f"  {name:<30}{value:6.3f}{target}", flush=True)
     if not options.only:
-        write_json(RESULTS, {"rounds": options.rounds, "ratios": results})
+        write_json(RESULT, {"rounds": options.rounds, "ratios": results})
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import onnxruntime
 import torch
 from archives import cache_folder
 from quant_peers import quietly
-from record import write_json
+from record import RESULTS, write_json
 from retrieval import Retrieval, load_embedder
 from runtime import File, all_outputs, float_file
 from safetensors.torch import load_file, save_file
@@ -48,7 +48,6 @@ from lilliput.torch import (
     export_onnx,
 )
 
-RESULTS = Path(__file__).parent / "results"
 WIDTHS = (16, 32, 80)
 FIRST, LAST = "0", "11"  # the names of the first convolution and of the classifier
 TRAINED = {"QAT": QATQuantizer, "LSQ": LSQQuantizer, "LSQ+": LSQPlusQuantizer}

@@ -20,18 +20,17 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 from coverage_table import markdown, summary
 from outputs import deviation
-from record import write_json
+from record import RESULTS, write_json
 from timing import call, latency_ratio, macs, parameters
 from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import ZOO, Entry, add_transformers
 
-RESULTS = Path(__file__).parent / "results" / "speedup_coverage.json"
+RESULT = RESULTS / "speedup_coverage.json"
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 PROCESSES = multiprocessing.get_context("forkserver")  # imports once, then forks for each model
 FLOAT32_INSIDE = 1e-5  # for models that cast to float32 whatever they are given
@@ -193,7 +192,7 @@ def main() -> None:
     parser.add_argument("--reuse-peer", action="store_true", help="keep its earlier results")
     parser.add_argument("--markdown", action="store_true", help="print the table of the results")
     options = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"models": {}}
+    results = json.loads(RESULT.read_text()) if RESULT.is_file() else {"models": {}}
     if options.markdown:
         print(markdown(results["models"]))
         return
@@ -205,7 +204,7 @@ def main() -> None:
     def run(name: str) -> None:
         models[name] = run_entry(name, models[name], options)
         print(summary(name, models[name]), flush=True)
-        write_json(RESULTS, {"versions": versions(), "models": models})
+        write_json(RESULT, {"versions": versions(), "models": models})
 
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(run, chosen(options.only)))

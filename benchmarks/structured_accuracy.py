@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from archives import cache_folder
 from data import fashion_mnist
-from record import write_json
+from record import RESULTS, write_json
 from timing import call, latency_ratio, macs, parameters, state_bytes
 from torch import nn
 
-RESULTS = Path(__file__).parent / "results" / "structured_accuracy.json"
+RESULT = RESULTS / "structured_accuracy.json"
 BATCH = 256
 PRUNERS = ("L1NormPruner", "TaylorFOWeightPruner")
 
@@ -315,7 +315,7 @@ def main() -> None:
             records += [prune(name, dense, data, options, seed) for name in options.pruners]
     show(records)
     if not options.dense_only:
-        write_json(RESULTS, {"options": vars(options), "torch": torch.__version__, "runs": records})
+        write_json(RESULT, {"options": vars(options), "torch": torch.__version__, "runs": records})
 
 
 if __name__ == "__main__":
