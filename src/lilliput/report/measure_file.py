@@ -36,7 +36,7 @@ class MeasuredFile:
         threads = self.file.threads
         return f"{self.file.runtime}, {threads} thread{'s' if threads > 1 else ''}"
 
-    def batch(self, inputs: Any) -> int:
+    def batch(self, model: Any, inputs: Any) -> int:
         """Return how many examples the inputs hold."""
         values = inputs.values() if isinstance(inputs, Mapping) else inputs
         given = values if isinstance(inputs, (Mapping, tuple, list)) else [inputs]

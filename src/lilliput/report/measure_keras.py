@@ -23,7 +23,7 @@ class MeasuredKeras:
         return {
             "parameters": sum(x.size for x in trained),
             "nonzeros": sum(int(np.count_nonzero(x)) for x in trained),
-            "macs": count_macs(model, inputs) // self.batch(inputs),
+            "macs": count_macs(model, inputs) // self.batch(model, inputs),
             "bytes": sum(x.nbytes for x in weights),
         }
 
@@ -39,7 +39,7 @@ class MeasuredKeras:
             f"{threads} thread{'s' if threads > 1 else ''}"
         )
 
-    def batch(self, inputs: Any) -> int:
+    def batch(self, model: Any, inputs: Any) -> int:
         """Return how many examples the inputs hold."""
         return batch_of(keras.tree.flatten(inputs)) or 1
 

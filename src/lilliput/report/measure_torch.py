@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.sidecar import SIDECAR
-from lilliput.report.snapshot import batch_of
-from lilliput.report.snapshot_torch import evaluating, watch
+from lilliput.report.snapshot_torch import evaluating, examples_in, watch
 from lilliput.speedup.capture import as_inputs
 
 
@@ -21,7 +19,10 @@ class MeasuredTorch:
 
     def counts(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
         """Return parameters, nonzeros, macs and bytes."""
-        return {**count_stored(model), "macs": count_macs(model, inputs) // self.batch(inputs)}
+        return {
+            **count_stored(model),
+            "macs": count_macs(model, inputs) // self.batch(model, inputs),
+        }
 
     def caller(self, model: nn.Module, inputs: Any) -> Callable[[], Any]:
         """Return a function that runs the model once."""
@@ -41,10 +42,9 @@ class MeasuredTorch:
         version = torch.__version__.partition("+")[0]
         return f"PyTorch {version}, {_threads(torch.get_num_threads())}"
 
-    def batch(self, inputs: Any) -> int:
+    def batch(self, model: nn.Module, inputs: Any) -> int:
         """Return how many examples the inputs hold."""
-        args, kwargs = as_inputs(inputs)
-        return batch_of(x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)) or 1
+        return examples_in(unwrapped(model), inputs) or 1
 
 
 def count_stored(model: nn.Module) -> dict[str, int]:

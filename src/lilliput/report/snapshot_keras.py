@@ -14,11 +14,12 @@ from typing import Any
 import keras
 from keras import tree
 
-from lilliput.backends.keras.discover import layers_by_path
+from lilliput.backends.keras.discover import cells_of, layers_by_path
 from lilliput.backends.keras.graph import function_of
 from lilliput.backends.keras.instrument import Collector, mask_of, sidecar_of, unshadowed
 from lilliput.backends.keras.scopes import full_precision
 from lilliput.backends.keras.variables import raw, tensor_of, to_array
+from lilliput.ops.macs import recurrent_macs
 from lilliput.report.snapshot import Array, Work, batch_of
 from lilliput.speedup.keras.verify import answers, make_inputs
 
@@ -95,7 +96,8 @@ def watch(model: Any, example_inputs: Any, timing: bool) -> tuple[int | None, di
 def _macs(layer: Any, kind: str, given: list[Shape], made: Shape) -> int:
     """Return the multiplications of one call of a layer."""
     if isinstance(layer, keras.layers.RNN):
-        return prod(given[0][:-1]) * _size(layer.cell, "kernel", "recurrent_kernel")
+        sizes = (_size(cell, "kernel", "recurrent_kernel") for cell in cells_of(layer))
+        return recurrent_macs(prod(given[0][:-1]), sizes)
     if kind == "EinsumDense":
         return _einsum(layer.equation, given[0], tuple(raw(layer, "kernel").shape))
     if kind == "MultiHeadAttention":

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -25,6 +25,7 @@ from lilliput.backends.torch.sidecar import SIDECAR, Sidecar
 from lilliput.backends.torch.statistics import run
 from lilliput.backends.torch.weights import plain_type, whole
 from lilliput.backends.wrapping import marking, step_aside
+from lilliput.ops.macs import recurrent_macs
 from lilliput.report.snapshot import Array, Work, batch_of
 from lilliput.speedup.capture import as_inputs
 
@@ -103,7 +104,41 @@ def watch(
             for _ in range(_TIMED_RUNS):
                 with _hooked(root, works, time.perf_counter, _note_seconds):
                     forward()
-    return batch_of(x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)), works
+    return examples_in(root, example_inputs), works
+
+
+def examples_in(model: nn.Module, inputs: Any) -> int:
+    """Return how many examples inputs hold: the first axis, or the second where the first one is time.
+
+    It is time if a recurrent layer without ``batch_first`` goes along it.
+
+    Examples
+    --------
+    >>> examples_in(nn.LSTM(3, 4), torch.zeros(5, 2, 3))
+    2
+    """
+    args, kwargs = as_inputs(inputs)
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    first = next((tuple(x.shape) for x in tensors if x.dim() > 1), None)
+    layers = [x for x in model.modules() if isinstance(x, nn.RNNBase)]
+    if first is None or not layers:
+        return batch_of(tensors)
+    seen: list[tuple[int, ...]] = []
+
+    def note(module: nn.Module, given: Any, named: Any) -> None:
+        x = next(iter((*given, *named.values())), None)
+        if isinstance(x, Tensor) and (x.dim() == 2 or not module.batch_first):
+            seen.append(tuple(x.shape))
+
+    with ExitStack() as handles:
+        for layer in layers:
+            hook = layer.register_forward_pre_hook(note, with_kwargs=True)
+            handles.callback(hook.remove)
+        with _unchanged(model), marking(step_aside, quantizers_in(model)):
+            run(model, [None], lambda model, _: model(*args, **kwargs))
+    if any(len(shape) == 3 and shape[:2] == first[:2] for shape in seen):
+        return int(first[1])
+    return 1 if first in seen else int(first[0])  # a single sequence of two dimensions
 
 
 Note = Callable[[Work, nn.Module, Any, Any, float], None]
@@ -163,10 +198,8 @@ def _formula(module: nn.Module, given: Any, output: Any) -> int:
     if isinstance(module, nn.Bilinear):
         return int(output.numel() // module.out_features * module.weight.numel())
     tensor = given.data if isinstance(given, nn.utils.rnn.PackedSequence) else given
-    steps = int(np.prod(tensor.shape[:-1]))
-    return steps * sum(
-        p.numel() for p in module._parameters.values() if p is not None and p.dim() == 2
-    )
+    weights = (x for x in module._parameters.values() if x is not None and x.dim() == 2)
+    return recurrent_macs(prod(tensor.shape[:-1]), (x.numel() for x in weights))
 
 
 def _modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:

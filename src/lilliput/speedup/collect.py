@@ -222,6 +222,8 @@ def find_pinned(analysis: Any, groups: list[Group]) -> tuple[Pinned, ...]:
             continue
         walk = analysis.walk
         labels = [x for c in value.axes[dim] for x in walk.labels.expand(c.labels)]
+        # Of gates times units, the units are what somebody wants to remove.
+        labels.sort(key=lambda x: -len(np.unique(x)))
         reasons = [walk.labels.reason(int(x[0])) for x in labels]
         reason = next((r for r in reasons if r), "nothing else to remove with it")
         found.append(Pinned(name, dim, value.shape[dim], reason))

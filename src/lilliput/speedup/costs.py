@@ -5,8 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from lilliput.ops.macs import recurrent_macs
 from lilliput.speedup.analysis import Analysis, Kept
 from lilliput.speedup.labels import Flags
+from lilliput.speedup.rules.recurrent import CELLS, LAYERS
 from lilliput.speedup.walk import Value, op_name
 
 _MATMULS = ("matmul", "mm", "bmm", "addmm", "baddbmm")
@@ -70,8 +72,10 @@ def _node_macs(sizes: _Sizes, name: str, analysis: Analysis, node: Any, value: A
         rows = sizes.numel(value) // max(sizes.size(value, len(value.shape) - 1), 1)
         inner = sizes.size(a.query, len(a.query.shape) - 1)
         return keys * (rows * inner + sizes.numel(value))
-    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    if name in (*LAYERS, *CELLS):
         a = analysis.walk.bind(node)
-        steps = prod(a.input.shape[:-1])
-        return int(steps) * sum(sizes.numel(w) for w in a.params if len(w.shape) == 2)
+        given = a.input if hasattr(a, "input") else a.data  # of packed sequences
+        weights = [a.w_ih, a.w_hh] if name in CELLS else a.params
+        matrices = [sizes.numel(x) for x in weights if len(x.shape) == 2]
+        return recurrent_macs(prod(given.shape[:-1]), matrices)
     return 0

@@ -148,7 +148,7 @@ def make_receipt(
     from lilliput.report.measure import figures_of, time_calls
     from lilliput.report.measure_torch import count_stored, measured
 
-    models, batch = (plain, shrunk), measured.batch(inputs)
+    models, batch = (plain, shrunk), measured.batch(plain, inputs)
     times = time_calls([measured.caller(model, inputs) for model in models], runs=20, seconds=0.1)
     before, after = (
         figures_of(

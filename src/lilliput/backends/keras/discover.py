@@ -123,6 +123,15 @@ def _children(layer: Any) -> list[Any]:
     return list({id(x): x for x in found}.values())
 
 
+def cells_of(layer: Any) -> list[Any]:
+    """Return the cells of a recurrent layer: of both directions, and all that are stacked."""
+    if isinstance(layer, keras.layers.Bidirectional):
+        return [*cells_of(layer.forward_layer), *cells_of(layer.backward_layer)]
+    if not isinstance(layer, keras.layers.RNN):
+        return []
+    return list(getattr(layer.cell, "cells", [layer.cell]))
+
+
 def _describe(
     path: str, layer: Any, parents: tuple[Any, ...], owner: Owner, variable: Any, is_only: bool
 ) -> LayerInfo:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
+from lilliput.backends.keras.discover import cells_of
 from lilliput.backends.keras.graph import Node
+from lilliput.backends.keras.variables import raw
+from lilliput.ops.macs import recurrent_macs
 from lilliput.speedup.keras.analysis import Analysis
 from lilliput.speedup.keras.walk import kind_of
 from lilliput.speedup.labels import Flags
@@ -21,7 +24,7 @@ def count_parameters(analysis: Analysis, removed: Flags) -> int:
 
 
 def count_macs(analysis: Analysis, removed: Flags) -> int:
-    """Return the multiply-accumulates of convolutions and dense layers, for a batch of one."""
+    """Return the multiply-accumulates of convolutions, dense and recurrent layers, for a batch of one."""
     return sum(_node_macs(analysis, node, removed) for node in analysis.graph.nodes)
 
 
@@ -47,4 +50,7 @@ def _node_macs(analysis: Analysis, node: Node, removed: Flags) -> int:
     if kind in ("SeparableConv1D", "SeparableConv2D"):
         parts = kernel("depthwise_kernel") + kernel("pointwise_kernel")
         return positions(node.outputs[0]) * parts
+    if cells := cells_of(layer):
+        held = [raw(cell, name) for cell in cells for name in ("kernel", "recurrent_kernel")]
+        return recurrent_macs(positions(node.inputs[0]), (prod(x.shape) for x in held))
     return 0  # what is inside of layers that are made of layers is not counted

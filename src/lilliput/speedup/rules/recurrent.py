@@ -9,6 +9,9 @@ from lilliput.speedup.axes import FIXED, Axis
 from lilliput.speedup.rules.table import rule
 from lilliput.speedup.walk import Value, Walk, zero
 
+LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+CELLS = ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+
 
 def _unit(walk: Walk, hidden: Axis, x: Axis, weights: list[Value], size: int, key: Any) -> None:
     """Tie one layer in one direction: weights are ``w_ih, w_hh`` and perhaps two biases."""
@@ -23,7 +26,7 @@ def _unit(walk: Walk, hidden: Axis, x: Axis, weights: list[Value], size: int, ke
     walk.makes(weights[1], 0)
 
 
-@rule("lstm", "gru", "rnn_tanh", "rnn_relu")
+@rule(*LAYERS)
 def recurrent(walk: Walk, a: SimpleNamespace) -> Any:
     """Run several layers, in one direction or two."""
     states = a.hx if isinstance(a.hx, list) else [a.hx]
@@ -46,7 +49,7 @@ def recurrent(walk: Walk, a: SimpleNamespace) -> Any:
     return [output, *(Value(s, (*[FIXED] * (len(s) - 1), zero(hidden))) for s in rest)]
 
 
-@rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+@rule(*CELLS)
 def cell(walk: Walk, a: SimpleNamespace) -> Any:
     """Run one step."""
     states = a.hx if isinstance(a.hx, list) else [a.hx]
