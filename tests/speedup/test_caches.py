@@ -250,6 +250,26 @@ def test_a_branch_that_answers_otherwise_in_training_is_not_taken():
     assert not any(module.training for module in plain.modules())
 
 
+def test_what_is_only_called_a_cache_is_not_dropped():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.make, self.read = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.cache = {"gain": 2.0}
+
+        def forward(self, x):
+            self.cache.setdefault("spread", self.make.weight.std().detach())
+            return self.read(self.make(x).relu() * self.cache.get("gain", 1.0))
+
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(2, 6)
+    L1NormPruner(model, [{"op_names": ["make"], "sparsity": 0.5}], example_inputs=x).compress()
+    expected = model(x)
+    speedup(model, x)
+    torch.testing.assert_close(model(x), expected)
+    assert model.cache == {"gain": 2.0, "spread": model.make.weight.std()}  # of the weights now
+
+
 @pytest.mark.slow
 def test_levit_of_transformers():
     from transformers import LevitConfig, LevitForImageClassification

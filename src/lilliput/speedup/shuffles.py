@@ -37,9 +37,9 @@ def find_chain(first: fx.Node) -> Chain | None:
     whole, parts, back = (_shape(x) for x in (first.args[0], first, nodes[-1]))
     if whole != back or len(parts) <= len(whole):
         return None
-    dim = next(d for d, n in enumerate(whole) if d >= len(parts) or parts[d] != n)
+    dim = next((d for d, n in enumerate(whole) if parts[d] != n), len(whole))
     count = len(parts) - len(whole) + 1
-    if parts[:dim] != whole[:dim] or parts[dim + count :] != whole[dim + 1 :]:
+    if dim == len(whole) or parts[dim + count :] != whole[dim + 1 :]:
         return None
     order = _order(nodes[turns[0]], len(parts))
     inside = [d - dim for d in order[dim : dim + count]]
