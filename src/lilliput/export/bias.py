@@ -45,14 +45,15 @@ def _write(draft: Draft, node: ir.Node, scale: Array, weight: Stored, bias: Arra
     if wide is None or wide.block_size is not None or held is None:
         return
     wide = _give_room(wide, scale, bias, axis)
+    spread = bias.reshape(-1, *[1] * (wide.integers.ndim - 2))  # as the output has its channels
     steps = np.asarray(scale * wide.scale, dtype=wide.scale.dtype)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         integers = np.rint(bias.astype(np.float64) / steps.astype(np.float64))
     if not (np.abs(integers) <= _LARGEST).all():  # also where a step is zero
-        _add_behind(draft, node, bias, "too large for 32 bits in")
+        _add_behind(draft, node, spread, "too large for 32 bits in")
         return
     if _is_coarse(node, np.abs(integers * steps - bias).max(initial=0.0), scale, wide):
-        _add_behind(draft, node, bias, "too fine for")
+        _add_behind(draft, node, spread, "too fine for")
         return
     if not np.array_equal(wide.scale, np.broadcast_to(weight.scale, wide.scale.shape)):
         node.replace_input_with(1, wide.write(draft, node, name_of(held), held))
@@ -84,11 +85,10 @@ def _is_coarse(node: ir.Node, error: float, scale: Array, weight: Stored) -> boo
 def _add_behind(draft: Draft, node: ir.Node, bias: Array, why: str) -> None:
     """Add a bias behind its layer: left in there, ONNX Runtime makes it an int32."""
     output, found = node.outputs[0], node.inputs[2]
-    shape = [-1, *([1] * (0 if output.shape is None else len(output.shape) - 2))]
     name = found.name if found is not None and found.name else "bias"
     node.replace_input_with(2, None)
     node.resize_inputs(2)
-    added = ir.node("Add", [output, draft.constant(bias.reshape(shape), f"{name}_behind")])
+    added = ir.node("Add", [output, draft.constant(bias, f"{name}_behind")])
     added.metadata_props.update(node.metadata_props)
     draft.graph.insert_after(node, added)
     added.outputs[0].shape, added.outputs[0].type = output.shape, output.type
