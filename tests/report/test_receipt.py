@@ -1,5 +1,7 @@
 """What a receipt says, and that it says so in words."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,6 +102,14 @@ def test_what_was_not_measured_is_left_out():
     receipt = Receipt(Figures("model", bytes=400), unknown)
     assert [row[0] for row in receipt.rows()] == ["bytes on disk"]
     assert receipt.verdict == "4.0× smaller on disk."
+
+
+def test_a_metric_alone_is_a_verdict():
+    one, two = Figures("model", metric=0.9), Figures("small", metric=0.8)
+    assert Receipt(one, two, metric_name="accuracy").verdict == "accuracy -0.1000."
+    one, two = (replace(x, runtime=x.name, p50=1.0) for x in (one, two))
+    verdict = Receipt(one, two).verdict
+    assert verdict == "metric -0.1000; speed not compared (small now, model before)."
 
 
 def test_a_receipt_takes_from_the_model_what_a_file_does_not_tell():

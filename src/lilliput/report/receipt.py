@@ -119,10 +119,10 @@ class Receipt:
         """What was gained, in words."""
         if self.masked_only:
             return self._masks()
-        gains = [self._size(), self._speed()]
-        text = " and ".join(gain for gain in gains if gain)
+        gains = " and ".join(filter(None, (self._size(), self._speed())))
+        text = ", ".join(filter(None, (gains, self._metric_change())))
         doubt = self.doubt and f"speed not compared ({self.doubt})"
-        return f"{'; '.join(filter(None, (text + self._metric_change(), doubt))) or _NOT_MEASURED}."
+        return f"{'; '.join(filter(None, (text, doubt))) or _NOT_MEASURED}."
 
     @property
     def doubt(self) -> str:
@@ -235,11 +235,11 @@ class Receipt:
         return [f"{text} ({side.name})" for text, side in sides.items()]
 
     def _masks(self) -> str:
-        share = ""
+        share, change = "", self._metric_change()
         if self.after.nonzeros is not None and self.after.parameters:
             share = f"{1 - self.after.nonzeros / self.after.parameters:.0%} of the weights are zero, but "
         return (
-            f"masks only: {share}nothing is smaller or faster yet{self._metric_change()}. Masks of whole "
+            f"masks only: {share}nothing is smaller or faster yet{change and ', '}{change}. Masks of whole "
             "channels are cut out by speedup(); masks of single weights only make a file that zips well."
         )
 
@@ -274,7 +274,7 @@ class Receipt:
 
     def _metric_change(self) -> str:
         one, two = self.before.metric, self.after.metric
-        return "" if one is None or two is None else f", {self.metric_name} {_change(one, two)}"
+        return "" if one is None or two is None else f"{self.metric_name} {_change(one, two)}"
 
 
 def take_receipt(before: Figures, after: Figures, **known: Any) -> Receipt:
