@@ -1,11 +1,14 @@
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from lilliput.backends.torch.instrument import set_narrow
+from lilliput.backends.torch.narrow import Narrow, keep_of
 from lilliput.errors import StageError
 from lilliput.torch import LevelPruner, NaiveQuantizer
 
@@ -88,3 +91,15 @@ def test_an_uncompressed_attribute_of_a_compressed_layer_can_be_parametrized():
     quantizer.strip()
     assert layer.weight is parameter and bool((layer.bias > 0).all())
     layer(torch.ones(1, 4)).sum().backward()
+
+
+def test_a_norm_sees_all_channels_again_below_a_class_put_on_top():
+    keep = keep_of(0, np.array([True, True, False, False]))
+    along = [(1, *keep[1:])]
+    norm, x = nn.LayerNorm(4), torch.randn(2, 4)
+    expected = norm(x)
+    set_narrow(norm, Narrow(nn.LayerNorm(2), along, along, {"weight": [keep], "bias": [keep]}))
+    norm.__class__ = type("FSDPLayerNorm", (type(norm),), {})  # as fully_shard does
+    assert (norm(x)[:, 2:] == 0).all()
+    set_narrow(norm, None)
+    assert torch.equal(norm(x), expected)

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from lilliput.backends.torch.computed import is_eager
 from lilliput.backends.torch.sidecar import SIDECAR, hold_parameters, narrow_of, release_parameters
-from lilliput.backends.torch.weights import is_sharded, raw, unshadowed
+from lilliput.backends.torch.weights import is_sharded, raw
 from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
 
 # By identity of the base, which a shadow keeps alive: when the last module of a class leaves its
@@ -76,7 +76,7 @@ def shadow_class(base: Any, names: tuple[str, ...]) -> type:
 def _make(base: Any, names: tuple[str, ...]) -> type:
     members: dict[str, Any] = {x: _shadow_property(x) for x in names if x != "forward"}
     if "forward" in names:
-        members["forward"] = _narrow_forward
+        members["forward"] = _narrow_forward(base)
     members |= {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -125,11 +125,15 @@ def _refuse_parametrization(module: nn.Module, name: str) -> None:
     )
 
 
-def _narrow_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    narrow = narrow_of(self)
-    if narrow is None:
-        return unshadowed(type(self)).forward(self, *args, **kwargs)  # type: ignore[attr-defined]
-    return narrow.forward(self, *args, **kwargs)
+def _narrow_forward(base: Any) -> Any:
+    # The base is known here: below a class of FSDP2, type(self) would lead back to this method.
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        narrow = narrow_of(self)
+        if narrow is None:
+            return base.forward(self, *args, **kwargs)
+        return narrow.forward(self, *args, **kwargs)
+
+    return forward
 
 
 def _flat_weights(self: Any) -> list[Any]:
