@@ -41,6 +41,24 @@ def test_the_usual_kernel_is_that_of_numpy(way):
     assert np.abs(received - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("way", set(WAYS[keras.backend.backend()]) - {"eager"})
+def test_a_model_is_compiled_once_and_runs_with_its_present_weights(way):
+    traced = []
+
+    class Noting(layers.Dense):
+        def call(self, x):
+            traced.append(x.shape)
+            return super().call(x)
+
+    model = keras.Sequential([keras.Input((4,)), Noting(3)])
+    x, run = np.ones((2, 4), "float32"), runner(model, way)
+    first = to_array(run(x))
+    traced.clear()
+    model.set_weights([2 * weight for weight in model.get_weights()])
+    assert np.allclose(to_array(run(x)), 2 * first, rtol=1e-6)
+    assert traced == []
+
+
 FORMS = {
     "plain": lambda **k: layers.Conv2D(8, 3, strides=2, **k),
     "groups": lambda **k: layers.Conv2D(8, 3, groups=2, dilation_rate=2, **k),

@@ -117,14 +117,14 @@ def runner(model: Any, way: str) -> Run:
             call, jit_compile=way == "XLA", autograph=False
         )
         return compiled
-    return partial(_run_jax, model)
+    jitted = sys.modules["jax"].jit(partial(model.stateless_call, training=False))
+    return partial(_run_jax, model, jitted)
 
 
-def _run_jax(model: Any, inputs: Any) -> Any:
+def _run_jax(model: Any, call: Callable[..., Any], inputs: Any) -> Any:
     held = [
         [v.value for v in x] for x in (model.trainable_variables, model.non_trainable_variables)
     ]
-    call = sys.modules["jax"].jit(partial(model.stateless_call, training=False))
     return call(*held, inputs)[0]
 
 
