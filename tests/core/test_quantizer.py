@@ -271,3 +271,37 @@ def test_functional_transforms_see_the_straight_through_gradient():
     _, tangent = torch.func.jvp(loss, (parameters,), (ones,))
     torch.testing.assert_close(tangent, 2 * x.sum() + 10)
     torch.testing.assert_close(torch.func.vmap(model)(x), model(x))
+
+
+@pytest.mark.parametrize("gradient", ["straight through", "its own"])
+def test_quantize_weight_may_read_the_weight_off_the_module(gradient):
+    class Mine(Quantizer):
+        quant_grad = QuantGrad if gradient == "straight through" else None
+
+        def quantize_weight(self, wrapper, **kwargs):
+            return wrapper.module.weight * 0.5
+
+    model, x, grad = nn.Linear(4, 3), torch.randn(5, 4), torch.randn(5, 3)
+    quantizer = Mine(model, [{"quant_types": ["weight"]}])
+    quantizer.compress()
+    raw = model.get_parameter("weight")
+    output = model(x)
+    assert torch.equal(output, nn.functional.linear(x, raw * 0.5, model.bias))
+    output.backward(grad)
+    factor = 1.0 if gradient == "straight through" else 0.5
+    torch.testing.assert_close(raw.grad, grad.T @ x * factor)
+
+
+def test_a_quantizer_that_reads_the_weight_off_the_module_sees_its_masks():
+    seen = []
+
+    class Mine(Quantizer):
+        def quantize_weight(self, weight, wrapper, **kwargs):
+            seen.append(torch.equal(weight, wrapper.module.weight))
+            return wrapper.module.weight
+
+    model = nn.Linear(4, 4)
+    LevelPruner(model, [{"sparsity": 0.5}]).compress()
+    Mine(model, [{"quant_types": ["weight"]}]).compress()
+    assert int((model.weight == 0).sum()) == 8
+    assert seen == [True]

@@ -75,7 +75,7 @@ def test_stripping_too_early_is_noticed(caplog):
     pruner = ActivationAPoZRankPruner(model, RULES)
     pruner.compress()
     pruner.strip()
-    assert "stripped before its criterion had seen enough" in caplog.text
+    assert "stripped before its masks were calculated" in caplog.text
     assert not hooks_of(model)
 
 

@@ -77,6 +77,9 @@ class Backend(ABC):
     def on_forward(self, wrapper: Any, collector: Callable[..., Any]) -> list[Any]:
         """Call ``collector(wrapper, input_, output)`` after each forward; return removable handles."""
 
+    # Whether hooks on an optimizer see every step; not where training is compiled as a whole.
+    sees_every_step: ClassVar[bool] = True
+
     @abstractmethod
     def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Call ``task()`` after each optimizer step; return a removable handle."""

@@ -17,6 +17,7 @@ from lilliput.config.select import Selection
 from lilliput.config.spec import Rule
 from lilliput.core.binding import select_layers
 from lilliput.core.describe import describe, describe_as_html
+from lilliput.core.hooks import weakly
 from lilliput.core.older_names import OlderNames
 from lilliput.core.state import CompressionState, capture, restore
 from lilliput.errors import Problem, StageError
@@ -47,8 +48,9 @@ def _then_refresh(method: Callable[..., Any]) -> Callable[..., Any]:
 class Compressor(OlderNames):
     """Wrap the layers that a config list selects, and keep them compressed while the model trains.
 
-    Constructing one reads the model and checks the config, but changes nothing. ``compress()``
-    changes the model in place and returns it; ``strip()`` is its exact inverse.
+    Constructing one reads the model and checks the config, and leaves the model as it is. With an
+    optimizer, its steps are followed from then on, so that what a criterion sees before ``compress()``
+    counts. ``compress()`` changes the model in place and returns it; ``strip()`` is its exact inverse.
 
     Parameters
     ----------
@@ -57,8 +59,8 @@ class Compressor(OlderNames):
     config_list : list of dict, or path of a YAML or JSON file
         What to compress and how; see the config language in the documentation.
     optimizer : object, optional
-        The optimizer that trains the model. After each of its steps, masks are kept up to date.
-        Without it, call ``step()`` and ``update_epoch()`` yourself.
+        The optimizer that trains the model. It is hooked at once; after each of its steps, masks are
+        kept up to date. Without it, call ``step()`` and ``update_epoch()`` yourself.
     """
 
     kind: ClassVar[str] = "compressor"
@@ -66,6 +68,7 @@ class Compressor(OlderNames):
     default_types: ClassVar[frozenset[str] | None] = None  # None: the backend's own list
     backends: ClassVar[tuple[str, ...]] = ("torch", "keras")
     tracked: ClassVar[tuple[str, ...]] = ()  # attributes that belong to the saved state
+    wrapper_type: ClassVar[Any] = None  # None: the framework's own, for this kind of compressor
 
     # Class-level values, so that a subclass whose __init__ never calls super() works as well.
     bound_model: Any = None
@@ -79,6 +82,7 @@ class Compressor(OlderNames):
     _selection: Selection | None = None
     _attributes: Mapping[str, Any] = {}
     _step_handles: tuple[Any, ...] = ()
+    _early_handles: tuple[Any, ...] = ()  # on the optimizer, between construction and compress()
     _tasks: tuple[Callable[[], None], ...] = ()
     _collectors: Mapping[int, list[Any]] = {}
     _collector_ids: Any = None
@@ -92,6 +96,7 @@ class Compressor(OlderNames):
         self.bound_model = model
         if model is not None and not self._preprocesses:
             self._bind()
+            self._watch_optimizer()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -133,6 +138,7 @@ class Compressor(OlderNames):
         except BaseException:
             self._leave_optimizer()
             self._detach_all()
+            self._watch_optimizer()
             raise
         self._has_compressed = True
         return self.bound_model
@@ -221,20 +227,22 @@ class Compressor(OlderNames):
         self._collectors = remaining
 
     def patch_optimizer(self, *tasks: Callable[[], None]) -> None:
-        """Call each task after every step of the optimizer, from ``compress()`` to ``strip()``."""
+        """Call each task after every step of the optimizer, until ``strip()``."""
         self._tasks = (*self._tasks, *tasks)
         if self._step_handles:
             self._leave_optimizer()
             self._follow_optimizer()
 
     def bind_optimizer(self, optimizer: Any) -> None:
-        """Follow this optimizer from now on, made after ``compress()``; None follows no longer any."""
+        """Follow this optimizer from now on, also after ``compress()``; None to stop following."""
         if self._wrappers is not None and optimizer is not None:
             self._backend.check_optimizer(optimizer, self._wrappers)
         self._leave_optimizer()
         self.optimizer = optimizer
         if self.is_wrapped:
             self._follow_optimizer()
+        else:
+            self._watch_optimizer()
 
     def callback(self) -> Any:
         """Return a callback that follows ``model.fit`` of a Keras model: its epochs and its steps."""
@@ -388,8 +396,39 @@ class Compressor(OlderNames):
     def _refresh(self) -> None:
         """Bring masks up to date; called after ``compress``, ``step`` and ``update_epoch``."""
 
+    def _refresh_early(self) -> None:
+        """Follow up on an optimizer step that came before ``compress()``."""
+
+    def _watch_optimizer(self) -> None:
+        """Hook the optimizer until ``compress()``, for as long as anybody keeps this compressor."""
+        can_watch = self._wrappers is not None and self._backend.sees_every_step
+        if self.optimizer is not None and can_watch and not self._early_handles:
+            after = self._backend.after_step(self.optimizer, weakly(self._on_early_step))
+            before = [
+                self._backend.before_step(self.optimizer, weakly(task))
+                for task in self._before_early_step()
+            ]
+            self._early_handles = (after, *before)
+
+    def _before_early_step(self) -> tuple[Callable[[], None], ...]:
+        """Return the methods that look at gradients before ``compress()``; they change nothing."""
+        return ()
+
+    def _on_early_step(self) -> None:
+        for task in self._tasks:
+            task()
+        self.step()
+        self.step_with_optimizer()
+        self._refresh_early()
+
+    def _unwatch_optimizer(self) -> None:
+        for handle in self._early_handles:
+            handle.remove()
+        self._early_handles = ()
+
     def _follow_optimizer(self) -> None:
         """Hook the optimizer, and let it train the parameters that the algorithm added."""
+        self._unwatch_optimizer()
         if self.optimizer is not None and not self._step_handles:
             tasks = (*self._tasks, self._on_step)
             hooks = [self._backend.after_step(self.optimizer, task) for task in tasks]
@@ -403,6 +442,7 @@ class Compressor(OlderNames):
         return ()
 
     def _leave_optimizer(self) -> None:
+        self._unwatch_optimizer()
         for handle in self._step_handles:
             handle.remove()
         self._step_handles = ()

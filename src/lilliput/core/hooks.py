@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakMethod
 
 from lilliput.errors import AlgorithmError
 
@@ -98,6 +99,18 @@ def plan_call(method: Callable[..., Any]) -> Call:
                 f"the tensor first and then any of: {known}."
             )
     return Call(method, tuple(slots), takes_all, index_name)
+
+
+def weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls a bound method for as long as its object is in use."""
+    reference = WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    return call
 
 
 def _title(method: Callable[..., Any]) -> str:

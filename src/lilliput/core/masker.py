@@ -28,6 +28,7 @@ class WeightMasker:
     default_types: ClassVar[frozenset[str] | None] = None  # None: those of the pruner
     keys: ClassVar[frozenset[str]] = frozenset()  # optional rule keys that it heeds
     removes_channels: ClassVar[bool] = False  # a sparsity counts whole channels
+    only_watches: ClassVar[bool] = True  # it does not change the training, so it may begin early
 
     def __init__(self, model: Any, pruner: Any) -> None:
         self.model = model
@@ -64,11 +65,15 @@ class WeightMasker:
         """Whether the criterion has seen enough to say something."""
         return True
 
+    def what_is_missing(self) -> str:
+        """Return what has to be seen before the criterion can say something, empty if nothing."""
+        return "" if self.is_ready() else "its criterion has not seen enough of the training"
+
     def start_over(self) -> None:
         """Forget what was seen; a schedule calls it after each update of the masks."""
 
     def start(self) -> None:
-        """Begin to watch the model; called by ``compress()``."""
+        """Begin to watch the model; called when a pruner gets an optimizer, and by ``compress()``."""
 
     def stop(self) -> None:
         """Stop watching; called by ``strip()``, and when a one-shot pruner has its masks."""

@@ -77,6 +77,8 @@ class OlderNames:
             self._prepare()
             self._wrap_model()
             self._follow_optimizer()
+        else:
+            self._watch_optimizer()
 
     def load_model_state_dict(self: Any, model_state: Mapping[str, Any]) -> None:
         """Load a state dict of the plain or of the compressed model into the bound one."""

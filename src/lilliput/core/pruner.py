@@ -48,7 +48,8 @@ class Pruner(Compressor):
     def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:
         """Return the masks of one layer, or None to leave them as they are.
 
-        Called for every wrapper at ``compress()`` and after each training step and epoch.
+        Called for every wrapper at ``compress()``, after each training step, also those before
+        ``compress()`` if an optimizer was given, and after each epoch.
 
         Parameters
         ----------
@@ -87,6 +88,10 @@ class Pruner(Compressor):
             self._backend.narrow_norms(changed)
 
     _refresh = update_mask
+
+    def _refresh_early(self) -> None:
+        """Ask for masks; they are in force from ``compress()`` on."""
+        self.update_mask()
 
     def _after_step(self) -> None:
         """Keep pruned weights at zero, whatever the optimizer made of a zero gradient."""

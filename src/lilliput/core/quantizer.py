@@ -93,13 +93,11 @@ class Quantizer(Compressor):
         """
         if self._calls is None:
             self._prepare()
-        call = (self._calls or {})[quant_type]
+        call, rule = (self._calls or {})[quant_type], self.gradient_of(wrapper, quant_type)
         groups = [tuple(tensors)] if call.takes_all else [(tensor,) for tensor in tensors]
         results: list[Any] = []
         for group in groups:
-            answer = self._backend.quantize(
-                group, lambda *xs: call(wrapper, *xs), self._gradient, quant_type
-            )
+            answer = self._backend.quantize(group, lambda *xs: call(wrapper, *xs), rule, quant_type)
             received, expected = [tuple(x.shape) for x in answer], [tuple(x.shape) for x in group]
             if received != expected:
                 raise AlgorithmError(
@@ -108,6 +106,15 @@ class Quantizer(Compressor):
                 )
             results.extend(answer)
         return tuple(results)
+
+    @property
+    def differentiates_itself(self) -> bool:
+        """Whether gradients go through the algorithm's own code, as ``quant_grad = None`` says."""
+        return self._gradient is None
+
+    def gradient_of(self, wrapper: Any, quant_type: QuantType) -> type[QuantGrad] | None:
+        """Return what the gradient does at one quantizer of a layer, None for the algorithm's own code."""
+        return self._gradient
 
     def _prepare(self) -> None:
         self._gradient = gradient_rule(self.quant_grad)

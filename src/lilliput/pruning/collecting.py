@@ -52,6 +52,17 @@ class CollectingMasker(ChannelMasker):
         """Whether every layer has seen its batches."""
         return all(wrapper.is_collected for wrapper in self.pruner.get_modules_wrapper())
 
+    def what_is_missing(self) -> str:
+        """Return how many batches which layer still has to see."""
+        wrappers = [w for w in self.pruner.get_modules_wrapper() if not w.is_collected]
+        if not wrappers:
+            return ""
+        least = min(wrappers, key=lambda wrapper: wrapper.batches)
+        left = self.training_batches - least.batches
+        return f"{left} of {self.training_batches} batches are missing for layer {least.name!r}" + (
+            f" and {len(wrappers) - 1} others" if len(wrappers) > 1 else ""
+        )
+
     def start_over(self) -> None:
         """Forget what was collected."""
         # Plain attributes and not buffers, which DistributedDataParallel would overwrite.
@@ -72,9 +83,10 @@ class CollectingMasker(ChannelMasker):
 class CollectingPruner(ChannelPruner):
     """Prune when the criterion has seen enough batches, and keep the masks from then on.
 
-    Train for ``training_batches`` batches after ``compress()``, and the masks come by themselves; or
-    call :meth:`calibrate`, before or after ``compress()``. Batches that are evaluated in between, with
-    the model in eval mode, do not count.
+    Train for ``training_batches`` batches, and the masks come by themselves; or call
+    :meth:`calibrate`, before or after ``compress()``. With an optimizer, batches that are trained on
+    before ``compress()`` count. Batches that are evaluated in between, with the model in eval mode, do
+    not count.
 
     Parameters
     ----------

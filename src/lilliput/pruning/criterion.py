@@ -73,6 +73,7 @@ class CriterionPruner(Pruner):
             self.default_types = self.masker_type.default_types  # type: ignore[misc]
         super().__init__(model, config_list, optimizer)
         self.masker = self.masker_type(self.bound_model, self, **(options or {}))
+        self._watch_optimizer()
 
     @property
     def removes_channels(self) -> bool:
@@ -184,11 +185,29 @@ class CriterionPruner(Pruner):
         return True
 
     def _before_step(self) -> tuple[Any, ...]:
-        is_used = getattr(type(self.masker), "before_step", None) not in (
-            None,
-            WeightMasker.before_step,
-        )
-        return (self.masker.before_step,) if is_used else ()
+        return (self._look_at_gradients,) if self._looks_at_gradients() else ()
+
+    def _before_early_step(self) -> tuple[Any, ...]:
+        return self._before_step() if self.masker_type.only_watches else ()
+
+    def _looks_at_gradients(self) -> bool:
+        # The hooks on the optimizer are older than the masker.
+        kind = self.masker_type if self.masker is None else type(self.masker)
+        return getattr(kind, "before_step", None) not in (None, WeightMasker.before_step)
+
+    def _look_at_gradients(self) -> None:
+        if self.masker is not None:
+            self.masker.before_step()
+
+    def _refresh_early(self) -> None:
+        """Decide nothing before ``compress()``: the criterion only watches until then."""
+
+    def _watch_optimizer(self) -> None:
+        super()._watch_optimizer()
+        # The constructor of the base comes here before there is a masker, and this one once more.
+        watches = self.masker is not None and self.masker_type.only_watches
+        if self._early_handles and watches and self._needs_criterion():
+            self.masker.start()
 
     def _follow_optimizer(self) -> None:
         super()._follow_optimizer()

@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 from lilliput.config.select import Selection
 from lilliput.config.spec import Fraction, PatternKeys, PruneRule, Rule
 from lilliput.core.masker import WeightMasker
-from lilliput.errors import AlgorithmError, Problem
+from lilliput.errors import AlgorithmError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest, share_count
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.criterion import CriterionPruner
@@ -158,14 +158,30 @@ class OneShotPruner(CriterionPruner):
 
     def strip(self) -> Any:
         """As in :meth:`Compressor.strip`; says so if the masks never came."""
-        is_early = self.masker is not None and not self.masker.is_ready()
-        if self.is_wrapped and is_early and self._needs_criterion():
+        missing = self._missing()
+        if self.is_wrapped and missing:
             log.warning(
-                "%s: stripped before its criterion had seen enough of the training, so nothing was "
-                "pruned; see its documentation for when the masks come.",
+                "%s: stripped before its masks were calculated, so nothing was pruned: %s.",
                 type(self).__name__,
+                missing,
             )
         return super().strip()
+
+    def export_model(self, *args: Any, **kwargs: Any) -> None:
+        """As in :meth:`Compressor.export_model`; refuses while the masks have yet to come."""
+        missing = self._missing()
+        if self._has_compressed and missing:
+            raise StageError(
+                f"{type(self).__name__}: export_model() came before the masks were calculated, so the "
+                f"file would hold nothing but ones: {missing}. Train further first, or strip() and "
+                "save the model itself."
+            )
+        super().export_model(*args, **kwargs)
+
+    def _missing(self) -> str:
+        if self.masker is None or not self._needs_criterion():
+            return ""
+        return str(self.masker.what_is_missing())
 
     def _needs_criterion(self) -> bool:
         wrappers = self.get_modules_wrapper()

@@ -42,6 +42,7 @@ class SlimMasker(ChannelMasker):
     """
 
     default_types = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
+    only_watches = False  # the penalty begins with compress()
 
     def __init__(
         self, model: Any, pruner: Any, training_epochs: int = 0, scale: float = 1e-4
@@ -63,6 +64,15 @@ class SlimMasker(ChannelMasker):
     def is_ready(self) -> bool:
         """Whether the epochs under the penalty are over."""
         return int(self.pruner.now_epoch) >= self.training_epochs
+
+    def what_is_missing(self) -> str:
+        """Return how many epochs of the penalty are left."""
+        left = self.training_epochs - int(self.pruner.now_epoch)
+        return (
+            f"{left} of {self.training_epochs} epochs under the penalty are missing"
+            if left > 0
+            else ""
+        )
 
     def start(self) -> None:
         """Begin with the penalty."""

@@ -168,6 +168,11 @@ def check_failing_calc_mask_leaves_model_alone(subject: Subject) -> None:
     anatomy = Anatomy(model, optimizer)
     compressor = subject.build(model, optimizer)
     if compress_with_fault(compressor, model):
+        for key, value in model.state_dict().items():
+            expect_equal(value, anatomy.values[key], f"{key} after calc_mask failed")
+        # A pruner that was given an optimizer follows it from its construction until strip().
+        if compressor.bound_model is not None:
+            compressor.strip()
         anatomy.expect_same(model, "after calc_mask failed", optimizer)
     model = subject.model()
     compressor = subject.compress(model, sgd(model))

@@ -81,7 +81,7 @@ class TorchBackend(Backend):
     def wrap(self, kind: str, layer: LayerInfo, compressor: Any) -> ModuleWrapper:
         """Return a new wrapper; the model stays untouched."""
         check_layer(layer, holds_masks=kind == "pruner")
-        return _WRAPPERS[kind](layer, compressor)
+        return (compressor.wrapper_type or _WRAPPERS[kind])(layer, compressor)
 
     def quantizers_in(self, model: nn.Module) -> list[Any]:
         """Return the wrappers of quantizers that are at work in a model."""

@@ -80,7 +80,9 @@ def _update(module: nn.Module) -> None:
     sidecar: Any = module._modules[SIDECAR]
     base: Any = unshadowed(type(module))
     names = tuple(sorted([*sidecar.chains, *(["forward"] if sidecar.narrow is not None else [])]))
-    object.__setattr__(module, "__class__", shadow_class(base, names) if names else base)
+    mixins = tuple(dict.fromkeys(x for w in sidecar._modules.values() if (x := w.module_mixin)))
+    is_plain = not (names or mixins)
+    object.__setattr__(module, "__class__", base if is_plain else shadow_class(base, names, mixins))
     hold_parameters(module)
     for key in _drop_hook(module._forward_pre_hooks, _quantize_inputs):
         module._forward_pre_hooks_with_kwargs.pop(key, None)

@@ -21,7 +21,7 @@ from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
 
 # By identity of the base, which a shadow keeps alive: when the last module of a class leaves its
 # shadow, both can be freed.
-_shadows: weakref.WeakValueDictionary[tuple[int, tuple[str, ...]], type] = (
+_shadows: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], tuple[type, ...]], type] = (
     weakref.WeakValueDictionary()
 )
 
@@ -35,6 +35,7 @@ class Shadowed:
 
     _lilliput_base: ClassVar[Any]
     _lilliput_names: ClassVar[tuple[str, ...]]
+    _lilliput_mixins: ClassVar[tuple[type, ...]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """End the chain here, before the user's class hears of a subclass."""
@@ -45,7 +46,7 @@ class Shadowed:
         if parts[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
             _refuse_copy(self)
         cls = type(self)
-        parts[:2] = [_rebuild, (cls._lilliput_base, cls._lilliput_names)]
+        parts[:2] = [_rebuild, (cls._lilliput_base, cls._lilliput_names, cls._lilliput_mixins)]
         return tuple(parts)
 
     def __setstate__(self: Any, state: Any) -> None:
@@ -65,15 +66,15 @@ class Shadowed:
         hold_parameters(self)
 
 
-def shadow_class(base: Any, names: tuple[str, ...]) -> type:
+def shadow_class(base: Any, names: tuple[str, ...], mixins: tuple[type, ...] = ()) -> type:
     """Return the subclass of ``base`` on which ``names`` are compressed attributes."""
-    found = _shadows.get((id(base), names))
+    found = _shadows.get((id(base), names, mixins))
     if found is None:
-        found = _shadows[id(base), names] = _make(base, names)
+        found = _shadows[id(base), names, mixins] = _make(base, names, mixins)
     return found
 
 
-def _make(base: Any, names: tuple[str, ...]) -> type:
+def _make(base: Any, names: tuple[str, ...], mixins: tuple[type, ...]) -> type:
     members: dict[str, Any] = {x: _shadow_property(x) for x in names if x != "forward"}
     if "forward" in names:
         members["forward"] = _narrow_forward(base)
@@ -83,12 +84,13 @@ def _make(base: Any, names: tuple[str, ...]) -> type:
         "__doc__": base.__doc__,
         "_lilliput_base": base,
         "_lilliput_names": names,
+        "_lilliput_mixins": mixins,
     }
     if hasattr(base, "__deepcopy__"):
         members["__deepcopy__"] = _refuse_copy
     if issubclass(base, nn.RNNBase):
         members["_flat_weights"] = property(_flat_weights, _ignore)
-    return type(base.__name__, (Shadowed, base), members)
+    return type(base.__name__, (Shadowed, *mixins, base), members)
 
 
 def _shadow_property(name: str) -> property:
@@ -152,6 +154,6 @@ def _refuse_copy(self: Any, memo: Any = None) -> None:
     )
 
 
-def _rebuild(base: type, names: tuple[str, ...]) -> Any:
-    cls: Any = shadow_class(base, names)
+def _rebuild(base: type, names: tuple[str, ...], mixins: tuple[type, ...] = ()) -> Any:
+    cls: Any = shadow_class(base, names, mixins)
     return cls.__new__(cls)

@@ -8,6 +8,7 @@ where a quantizer follows, the value is computed instead.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -18,6 +19,16 @@ from lilliput.backends.torch.computed import protect
 from lilliput.backends.torch.weights import zero_
 
 SIDECAR = "lilliput"
+
+
+class _Computing(threading.local):
+    """Which attributes of which sidecars a thread is computing; replicas run in threads of their own."""
+
+    def __init__(self) -> None:
+        self.marks: set[tuple[int, str]] = set()
+
+
+_computing = _Computing()
 
 
 class Sidecar(nn.Module):
@@ -84,7 +95,27 @@ class Sidecar(nn.Module):
             return value
         if not is_computed:
             return value
-        return protect(self.transform(attribute, value), value, attribute)
+        if self.is_computing(attribute):
+            return self._before_quantizers(attribute, value)
+        mark = (id(self), attribute)
+        _computing.marks.add(mark)
+        try:
+            return protect(self.transform(attribute, value), value, attribute)
+        finally:
+            _computing.marks.discard(mark)
+
+    def is_computing(self, attribute: str) -> bool:
+        """Whether an attribute is being computed right now, so that a quantizer itself reads it."""
+        return (id(self), attribute) in _computing.marks
+
+    def _before_quantizers(self, attribute: str, value: Tensor) -> Tensor:
+        """Return an attribute as the quantizer that reads it gets it: with its masks."""
+        for key, role in self.chains.get(attribute, ()):
+            wrapper: Any = self._modules[key]
+            if wrapper.order == 1:
+                return wrapper.unquantized(value)  # type: ignore[no-any-return]
+            value = wrapper.transform(role, value, [])
+        return value
 
     def transform(self, attribute: str, value: Tensor) -> Tensor:
         """Return the compressed value of an attribute, computed."""

@@ -53,6 +53,8 @@ class ModuleWrapper(OwnAttributes, nn.Module):
     """
 
     order: ClassVar[int] = 0
+    # A class that a module inherits from while this wrapper is attached to it, None for none.
+    module_mixin: ClassVar[type | None] = None
     name: str
     type: str  # type: ignore[assignment]
     config: dict[str, Any]
@@ -282,6 +284,10 @@ class QuantizerModuleWrapper(ModuleWrapper):
             for mask in masks:
                 result = result * mask
         return result
+
+    def unquantized(self, value: Tensor) -> Tensor:
+        """Return a raw weight to the quantizer that reads it off the module; see ``quant_grad``."""
+        return value if self._quantizer().differentiates_itself else value.detach()
 
     def quantize_inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Quantize what the layer is called with."""
