@@ -182,3 +182,19 @@ def test_optimizers_that_nobody_told_about_move_no_pruned_weight():
         model(x).square().sum().backward()
         optimizer.step()
         assert not model[0].weight[mask == 0].any()
+
+
+def test_a_state_dict_holds_the_zeros_also_right_after_a_step_of_an_optimizer_that_nobody_told_about():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 6)), torch.randn(4, 6)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for is_masked in (False, True):
+        if is_masked:
+            LevelPruner(model, HALF).compress()
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()  # which remembers what it has seen before the masks
+    state = model.state_dict()
+    mask = state["0.lilliput.0.weight_mask"]
+    assert int((mask == 0).sum()) == 18
+    assert torch.equal(state["0.weight"] != 0, mask == 1)

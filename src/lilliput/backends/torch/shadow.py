@@ -15,7 +15,13 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from lilliput.backends.torch.computed import is_eager
-from lilliput.backends.torch.sidecar import SIDECAR, hold_parameters, narrow_of, release_parameters
+from lilliput.backends.torch.sidecar import (
+    SIDECAR,
+    hold_parameters,
+    narrow_of,
+    release_parameters,
+    write_zeros,
+)
 from lilliput.backends.torch.weights import is_sharded, raw
 from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
 
@@ -59,6 +65,11 @@ class Shadowed:
             return super()._apply(*args, **kwargs)  # type: ignore[misc]
         finally:
             hold_parameters(self)
+
+    def _save_to_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
+        if is_eager():
+            write_zeros(self)  # an optimizer may have moved what was pruned since the last read
+        super()._save_to_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def register_parameter(self: Any, name: str, param: Any) -> None:
         """Mask a Parameter that is put in place of another, too."""

@@ -214,6 +214,14 @@ def release_parameters(module: nn.Module) -> None:
         sidecar.held.popitem()[1].release()
 
 
+def write_zeros(module: nn.Module) -> None:
+    """Set what is pruned to zero in a module's masked Parameters."""
+    sidecar: Any = module._modules.get(SIDECAR)
+    if isinstance(sidecar, Sidecar):
+        for attribute, held in sidecar.held.items():
+            sidecar.read(attribute, held.parameter)
+
+
 def mask_of(module: nn.Module, name: str) -> Tensor | None:
     """Return the mask on a parameter, that of all pruners together; None if there is none."""
     sidecar: Any = module._modules.get(SIDECAR)
