@@ -176,3 +176,23 @@ def test_a_budget_in_the_rules_is_met_by_the_shrunk_model():
     result = speedup(model, x)
     assert result.macs[1] <= 0.5 * result.macs[0]
     assert 2 * result.macs[1] == flops(result.model, x)
+
+
+def test_tensors_that_are_not_the_models_own_are_only_read():
+    outside = torch.randn(1)
+
+    class Scaled(nn.Module):
+        of_class = torch.randn(1)
+
+        def __init__(self):
+            super().__init__()
+            self.make, self.read = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.of_module = torch.randn(1)
+
+        def forward(self, x):
+            return self.read(self.make(x).relu() * outside * self.of_class) + self.of_module
+
+    model, x = Scaled(), torch.randn(2, 6)
+    expected = model(x)
+    (group,) = channel_groups(model, x)
+    assert group.size == 8 and torch.equal(model(x), expected)

@@ -201,7 +201,9 @@ def forget_values(captured: Captured) -> None:
         meta = shapes[id(tensor)]
         is_parameter = isinstance(tensor, nn.Parameter)
         captured.tensors[name] = nn.Parameter(meta, tensor.requires_grad) if is_parameter else meta
-        tensor.data = tensor.data.new_empty(0)  # the module they come from may live on in a circle
+        if name in captured.names:  # others are the user's: globals, and attributes of classes
+            # The module they come from may live on in a circle.
+            tensor.data = tensor.data.new_empty(0)
 
 
 def _open_sizes(model: nn.Module, args: Any, kwargs: Any) -> Any:
