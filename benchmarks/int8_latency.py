@@ -26,13 +26,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import quant_peers as peers
 import torch
 from networks import NETWORKS, make, random_inputs
 from record import RESULTS, write_json
 from timing import call, parameters
 from torch import Tensor, nn
+
+from lilliput.export.run import open_session
 
 TARGETS = {"resnet18": 1.8, "resnet50": 1.8, "mobilenet_v2": 1.5, "encoder": 1.6}
 SQNRS = ("simulated_sqnr", "executed_sqnr")
@@ -42,12 +43,7 @@ Run = Callable[[], np.ndarray]
 
 
 def onnxruntime_run(path: Path, example: Tensor, optimize: bool = True) -> Run:
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = 1
-    settings.log_severity_level = 3
-    if not optimize:
-        settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(path, settings, ["CPUExecutionProvider"])
+    session = open_session(path, threads=1, is_optimized=optimize)
     feed = {session.get_inputs()[0].name: example.numpy()}
     return lambda: session.run(None, feed)[0]
 
@@ -66,11 +62,9 @@ def openvino_run(path: Path, example: Tensor) -> Run:
 def integer_layers(path: Path) -> tuple[int, int]:
     """Return how many layers with a weight ONNX Runtime executes as integers, and how many there are."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = onnxruntime.SessionOptions()
-        settings.log_severity_level = 3
-        settings.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
-        onnxruntime.InferenceSession(path, settings, ["CPUExecutionProvider"])
-        graph = onnx.load(settings.optimized_model_filepath).graph
+        optimized = str(Path(folder) / "optimized.onnx")
+        open_session(path, optimized=optimized)
+        graph = onnx.load(optimized).graph
     weights = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 1}
     for node in graph.node:
         if node.op_type == "DequantizeLinear" and node.input[0] in weights:

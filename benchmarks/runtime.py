@@ -6,20 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
 import torch
 from quant_peers import quietly
 from torch import Tensor, nn
+
+from lilliput.export.run import open_session
 
 
 class File:
     """An ONNX file, open in ONNX Runtime, on one thread."""
 
     def __init__(self, path: Path) -> None:
-        settings = onnxruntime.SessionOptions()
-        settings.intra_op_num_threads = 1
-        settings.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(path, settings, ["CPUExecutionProvider"])
+        self.session = open_session(path, threads=1)
         self.names = [one.name for one in self.session.get_inputs()]
         self.bytes = path.stat().st_size
 

@@ -262,10 +262,8 @@ def prune(
 
 def onnx_latency_ratio(dense: nn.Module, small: nn.Module, sample: torch.Tensor) -> float:
     """Export both models and time them in ONNX Runtime on one thread."""
-    import onnxruntime
+    from lilliput.export.run import open_session
 
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = 1
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         for index, model in enumerate((dense, small)):
@@ -273,7 +271,7 @@ def onnx_latency_ratio(dense: nn.Module, small: nn.Module, sample: torch.Tensor)
             torch.onnx.export(
                 model, (sample.contiguous(),), path, input_names=["x"], dynamo=True, verbose=False
             )
-            session = onnxruntime.InferenceSession(path, settings, ["CPUExecutionProvider"])
+            session = open_session(path, threads=1)
             feed = {"x": sample.contiguous().numpy()}
             runs.append(lambda session=session, feed=feed: session.run(None, feed))
     return latency_ratio(*runs, runs=101)

@@ -14,6 +14,7 @@ from torch import nn
 from lilliput.errors import ExportError
 from lilliput.export import check, cpu, onnx_file, stepwise
 from lilliput.export.packed import Packed, packing
+from lilliput.export.run import Execute
 from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer, export_onnx
 
 RUNTIMES = ("onnxruntime_unoptimized", "onnxruntime")
@@ -91,9 +92,9 @@ def test_a_wrong_integer_in_the_file_is_found_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quantizer = calibrated(make(2))
-    run = stepwise.run
+    opened = stepwise.executor
 
-    def spoiled(runtime: str, data: Packed, feeds: list) -> list:  # type: ignore[type-arg]
+    def spoiled(runtime: str, data: Packed) -> Execute:
         import onnx
 
         proto = onnx.load_from_string(data.graph)
@@ -105,9 +106,9 @@ def test_a_wrong_integer_in_the_file_is_found_and_named(
                 break
         else:
             raise KeyError([c.name for c in proto.graph.initializer])
-        return run(runtime, Packed(proto.SerializeToString()), feeds)
+        return opened(runtime, Packed(proto.SerializeToString()))
 
-    monkeypatch.setattr(stepwise, "run", spoiled)
+    monkeypatch.setattr(stepwise, "executor", spoiled)
     with pytest.raises(ExportError, match=r"layer '4\.conv[12]' as executed"):
         export_onnx(quantizer, tmp_path / "net.onnx", batches(1)[0])
     assert not list(tmp_path.iterdir())
@@ -172,16 +173,15 @@ def test_a_saturated_layer_is_refused_where_the_file_is_to_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a CPU without VNNI computes is put in place of what this one does."""
-    run = stepwise.run
+    opened = stepwise.executor
 
-    def saturated(runtime: str, data: Packed, feeds: list) -> list:  # type: ignore[type-arg]
-        found = run(runtime, data, feeds)
-        is_integers = [x.dtype == np.uint8 for x in found[0]]
-        if runtime == "onnxruntime":
-            found[0] = [x // 2 if y else x for x, y in zip(found[0], is_integers, strict=True)]
-        return found
+    def saturated(runtime: str, data: Packed) -> Execute:
+        execute = opened(runtime, data)
+        if runtime != "onnxruntime":
+            return execute
+        return lambda feeds: [x // 2 if x.dtype == np.uint8 else x for x in execute(feeds)]
 
-    monkeypatch.setattr(stepwise, "run", saturated)
+    monkeypatch.setattr(stepwise, "executor", saturated)
     monkeypatch.setattr(check, "cpu_has_wide_dot", lambda: False)
     quantizer, x = quantized_saturating()
     with pytest.raises(ExportError, match="as executed by onnxruntime is .* saturate"):
@@ -260,7 +260,7 @@ def test_pruned_weights_are_zeros_in_the_file(tmp_path: Path) -> None:
 def test_the_draft_can_be_built_without_a_file() -> None:
     quantizer = calibrated(make(1))
     simulation = onnx_file.simulate(onnx_file.model_of(quantizer), ((batches(1)[0],), {}))
-    draft = onnx_file.build(simulation, "generic", True, 21)
+    draft = onnx_file.build(simulation, "generic", 21)
     with packing(draft.model, Path("net.onnx")) as data:
         assert data.size > 1000
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lilliput.export.places import DOMAIN
 
 if TYPE_CHECKING:
     from lilliput.export.graph import Draft
@@ -18,6 +21,7 @@ def finish(draft: Draft, target: str, outputs: Sequence[str]) -> Draft:
     from lilliput.export.sites import replace_sites
     from lilliput.export.targets import fit_target, prepare_target
 
+    draft.traced = draft.model.clone()
     name_nodes(draft.graph)
     replace_sites(draft)
     fold_norms(draft)
@@ -29,3 +33,18 @@ def finish(draft: Draft, target: str, outputs: Sequence[str]) -> Draft:
     name_nodes(draft.graph)
     draft.tidy(outputs)
     return draft
+
+
+def write_float(traced: Any, target: str, outputs: Sequence[str], path: Path) -> None:
+    """Write a trace as a file without any quantization: what a quantized file is compared with."""
+    from lilliput.export.graph import Draft
+    from lilliput.export.packed import packing
+
+    draft = Draft(traced.clone(), [])
+    for node in [node for node in draft.graph if node.domain == DOMAIN]:
+        if node.inputs[0] is not None:
+            draft.replace(node.outputs[0], node.inputs[0])
+    draft.sweep()
+    draft.model.opset_imports.pop(DOMAIN, None)
+    with packing(finish(draft, target, outputs).model, path) as data:
+        data.write(path)

@@ -14,7 +14,7 @@ from lilliput.export.propagate import quantize_behind
 
 def flatten_linears(draft: Draft) -> None:
     """Turn MatMul and Add into Reshape, Gemm and Reshape, where input and weight are integers."""
-    rows: dict[ir.Value, ir.Value] = {}
+    rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     for node in [node for node in draft.graph if node.op_type == "MatMul"]:
         add = only_reader(node.outputs[0])
         if add is not None and add.op_type == "Add" and _is_linear(node, add):
@@ -30,8 +30,7 @@ def _is_linear(node: ir.Node, add: ir.Node) -> bool:
     if stored.integers.ndim != 2 or stored.block_size is not None:
         return False
     bias = _bias(node, add)
-    is_one_open = sum(not isinstance(size, int) for size in shape) <= 1
-    return is_one_open and bias is not None and bias[1].shape == stored.integers.shape[1:]
+    return bias is not None and bias[1].shape == stored.integers.shape[1:]
 
 
 def _bias(node: ir.Node, add: ir.Node) -> tuple[ir.Value, np.ndarray] | None:
@@ -40,23 +39,42 @@ def _bias(node: ir.Node, add: ir.Node) -> tuple[ir.Value, np.ndarray] | None:
     return None if array is None or other is None else (other, array)
 
 
-def _flatten(draft: Draft, node: ir.Node, add: ir.Node, rows: dict[ir.Value, ir.Value]) -> None:
+def _flatten(
+    draft: Draft, node: ir.Node, add: ir.Node, rows: dict[ir.Value, tuple[ir.Value, ir.Value]]
+) -> None:
+    """Put a Gemm in place of two nodes; ``rows`` has tensors as rows, and what they come from."""
     data, weight, found = node.inputs[0], node.inputs[1], _bias(node, add)
     shape = add.outputs[0].shape
     if data is None or weight is None or weight.shape is None or found is None or shape is None:
         return
     depth, width = weight.shape
     if data not in rows:
-        rows[data] = _rows(draft, node, data, int(depth))  # type: ignore[arg-type]
-    gemm = draft.insert(node, "Gemm", [rows[data], weight, found[0]], like=add.outputs[0])
+        rows[data] = _rows(draft, node, data, int(depth)), data  # type: ignore[arg-type]
+    flat, origin = rows[data]
+    sizes = _sizes(draft, node, origin, shape)
+    gemm = draft.insert(node, "Gemm", [flat, weight, found[0]], like=add.outputs[0])
     gemm.producer().name = node.name  # type: ignore[union-attr]
     gemm.shape = ir.Shape([prod(shape[:-1]), width])
-    sizes = [size if isinstance(size, int) else -1 for size in shape]
     draft.replace(add.outputs[0], gemm)
     last = _last(gemm)
     back = _put_back(draft, last, sizes, shape)
     if back is not None:
-        rows[back] = last
+        rows[back] = last, origin
+
+
+def _sizes(draft: Draft, before: ir.Node, origin: ir.Value, shape: ir.Shape) -> ir.Value:
+    """Return the shape to put back: a constant, or with several open sizes that of what came in."""
+    sizes = [size if isinstance(size, int) else -1 for size in shape]
+    if sizes.count(-1) <= 1:
+        return draft.constant(np.asarray(sizes), _name(sizes))
+    source = producer(origin, "DequantizeLinear")
+    read_from = origin if source is None else source.inputs[0]
+    whole = ir.DataType.INT64
+    leading = draft.insert(before, "Shape", [read_from], {"end": -1}, like=origin, dtype=whole)
+    width = draft.constant(np.asarray(sizes[-1:]), _name(sizes[-1:]))
+    joined = draft.insert(before, "Concat", [leading, width], {"axis": 0}, like=origin, dtype=whole)
+    leading.shape, joined.shape = ir.Shape([len(sizes) - 1]), ir.Shape([len(sizes)])
+    return joined
 
 
 def _last(value: ir.Value) -> ir.Value:
@@ -77,12 +95,12 @@ def _last(value: ir.Value) -> ir.Value:
     return behind[-1] if behind else start
 
 
-def _put_back(draft: Draft, value: ir.Value, sizes: list[int], shape: ir.Shape) -> ir.Value | None:
+def _put_back(draft: Draft, value: ir.Value, sizes: ir.Value, shape: ir.Shape) -> ir.Value | None:
     """Give a tensor of rows its shape again, for all who read it, and return what they read."""
     place = value.producer()
     if place is None:
         return None
-    node = ir.node("Reshape", [value, draft.constant(np.asarray(sizes), _name(sizes))])
+    node = ir.node("Reshape", [value, sizes])
     node.metadata_props.update(place.metadata_props)
     draft.graph.insert_after(place, node)
     output = node.outputs[0]

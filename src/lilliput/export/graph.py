@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
+from lilliput.export.macs import MACS
 from lilliput.export.places import Place
 
 if TYPE_CHECKING:
-    from lilliput.export.batch import BatchSizes
+    from lilliput.export.assumed import OpenSizes
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 OWN_SCOPES = "lilliput.name_scopes"
 _SLICE = re.compile(r"\.slice\((-?\w+), (-?\w+), (-?\w+)\)\.(\d+)")
 
 # Nodes that multiply by weights, or two activations: what integer kernels are for.
-LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+LAYERS = frozenset(MACS)
+_OWN_ATTENTION = ("com.microsoft", "Attention")  # another operator than the one of ONNX
 
 
 @dataclass(eq=False)
@@ -38,15 +40,21 @@ class Draft:
         From (place, position, call) to the tensor of the file that holds the quantized activation.
     notes : list of str
         What the user should know.
-    sizes : BatchSizes, optional
-        Which batch sizes the trace is right for; None if that is not known.
+    sizes : OpenSizes, optional
+        What the trace leaves open, and which sizes it is right for; None if that is not known.
+    traced : onnx_ir.Model, optional
+        A copy of the trace, before the passes.
+    limits : dict
+        The largest of an open size that the model takes, by name, where one was found.
     """
 
     model: ir.Model
     places: list[Place]
     tensors: dict[tuple[int, int, int], ir.Value] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    sizes: BatchSizes | None = None
+    sizes: OpenSizes | None = None
+    traced: ir.Model | None = None
+    limits: dict[str, int] = field(default_factory=dict)
 
     @property
     def graph(self) -> ir.Graph:
@@ -180,8 +188,14 @@ def only_reader(value: ir.Value) -> ir.Node | None:
 def layers_of(graph: ir.Graph) -> Iterator[ir.Node]:
     """Yield the nodes that are layers."""
     for node in graph:
-        if node.op_type in LAYERS and node.domain == "":
+        is_known = node.domain in ("", "com.microsoft")
+        if node.op_type in LAYERS and is_known and (node.domain, node.op_type) != _OWN_ATTENTION:
             yield node
+
+
+def attributes_of(node: ir.Node) -> dict[str, Any]:
+    """Return the attributes of a node as plain values."""
+    return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
 def path_of(node: ir.Node) -> str:
@@ -205,6 +219,22 @@ def keep_scopes(graph: ir.Graph) -> None:
     for node in graph:
         if node.op_type in LAYERS and SCOPES in node.metadata_props:
             node.metadata_props[OWN_SCOPES] = node.metadata_props[SCOPES]
+
+
+def rename_sizes(graph: ir.Graph, names: Mapping[str, str]) -> None:
+    """Call open sizes by other names, also where other sizes are computed from them."""
+    if not names:
+        return
+    pattern = re.compile(rf"\b({'|'.join(re.escape(x) for x in names)})\b")
+    values = {x for node in graph for x in (*node.inputs, *node.outputs) if x is not None}
+    for value in (*values, *graph.inputs):
+        if value.shape is None or value.shape.is_static():
+            continue
+        dims = [
+            d if isinstance(d, int) else pattern.sub(lambda m: names[m[0]], str(d.value))
+            for d in value.shape
+        ]
+        value.shape = ir.Shape([None if d == "None" else d for d in dims])
 
 
 def name_nodes(graph: ir.Graph) -> None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from lilliput.export.graph import LAYERS, layers_of, only_reader
 from lilliput.export.layer import Layer
 
-_INTEGER = frozenset(
+INTEGER_KERNELS = frozenset(
     {
         "QLinearConv",
         "ConvInteger",
@@ -40,11 +40,11 @@ def read_kernels(path: str | Path, layers: list[Layer], graph: ir.Graph) -> None
             names |= {owners[x] for x in {_plain(node.name), *node.output} if x in owners}
         for name in names:
             known = kernels.get(name)
-            if known is None or (known not in _INTEGER and node.op_type in _INTEGER):
+            if known is None or (known not in INTEGER_KERNELS and node.op_type in INTEGER_KERNELS):
                 kernels[name] = node.op_type
     for layer in layers:
         layer.kernel = kernels.get(layer.name, "")
-        layer.integer = layer.kernel in _INTEGER
+        layer.integer = layer.kernel in INTEGER_KERNELS
         if layer.integer:
             layer.reason = ""
         elif not layer.reason:

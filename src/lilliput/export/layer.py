@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import prod
 from typing import Any
 
 
@@ -17,7 +15,7 @@ class Layer:
     name : str
         The path of its module.
     op : str
-        Conv, ConvTranspose, Gemm or MatMul.
+        Conv, ConvTranspose, Gemm, MatMul, or another operator that multiplies.
     weight_dtype : str
         How its weight is stored; empty where two activations are multiplied.
     macs : int, optional
@@ -44,21 +42,6 @@ class Layer:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
         return asdict(self)
-
-
-def count_macs(op: str, first: Sequence[int], second: Sequence[int], output: Sequence[int]) -> int:
-    """Return the multiplications of a layer, from the shapes of its inputs and its output.
-
-    Examples
-    --------
-    >>> count_macs("Conv", (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 6, 6))
-    15552
-    """
-    if op == "Conv":
-        return prod(output) * prod(second[1:])
-    if op == "ConvTranspose":
-        return prod(first) * prod(second[1:])
-    return prod(output) * first[-1]
 
 
 def some_of(names: list[str], count: int = 4) -> str:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import onnx_ir as ir
 
-from lilliput.export.graph import array_of, layers_of, only_reader, producer
+from lilliput.export.graph import array_of, attributes_of, layers_of, only_reader, producer
 from lilliput.export.integers import read
-from lilliput.export.layer import Layer, count_macs
+from lilliput.export.kernels import INTEGER_KERNELS
+from lilliput.export.layer import Layer
+from lilliput.export.macs import Shape, UnknownShapeError, count_macs
 
 _EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
 _FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)
 # They lie between a layer and the quantizer of its output, and runtimes fuse them into the layer.
 _FUSED = frozenset({"Relu", "Clip"})
+_WITH_KERNELS = frozenset({"Conv", "Gemm", "MatMul"})
 
 
-def list_layers(graph: ir.Graph) -> list[Layer]:
-    """Return the layers in order of execution, with what speaks against integers."""
-    sizes = _sizes(graph)
+def list_layers(graph: ir.Graph, given: Mapping[str, int] | None = None) -> list[Layer]:
+    """Return the layers in order of execution, with what speaks against integers.
+
+    ``given`` are the open sizes that costs are counted for; those that are not given are one.
+    """
+    sizes = {**_ones(graph), **(given or {})}
     layers = []
     for node in layers_of(graph):
         weight = node.inputs[1]
@@ -45,6 +51,8 @@ def list_layers(graph: ir.Graph) -> list[Layer]:
 
 def _reason(node: ir.Node) -> str:
     """Return why a runtime must compute a layer in floating point, empty if it need not."""
+    if node.op_type in INTEGER_KERNELS:
+        return ""
     first, second = node.inputs[:2]
     source = producer(first, "DequantizeLinear")
     stored = read(second)
@@ -59,8 +67,8 @@ def _reason(node: ir.Node) -> str:
         dtype = integer_type(value)
         if dtype not in _EIGHT_BITS:
             return f"no integer kernel for {'' if dtype is None else dtype.name.lower()}"
-    if node.op_type == "ConvTranspose":
-        return "no integer kernel for ConvTranspose"
+    if node.op_type not in _WITH_KERNELS:
+        return f"no integer kernel for {node.op_type}"
     if stored is not None and stored.block_size is not None:
         return "no integer kernel for a scale per group with quantized inputs"
     has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
@@ -89,21 +97,72 @@ def is_output_quantized(node: ir.Node) -> bool:
     return reader is not None and reader.op_type == "QuantizeLinear"
 
 
-def _sizes(graph: ir.Graph) -> dict[str, int]:
-    """Return one for each open size, so that costs are those of one example."""
-    dims: Iterator[Any] = (d for value in graph.inputs for d in (value.shape or ()))
+def example_sizes(graph: ir.Graph, shapes: Mapping[str, Shape]) -> dict[str, int]:
+    """Return the open sizes of a graph as in inputs of these shapes, but of one example.
+
+    The first axis of the first input is the batch.
+    """
+    sizes: dict[str, int] = {}
+    is_first = True
+    for value in graph.inputs:
+        dims = list(value.shape or ())
+        for axis, (dim, size) in enumerate(
+            zip(dims, shapes.get(str(value.name), ()), strict=False)
+        ):
+            if isinstance(dim, ir.SymbolicDim) and len(dim.free_symbols()) == 1:
+                sizes.setdefault(str(dim.value), 1 if is_first and not axis else size)
+        is_first = is_first and not dims
+    return sizes
+
+
+def _ones(graph: ir.Graph) -> dict[str, int]:
+    """Return one for each open size."""
+    dims = (d for value in graph.inputs for d in (value.shape or ()))
     return {str(dim.value): 1 for dim in dims if isinstance(dim, ir.SymbolicDim)}
 
 
-def _shape(value: ir.Value | None, sizes: dict[str, int]) -> list[int] | None:
+def shape_of(value: ir.Value | None, sizes: Mapping[str, int]) -> list[int] | None:
+    """Return a shape with all open sizes given, None if it is not known."""
     if value is None or value.shape is None:
         return None
-    dims = [d if isinstance(d, int) else d.evaluate(sizes) for d in value.shape]
-    known = [d for d in dims if isinstance(d, int)]
-    return known if len(known) == len(dims) else None
+    dims: list[Any] = [d if isinstance(d, int) else d.evaluate(sizes) for d in value.shape]
+    return dims if all(isinstance(d, int) for d in dims) else None
 
 
-def _macs(node: ir.Node, sizes: dict[str, int]) -> int | None:
-    shapes = [_shape(x, sizes) for x in (node.inputs[0], node.inputs[1], node.outputs[0])]
-    known = [shape for shape in shapes if shape is not None]
-    return count_macs(node.op_type, *known) if len(known) == len(shapes) else None
+def _macs(node: ir.Node, sizes: Mapping[str, int]) -> int | None:
+    """Return the multiplications of a node, None if a shape is not known."""
+    inputs, outputs = ([shape_of(x, sizes) for x in side] for side in (node.inputs, node.outputs))
+    try:
+        return count_macs(node.op_type, inputs, outputs, attributes_of(node))
+    except UnknownShapeError:
+        return None
+
+
+def fill_macs(
+    layers: list[Layer],
+    graph: ir.Graph,
+    execute: Callable[[list[str]], Mapping[str, Any]],
+    rows: int,
+) -> None:
+    """Count multiplications where the graph does not tell the shapes.
+
+    ``execute`` returns tensors of the file by name, and its inputs, as they are for ``rows`` examples.
+    """
+    unknown = {layer.name: layer for layer in layers if layer.macs is None}
+    nodes = [node for node in layers_of(graph) if node.name in unknown]
+    values = {x for node in nodes for x in (*node.inputs, *node.outputs) if x is not None}
+    names = [str(x.name) for x in values if not (x.is_initializer() or x.is_graph_input())]
+    found = execute(names) if names else {}
+    for node in nodes:
+        inputs, outputs = (
+            [None if x is None else _executed_shape(x, found) for x in side]
+            for side in (node.inputs, node.outputs)
+        )
+        macs = count_macs(node.op_type, inputs, outputs, attributes_of(node))
+        unknown[str(node.name)].macs = macs // max(rows, 1)
+
+
+def _executed_shape(value: ir.Value, found: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of a tensor as executed, or of a constant."""
+    shape: Any = found[str(value.name)].shape if value.name in found else value.shape
+    return tuple(shape)

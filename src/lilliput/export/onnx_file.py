@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ import torch
 
 from lilliput.errors import ExportError
 from lilliput.export.cpu import cpu_for
-from lilliput.export.finish import finish
+from lilliput.export.finish import finish, write_float
 from lilliput.export.guarding import (
     guard_model,
     kept_if_done,
@@ -19,10 +21,11 @@ from lilliput.export.guarding import (
     may_saturate,
     sample_inputs,
 )
+from lilliput.export.opening import Opening, size_texts, untried, write_open
 from lilliput.export.packed import packing
 from lilliput.export.places import Simulation
 from lilliput.export.result import ExportResult
-from lilliput.export.trace import model_of, simulate, trace
+from lilliput.export.trace import choose_axes, model_of, simulate, trace
 from lilliput.extras import require
 from lilliput.speedup.capture import as_inputs, plain_copy
 
@@ -40,6 +43,7 @@ def export_onnx(
     target: str = "onnxruntime",
     *,
     dynamic_batch: bool = True,
+    dynamic_shapes: Any = True,
     opset: int = 21,
     check: bool = True,
     min_sqnr: float = 30.0,
@@ -66,15 +70,22 @@ def export_onnx(
         data types.
     dynamic_batch : bool
         Whether the file takes batches of any size: the first axis of the inputs.
+    dynamic_shapes : bool, dict or tuple
+        Which other sizes are open. True: all at which the model itself takes others, such as the length of
+        a text or the height and width of images; the result says which. False: none. Or the axes of each
+        input as in ``torch.export``, by name or in order, the batch included:
+        ``{"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "sequence"}}``; an
+        axis has a name, a ``torch.export.Dim``, or None for a fixed size.
     opset : int
         The version of ONNX's operators, 21 or later.
     check : bool
         Whether to execute the file and compare it with the simulation before it is written.
     min_sqnr : float
         The lowest signal to noise ratio in dB at which the file is written, of each quantized tensor and
-        of the outputs. Each is compared with the simulation given what the runtime computed before it, so
-        that roundings do not add up; from end to end the outputs may be further off, as the result says.
-        Kernels that round activations which nothing quantizes (MatMulNBits) are judged without that.
+        of each output, in every runtime: against the simulation given the tensors before it as the runtime
+        computed them, so that it is the file that is judged and not how roundings add up. From end to end
+        the outputs may be further off, as the result says. Kernels that round activations which nothing
+        quantizes (MatMulNBits) are judged without that.
     calibration : iterable, optional
         More inputs to compare on, and for the guard; by default the first batches of ``calibrate()``.
     assume_vnni : bool, optional
@@ -103,7 +114,7 @@ def export_onnx(
     """
     _require_onnx()
     from lilliput.export.check import check_file
-    from lilliput.export.layers import list_layers
+    from lilliput.export.layers import example_sizes, list_layers
     from lilliput.export.targets import check_target, find_notes
 
     check_target(target)
@@ -126,21 +137,32 @@ def export_onnx(
         guarded = guard_model(model, [inputs, *batches], not cpu.has_vnni) if cpu else []
         if any(row.is_changed for row in guarded):
             simulation = simulate(model, inputs)
-        draft = build(simulation, target, dynamic_batch, opset)
-        layers = list_layers(draft.graph)
-        notes = [*draft.notes, *find_notes(layers, draft, target)]
-        notes += [_NO_CACHE] if _keeps_states(model) else []
-        result = ExportResult(place, 0, target, layers=layers, notes=notes, guarded=guarded)
-        result.cpu = cpu if may_saturate(model) else None
-        result._source = lambda: (plain_copy(model), example_inputs)
-        if not check and draft.sizes is not None and str(draft.sizes):
-            notes.append(f"traced for batches of {draft.sizes}; other sizes were not tried.")
-        with packing(draft.model, place) as data:
-            result.bytes, result.beside = data.size, data.names
-            if check:
-                check_file(result, data, draft, simulation, min_sqnr, batches)
-            data.write(place)
-    return result
+
+        def write(opening: Opening) -> ExportResult:
+            draft = build(replace(simulation, axes=opening.axes), target, opset)
+            shapes = {str(x.name): () for x in draft.graph.inputs}
+            shapes = {k: tuple(x.shape) for k, x in simulation.by_name([*shapes]).items()}
+            layers = list_layers(draft.graph, example_sizes(draft.graph, shapes))
+            notes = [*draft.notes, *find_notes(layers, draft, target)]
+            notes += [_NO_CACHE] if _keeps_states(model) else []
+            result = ExportResult(place, 0, target, layers=layers, notes=notes, guarded=guarded)
+            result.cpu = cpu if may_saturate(model) else None
+            result._source = lambda: (plain_copy(model), example_inputs)
+            result._write_float = partial(write_float, draft.traced, target, simulation.names)
+            if not check:
+                notes += untried(draft.sizes)
+            with packing(draft.model, place) as data:
+                result.bytes, result.beside = data.size, data.names
+                if check:
+                    at_sizes = replace(simulation, axes=draft.sizes.axes if draft.sizes else ())
+                    is_asked = calibration is not None
+                    check_file(result, data, draft, at_sizes, min_sqnr, batches, is_asked)
+                data.write(place)
+            is_chosen = dynamic_shapes is not True
+            result.sizes = size_texts(simulation, draft, opening, is_chosen)
+            return result
+
+        return write_open(choose_axes(simulation, dynamic_batch, dynamic_shapes), write)
 
 
 def _keeps_states(model: Any) -> bool:
@@ -158,11 +180,11 @@ def _check_precision(model: Any) -> None:
             )
 
 
-def build(simulation: Simulation, target: str, dynamic_batch: bool, opset: int) -> Draft:
-    """Return the model as an ONNX graph with integers in it."""
+def build(simulation: Simulation, target: str, opset: int) -> Draft:
+    """Return the model as an ONNX graph with integers in it; the axes of the simulation are open."""
     from lilliput.export.graph import Draft
 
-    model, sizes = trace(simulation, dynamic_batch, opset)
+    model, sizes = trace(simulation, simulation.axes, opset)
     draft = Draft(model, simulation.places, sizes=sizes)
     return finish(draft, target, simulation.names)
 

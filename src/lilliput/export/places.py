@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lilliput.config.layer import QuantType
+from lilliput.errors import ExportError
 from lilliput.ops.qparams import QParams
+
+if TYPE_CHECKING:
+    from lilliput.export.axes import Axis
 
 Array = np.ndarray[Any, Any]
 Tensor = Any
@@ -96,6 +100,7 @@ class Simulation(ABC):
     places: list[Place]
     outputs: list[Tensor]
     names: list[str]
+    axes: tuple[Axis, ...] = ()
 
     @abstractmethod
     def again(self, inputs: Inputs, keep: bool = False) -> Simulation:
@@ -109,16 +114,28 @@ class Simulation(ABC):
     def tensors(self, nested: Any) -> list[Tensor]:
         """Return the tensors in nested tuples, lists and dicts, in order."""
 
+    def by_name(self, names: Sequence[str], inputs: Inputs | None = None) -> dict[str, Tensor]:
+        """Return the inputs by the names they have in a file."""
+        args, kwargs = inputs = inputs or self.inputs
+        if not args and set(names) <= kwargs.keys():
+            return {name: kwargs[name] for name in names}
+        tensors = self.tensors(inputs)
+        if len(tensors) != len(names):
+            raise ExportError(
+                f"the file has inputs {list(names)}, but the model is called with {len(tensors)} tensors."
+            )
+        return dict(zip(names, tensors, strict=True))
+
     @abstractmethod
-    def other_size(self, rows: int = 0) -> Inputs:
-        """Return the inputs with other ``rows``; by default one in place of several, or two of one."""
+    def resized(self, sizes: Mapping[str, int]) -> Inputs:
+        """Return the inputs with other sizes, by the names of axes; ``batch`` is the number of rows."""
 
     @abstractmethod
     def tensor(self, array: Array, like: Tensor) -> Tensor:
         """Return an array as a tensor of the framework, where another one is."""
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
+def first_line(error: BaseException, skip: int = 0) -> str:
+    """Return the first line of what an error says, or one further down."""
+    lines = [line for line in str(error).splitlines() if line.strip()][skip:]
     return shorten(lines[0], 300, placeholder=" …") if lines else ""

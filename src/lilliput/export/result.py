@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lilliput.errors import StageError
@@ -13,7 +14,7 @@ from lilliput.export.cpu import Cpu
 from lilliput.export.layer import Layer
 from lilliput.export.run import FAST, LITERT, Agreement
 from lilliput.export.summary import cpu_lines, headline, html_table, layer_table, summary_lines
-from lilliput.report.receipt import Receipt, take_receipt
+from lilliput.report.receipt import TIMED, Receipt, take_receipt
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class ExportResult:
         The CPUs that the file is for; None where that makes no difference.
     beside : list of str
         Names of further files that belong to it, in the same folder: the weights, above 2 GB.
+    sizes : dict
+        What the file takes for each open size of its inputs, by name, such as ``"1 to 512"``; and for sizes
+        that one would expect to be open why they are not.
     """
 
     path: Path
@@ -69,9 +73,12 @@ class ExportResult:
     guarded: list[Guarded] = field(default_factory=list)
     cpu: Cpu | None = None
     beside: list[str] = field(default_factory=list)
+    sizes: dict[str, str] = field(default_factory=dict)
     _compare: Callable[[str], list[dict[str, Any]]] | None = field(default=None, repr=False)
     # Returns the model without compressors, and its inputs.
     _source: Callable[[], tuple[Any, Any]] | None = field(default=None, repr=False)
+    # Writes the same trace in floating point, for the same runtime.
+    _write_float: Callable[[Path], None] | None = field(default=None, repr=False)
 
     @property
     def integer_share(self) -> float:
@@ -82,11 +89,12 @@ class ExportResult:
 
     @cached_property
     def receipt(self) -> Receipt:
-        """Before → after: the model in its framework, and the file in its runtime.
+        """Before → after: the model without compressors, and the file.
 
+        Both are timed in the runtime of the file: the model as a file of its own, made from the same trace.
         Measured when it is first asked for, so that an export that nobody asks costs nothing.
         """
-        from lilliput.report.measure import measure_all
+        from lilliput.report.measure import measure, measure_all
 
         if self._source is None:
             raise StageError(
@@ -94,7 +102,17 @@ class ExportResult:
             )
         model, inputs = self._source()
         names = ["float model", self.path.name]
-        before, after = measure_all([model, self.path], inputs, names=names)
+        if self._write_float is None:
+            before, after = measure_all([model, self.path], inputs, names=names)
+        else:
+            with TemporaryDirectory() as folder:
+                path = Path(folder, "float.onnx")
+                self._write_float(path)
+                timed, after = measure_all([path, self.path], inputs, names=names)
+            before = replace(
+                measure(model, inputs, name=names[0], runs=0),
+                **{name: getattr(timed, name) for name in TIMED},
+            )
         known = {"parameters": before.parameters, "macs": before.macs}
         found = [x.max_error for x in self.runtimes.values()]
         return take_receipt(
@@ -132,6 +150,7 @@ class ExportResult:
             "path": str(self.path),
             "bytes": self.bytes,
             "beside": list(self.beside),
+            "sizes": dict(self.sizes),
             "target": self.target,
             "runtimes": {name: found.to_dict() for name, found in self.runtimes.items()},
             "integer_share": self.integer_share,

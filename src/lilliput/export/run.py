@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,6 +20,7 @@ from lilliput.extras import require
 
 Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]
+Execute = Callable[[Feeds], list[Array]]
 
 PLAIN = "onnxruntime_unoptimized"
 FAST = "onnxruntime"
@@ -115,10 +116,21 @@ def _largest(a: Array, b: Array) -> float:
 
 def run(runtime: str, data: Packed, batches: Sequence[Feeds], optimized: str = "") -> list[Any]:
     """Return the outputs of each batch in a runtime; ``optimized``: where to save its graph."""
+    execute = executor(runtime, data, optimized)
+    return [execute(feeds) for feeds in batches]
+
+
+def executor(runtime: str, data: Packed, optimized: str = "") -> Execute:
+    """Open a file in a runtime, and return a function from inputs to outputs."""
     if runtime == OPENVINO:
-        return _run_openvino(data, batches)
+        return _in_openvino(data)
     session = _session(data, runtime, optimized)
-    return [session.run(None, feeds) for feeds in batches]
+
+    def execute(feeds: Feeds) -> list[Array]:
+        outputs: list[Array] = session.run(None, feeds)
+        return outputs
+
+    return execute
 
 
 def require_onnxruntime() -> Any:
@@ -132,28 +144,54 @@ def has_openvino() -> bool:
     return find_spec("openvino") is not None
 
 
-def _session(data: Packed, runtime: str, optimized: str) -> Any:
+def open_session(
+    source: bytes | str | os.PathLike[str],
+    *,
+    threads: int = 0,
+    is_optimized: bool = True,
+    optimized: str = "",
+    entries: Mapping[str, str] | None = None,
+) -> Any:
+    """Return a file or its bytes as a session of ONNX Runtime on the CPU.
+
+    Parameters
+    ----------
+    source : bytes, str or path-like
+        The file, or what is in it.
+    threads : int
+        How many threads execute it; 0 leaves that to the runtime.
+    is_optimized : bool
+        Whether the runtime may fuse nodes into kernels of its own.
+    optimized : str
+        Where to write the graph that it made of it.
+    entries : mapping, optional
+        Further settings of the session.
+    """
     module = require_onnxruntime()
     options = module.SessionOptions()
     options.log_severity_level = 4
-    if runtime == PLAIN:
+    options.intra_op_num_threads = threads
+    if not is_optimized:
         options.graph_optimization_level = module.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if runtime == EXACT:
-        options.add_session_config_entry(ACCURACY, "1")
-    if data.folder is not None:
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(data.folder)
-        )
     if optimized:
         options.optimized_model_filepath = optimized
-        if data.folder is not None:
-            options.add_session_config_entry(
-                "session.optimized_model_external_initializers_file_name", "optimized.data"
-            )
-    return module.InferenceSession(data.graph, options, providers=["CPUExecutionProvider"])
+    for key, value in (entries or {}).items():
+        options.add_session_config_entry(key, value)
+    return module.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def _run_openvino(data: Packed, batches: Sequence[Feeds]) -> list[Any]:
+def _session(data: Packed, runtime: str, optimized: str) -> Any:
+    entries = {ACCURACY: "1"} if runtime == EXACT else {}
+    if data.folder is not None:
+        entries["session.model_external_initializers_file_folder_path"] = str(data.folder)
+        if optimized:
+            entries["session.optimized_model_external_initializers_file_name"] = "optimized.data"
+    return open_session(
+        data.graph, is_optimized=runtime != PLAIN, optimized=optimized, entries=entries
+    )
+
+
+def _in_openvino(data: Packed) -> Execute:
     openvino: Any = import_module("openvino")
     core = openvino.Core()
     with TemporaryDirectory(dir=data.folder) as folder:
@@ -163,4 +201,4 @@ def _run_openvino(data: Packed, batches: Sequence[Feeds]) -> list[Any]:
             os.link(data.folder / data.weights, Path(folder, data.weights))
             model.write_bytes(data.graph)
         compiled = core.compile_model(core.read_model(model), "CPU")
-        return [[np.array(x) for x in compiled(feeds).values()] for feeds in batches]
+    return lambda feeds: [np.array(x) for x in compiled(feeds).values()]

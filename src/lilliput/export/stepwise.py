@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from lilliput.export.graph import Draft, array_of, producer
 from lilliput.export.packed import Packed
 from lilliput.export.places import Simulation
-from lilliput.export.run import Array, Feeds, run
+from lilliput.export.run import Array, Execute, Feeds, executor
 from lilliput.export.steps import Integers, Step, compare_steps
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What came of a comparison.
+
+    Parameters
+    ----------
+    steps : list of Step
+        All quantized tensors, in order of execution.
+    expected : list of array
+        The model's outputs that follow from them.
+    received : list of array
+        The outputs of the file.
+    """
+
+    steps: list[Step]
+    expected: list[Array]
+    received: list[Array]
+
+
 class Stepwise:
-    """The comparison for one file; ``run`` does it for a runtime."""
+    """The comparison for one file; ``run`` does it for a runtime, which is opened once."""
 
-    def __init__(self, data: Packed, draft: Draft, simulation: Simulation, feeds: Feeds) -> None:
-        self.data, self.simulation, self.feeds = data, simulation, feeds
+    def __init__(self, data: Packed, draft: Draft) -> None:
         self.tensors = {k: found for k, v in draft.tensors.items() if (found := _integers(v))}
+        # The integers of all quantized tensors: to ask for them keeps no kernel from being used.
+        self.data, self.names = data.with_outputs(x.name for x in self.tensors.values())
+        self.count = len(draft.graph.outputs)
+        self._opened: dict[str, Execute] = {}
 
-    def run(self, runtime: str) -> tuple[list[Step], list[Array]]:
-        """Return all steps in order of execution, and the model's outputs that follow from them."""
-        return compare_steps(self.simulation, self.tensors, self._values(runtime))
+    def run(self, runtime: str, simulation: Simulation, feeds: Feeds) -> Compared:
+        """Compare the file with the model on inputs, which are given to both."""
+        if runtime not in self._opened:
+            self._opened[runtime] = executor(runtime, self.data)
+        values = self._opened[runtime](feeds)
+        found = dict(zip(self.names, values, strict=True))
+        steps, expected = compare_steps(simulation, self.tensors, found)
+        return Compared(steps, expected, values[: self.count])
 
-    def _values(self, runtime: str) -> dict[str, Array]:
-        """Return the integers of all quantized tensors, without keeping any kernel from being used."""
-        data, names = self.data.with_outputs(x.name for x in self.tensors.values())
-        (values,) = run(runtime, data, [self.feeds])
-        return dict(zip(names, values, strict=True))
+    def close(self, runtime: str) -> None:
+        """Give back the memory of a runtime."""
+        self._opened.pop(runtime, None)
 
 
 def _integers(value: Any) -> Integers | None:

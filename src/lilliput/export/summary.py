@@ -20,6 +20,7 @@ def headline(result: ExportResult) -> str:
 def summary_lines(result: ExportResult) -> list[str]:
     """Return what a person wants to know of an export, without a line per layer."""
     lines = [f"{result.path}: {_size(result)}"]
+    lines += [f"  sizes: {_sizes(result)}"] if result.sizes else []
     lines += [f"  {name}: {text}" for name, text in _agreements(result)]
     if result.layers:
         if not result.runtimes:
@@ -77,6 +78,7 @@ def layer_table(layers: list[Layer]) -> str:
 def html_table(result: ExportResult) -> str:
     """Return a small table for notebooks."""
     rows = [("file", _size(result)), ("layers", _layers(result))]
+    rows += [("sizes", _sizes(result))] if result.sizes else []
     rows += [("in float", text) for text in _in_float(result)]
     rows += _agreements(result)
     rows += [("saturation", line) for line in saturation_lines(result)]
@@ -92,6 +94,10 @@ def is_plain(layers: list[Layer]) -> bool:
 def _size(result: ExportResult) -> str:
     cpu = "" if result.cpu is None else f", {result.cpu}"
     return f"{result.bytes / 1e6:.2f} MB for {result.target}{cpu}"
+
+
+def _sizes(result: ExportResult) -> str:
+    return ", ".join(f"{name} {text}" for name, text in result.sizes.items())
 
 
 def _agreements(result: ExportResult) -> list[tuple[str, str]]:

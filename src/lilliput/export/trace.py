@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.export import _check_norms
 from lilliput.backends.torch.instrument import quantizers_in
-from lilliput.backends.wrapping import marking
+from lilliput.backends.wrapping import marking, step_aside
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
-from lilliput.export.batch import BatchSizes, assumed_sizes
+from lilliput.export.assumed import OpenSizes, open_sizes
+from lilliput.export.axes import BATCH, Axis, batch_axis, find_axes, resized
+from lilliput.export.dynamic_shapes import asked_axes, input_names
 from lilliput.export.places import (
     DOMAIN,
     Array,
@@ -33,6 +35,10 @@ from lilliput.export.places import (
 from lilliput.ops.qparams import QParams
 from lilliput.speedup.caches import without_states
 from lilliput.speedup.capture import quiet
+
+
+class TraceError(ExportError):
+    """torch cannot write the model as ONNX."""
 
 
 @dataclass(eq=False)
@@ -55,9 +61,10 @@ class TorchSimulation(Simulation):
         """Return the tensors in nested tuples, lists and dicts, in order."""
         return tensors_in(nested)
 
-    def other_size(self, rows: int = 0) -> Inputs:
-        """Return the inputs with other ``rows``; by default one in place of several, or two of one."""
-        return other_size(self.inputs, rows)
+    def resized(self, sizes: Mapping[str, int]) -> Inputs:
+        """Return the inputs with other sizes, by the names of axes."""
+        inputs: Inputs = resized(self.inputs, self.axes, sizes)
+        return inputs
 
     def tensor(self, array: Array, like: Tensor) -> Tensor:
         """Return an array as a tensor where another one is."""
@@ -145,9 +152,41 @@ def _names(output: Any) -> list[str]:
     return ["output"] if count == 1 else [f"output_{i}" for i in range(count)]
 
 
-def trace(simulation: Simulation, dynamic_batch: bool, opset: int) -> tuple[Any, BatchSizes]:
-    """Return the model as an ``onnx_ir.Model`` with ``Site`` nodes, and the batch sizes it is right for."""
-    from lilliput.export.graph import keep_scopes
+def choose_axes(simulation: Simulation, dynamic_batch: bool, dynamic_shapes: Any) -> list[Axis]:
+    """Return the sizes of the inputs to leave open."""
+    model, inputs = simulation.model, simulation.inputs
+    if not isinstance(dynamic_shapes, bool):
+        return asked_axes(model, inputs, dynamic_shapes)
+    tensors = tensors_in(inputs)
+    batch = batch_axis(tensors)
+    chosen = batch if dynamic_batch else []
+    if not dynamic_shapes:
+        return chosen
+    one_row = {batch[0].name: 1} if batch else {}
+    small = [axis for axis in batch if _runs(model, resized(inputs, batch, one_row))]
+
+    def runs_at(axes: list[Axis]) -> bool:
+        named = [replace(axis, name=str(i)) for i, axis in enumerate(axes)]
+        sizes = {axis.name: axis.other for axis in named}
+        return _runs(model, resized(inputs, [*small, *named], {**one_row, **sizes}))
+
+    return chosen + find_axes(tensors, input_names(model, inputs), runs_at)
+
+
+def _runs(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether a model takes inputs of these sizes, and returns numbers."""
+    args, kwargs = inputs
+    with evaluating(model), marking(step_aside, quantizers_in(model)):
+        try:
+            outputs = tensors_in(model(*args, **kwargs))
+        except Exception:  # whatever the model's own code raises
+            return False
+    return bool(outputs) and all(x.numel() and x.isfinite().all() for x in outputs)
+
+
+def trace(simulation: Simulation, axes: Sequence[Axis], opset: int) -> tuple[Any, OpenSizes]:
+    """Return the model as an ``onnx_ir.Model`` with ``Site`` nodes, and the sizes that it leaves open."""
+    from lilliput.export.graph import keep_scopes, rename_sizes
 
     numbers = {place.key: i for i, place in enumerate(simulation.places)}
 
@@ -163,7 +202,9 @@ def trace(simulation: Simulation, dynamic_batch: bool, opset: int) -> tuple[Any,
             return tensors
         return tuple(_site(x, number, i) for i, x in enumerate(tensors))
 
-    (args, kwargs), shapes = _traced_inputs(simulation.inputs, dynamic_batch)
+    # torch takes a size of one for a constant.
+    twice = {axis.name: 2 for axis in axes if axis.size == 1}
+    args, kwargs = inputs = resized(simulation.inputs, axes, twice)
     with evaluating(simulation.model), marking(mark, quantizers_in(simulation.model)):
         try:
             program: Any = torch.onnx.export(
@@ -173,7 +214,7 @@ def trace(simulation: Simulation, dynamic_batch: bool, opset: int) -> tuple[Any,
                 dynamo=True,
                 verbose=False,
                 opset_version=opset,
-                dynamic_shapes=shapes,
+                dynamic_shapes=_shapes(simulation.model, inputs, axes),
                 optimize=False,
             )
             keep_scopes(program.model.graph)
@@ -181,8 +222,15 @@ def trace(simulation: Simulation, dynamic_batch: bool, opset: int) -> tuple[Any,
         except LilliputError:
             raise
         except Exception as error:
-            raise ExportError(_explain(simulation.model, error, dynamic_batch)) from error
-    return program.model, assumed_sizes(program.exported_program)
+            raise TraceError(_explain(simulation.model, error, axes)) from error
+    values = _in_order(program.exported_program, inputs)
+    sizes = open_sizes(program.exported_program, list(values.values()), axes)
+    names = {}
+    for axis in sizes.axes:
+        for i, dim in axis.places:
+            names[str([*values.values()][i].shape[dim])] = axis.name
+    rename_sizes(program.model.graph, names)
+    return program.model, sizes
 
 
 def _site(tensor: Tensor, number: int, position: int) -> Tensor:
@@ -197,43 +245,35 @@ def _site(tensor: Tensor, number: int, position: int) -> Tensor:
     return site
 
 
-def _traced_inputs(inputs: Inputs, dynamic_batch: bool) -> tuple[Inputs, Any]:
-    """Return the inputs to trace with, and which of their sizes are left open."""
-    tensors = [x for x in tensors_in(inputs) if x.dim()]
-    if not dynamic_batch or not tensors:
-        return inputs, None
-    batch = tensors[0].shape[0]
+def _shapes(model: nn.Module, inputs: Inputs, axes: Sequence[Axis]) -> Any:
+    """Return what ``torch.export`` is told of the sizes of all inputs, in the structure of the inputs."""
+    leaves, spec = tree_flatten(inputs)
+    numbers = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+    told: list[Any] = [None] * len(leaves)
+    for axis in axes:
+        for number, dim in axis.places:
+            held = told[numbers[number]] or {}
+            told[numbers[number]] = {**held, dim: axis.hint or torch.export.Dim.AUTO}
+    args, kwargs = tree_unflatten(told, spec)
+    if not axes:
+        return None
+    if not kwargs:
+        return args
+    return {**dict(zip(input_names(model, (inputs[0], {})), args, strict=False)), **kwargs}
 
-    def has_batch(x: Any) -> bool:
-        return isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == batch
 
-    def twice(x: Any) -> Any:  # torch takes a size of one for a constant
-        return torch.cat([x, x]) if batch == 1 and has_batch(x) else x
-
-    def spec(x: Any) -> Any:
-        return {0: torch.export.Dim.DYNAMIC} if has_batch(x) else None
-
+def _in_order(program: Any, inputs: Inputs) -> dict[str, Tensor]:
+    """Return what represents the inputs in a trace, in their own order, by the names they have there."""
+    users = set(program.graph_signature.user_inputs)
+    nodes = [x for x in program.graph.nodes if x.op == "placeholder" and x.name in users]
+    values = {x.name: x.meta["val"] for x in nodes if isinstance(x.meta.get("val"), Tensor)}
     args, kwargs = inputs
-    shapes = (*(tree_map(spec, x) for x in args),) if args else tree_map(spec, kwargs)
-    return tree_map(twice, inputs), shapes
+    if not args and values.keys() <= kwargs.keys():
+        return {name: values[name] for name in kwargs if name in values}
+    return values
 
 
-def other_size(inputs: Inputs, rows: int = 0) -> Inputs:
-    """Return inputs with other ``rows``; by default one in place of several, or two in place of one."""
-    tensors = [x for x in tensors_in(inputs) if x.dim()]
-    batch = tensors[0].shape[0] if tensors else 0
-    rows = rows or (1 if batch > 1 else 2)
-
-    def change(x: Any) -> Any:
-        if not isinstance(x, Tensor) or not x.dim() or x.shape[0] != batch:
-            return x
-        return x[torch.arange(rows, device=x.device) % batch]
-
-    args, kwargs = inputs
-    return tree_map(change, args), tree_map(change, kwargs)
-
-
-def _explain(model: nn.Module, error: BaseException, dynamic_batch: bool) -> str:
+def _explain(model: nn.Module, error: BaseException, axes: Sequence[Axis]) -> str:
     """Return why torch could not trace a model, from the innermost reason it gives."""
     reasons: list[BaseException] = []
     reason: BaseException | None = error
@@ -250,8 +290,14 @@ def _explain(model: nn.Module, error: BaseException, dynamic_batch: bool) -> str
             f"{text}it returns a key/value cache, which is no tensor; call it with use_cache=False."
         )
     text += f"{type(reasons[-1]).__name__}: {first_line(reasons[-1])}"
-    if dynamic_batch and "ynamic" in str(reasons[-1]):
+    if text.endswith(":"):
+        text += f" {first_line(reasons[-1], skip=1)}"
+    asked = [axis.name for axis in axes if axis.is_asked]
+    is_about_sizes = "dynamic" in str(reasons[-1]).lower()
+    if asked == [BATCH] and is_about_sizes:
         text += " If the model needs this batch size, pass dynamic_batch=False."
+    elif asked and is_about_sizes:
+        text += f" If it cannot be open in {' or '.join(asked)}, leave it out of dynamic_shapes."
     return text
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from lilliput.report.receipt import Figures, Receipt
 
 RECEIPT, REPORT = "receipt.json", "report.html"
-_TIMED = ("runtime", "p50", "p95", "runs", "readings")
 _QUICK = 10.0  # seconds that making the original model once more may take
 
 
@@ -80,6 +79,7 @@ def _about_simulation(session: Session) -> list[str]:
 def _timed_together(session: Session, before: Figures, after: Figures) -> list[Figures]:
     """Time the model as it was and what came out in turns: the machine may have changed meanwhile."""
     from lilliput.report.measure import measure_all
+    from lilliput.report.receipt import TIMED
 
     if _is_slow(session):
         untimed: dict[str, Any] = {"p50": None, "p95": None, "runs": 0, "readings": ()}
@@ -93,7 +93,7 @@ def _timed_together(session: Session, before: Figures, after: Figures) -> list[F
             models = [_exported_alike(session, original, Path(folder) / final.name), final]
         timed = measure_all(models, session.inputs)
     return [
-        replace(x, **{name: getattr(t, name) for name in _TIMED})
+        replace(x, **{name: getattr(t, name) for name in TIMED})
         for x, t in zip((before, after), timed, strict=True)
     ]
 

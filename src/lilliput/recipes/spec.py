@@ -37,7 +37,10 @@ _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 SUFFIXES = {"onnx": ".onnx", "litert": ".tflite"}
 # What an export step may pass on; example_inputs, calibration and the path are the recipe's.
 EXPORT_OPTIONS = {
-    "onnx": ("target", "dynamic_batch", "opset", "check", "min_sqnr", "assume_vnni"),
+    "onnx": (
+        *("target", "dynamic_batch", "dynamic_shapes"),
+        *("opset", "check", "min_sqnr", "assume_vnni"),
+    ),
     "litert": ("io", "dynamic_batch", "check", "min_sqnr"),
 }
 LOSSES = ("cross_entropy", "mse")

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from lilliput.errors import ConfigError, StateError
+from lilliput.errors import ConfigError, MissingExtraError, StateError
 from lilliput.extras import require
 
 Array = np.ndarray[Any, Any]
@@ -119,14 +119,12 @@ class OnnxFile(ExecutedFile):
 
     def __init__(self, path: Path, threads: int) -> None:
         super().__init__(path, threads)
-        from lilliput.export.run import require_onnxruntime
+        from lilliput.export.run import open_session
 
-        module = require_onnxruntime()
-        options = module.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = threads
         try:
-            self.session = module.InferenceSession(path, options, ["CPUExecutionProvider"])
+            self.session = open_session(path, threads=threads)
+        except MissingExtraError:
+            raise
         except Exception as error:  # its exceptions share no public base
             raise StateError(f"{path}: ONNX Runtime cannot read the file ({error}).") from error
         self.names = [x.name for x in self.session.get_inputs()]
@@ -141,11 +139,14 @@ class OnnxFile(ExecutedFile):
 
     def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
         """Return the outputs."""
-        free = [name for name in self.names if name not in names]
-        order = [*free[: len(arrays) - len(names)], *names]
         _check_count(self.path, len(arrays), len(self.names))
-        outputs: list[Array] = self.session.run(None, dict(zip(order, arrays, strict=True)))
+        feeds = dict(zip(self.order(names), arrays, strict=True))
+        outputs: list[Array] = self.session.run(None, feeds)
         return outputs
+
+    def order(self, names: Sequence[str]) -> list[str]:
+        """Return the inputs of the file in the order in which they are given, the named ones last."""
+        return [*(name for name in self.names if name not in names), *names]
 
 
 class LiteRTFile(ExecutedFile):

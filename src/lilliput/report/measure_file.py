@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,13 @@ class MeasuredFile:
 
     def counts(self, model: ExecutedFile, inputs: Any) -> dict[str, Any]:
         """Return the bytes, and of an ONNX file parameters, nonzeros and macs."""
-        known = _count_onnx(model) if isinstance(model, OnnxFile) else {}
+        known = _count_onnx(model, inputs) if isinstance(model, OnnxFile) else {}
         return {**known, "bytes": model.bytes}
 
     def caller(self, model: ExecutedFile, inputs: Any) -> Callable[[], Any]:
         """Return a function that executes the file once."""
-        named = inputs if isinstance(inputs, Mapping) else {}
-        given = () if named else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-        arrays = [_array(x) for x in (*given, *named.values())]
-        return lambda: model.run(arrays, list(named))
+        named, arrays = _given(inputs)
+        return lambda: model.run(arrays, named)
 
     def runtime(self) -> str:
         """Return the name of the runtime and its threads."""
@@ -47,11 +46,18 @@ def _array(value: Any) -> Any:
     return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
 
 
-def _count_onnx(file: OnnxFile) -> dict[str, Any]:
+def _given(inputs: Any) -> tuple[list[str], list[Any]]:
+    """Return the names of inputs that have one, and all arrays, those last."""
+    named = inputs if isinstance(inputs, Mapping) else {}
+    given = () if named else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+    return list(named), [_array(x) for x in (*given, *named.values())]
+
+
+def _count_onnx(file: OnnxFile, inputs: Any) -> dict[str, Any]:
     """Count what an ONNX file stores besides scales, zero points and shapes."""
     import onnx_ir
 
-    from lilliput.export.layers import list_layers
+    from lilliput.export.layers import example_sizes, fill_macs, list_layers
 
     graph = onnx_ir.load(file.path).graph
     scales = {
@@ -65,13 +71,31 @@ def _count_onnx(file: OnnxFile) -> dict[str, Any]:
         for name, value in graph.initializers.items()
         if name not in scales and value.const_value is not None and _is_trained(value.const_value)
     ]
-    layers = [layer.macs for layer in list_layers(graph)]
-    macs = [x for x in layers if x is not None]
+    named, arrays = _given(inputs)
+    shapes = {name: x.shape for name, x in zip(file.order(named), arrays, strict=False)}
+    layers = list_layers(graph, example_sizes(graph, shapes))
+    if None in [layer.macs for layer in layers]:
+        fill_macs(layers, graph, partial(_inside, file, named, arrays), batch_of(arrays))
+    macs = [layer.macs for layer in layers if layer.macs is not None]
     return {
         "parameters": sum(x.size for x in stored),
         "nonzeros": sum(int(np.count_nonzero(x)) for x in stored),
         "macs": sum(macs) if macs and len(macs) == len(layers) else None,
     }
+
+
+def _inside(
+    file: OnnxFile, named: list[str], arrays: list[Any], names: list[str]
+) -> dict[str, Any]:
+    """Return tensors inside a file, and its inputs, as the runtime computes them."""
+    from lilliput.export.packed import Packed, external_files
+    from lilliput.export.run import PLAIN, run
+
+    feeds = dict(zip(file.order(named), arrays, strict=True))
+    folder = file.path.parent if external_files(file.path) else None
+    data, held = Packed(file.path.read_bytes(), folder=folder).with_outputs(names)
+    (values,) = run(PLAIN, data, [feeds])
+    return {**dict(zip(held, values, strict=True)), **feeds}
 
 
 def _is_trained(tensor: Any) -> bool:

@@ -24,6 +24,8 @@ _NOTHING = "–"
 _NOT_MEASURED = "nothing was measured"
 _DERIVED = ("verdict", "masked_only")
 _SAME = 0.005
+# The fields of Figures that say how long a model takes, and in what.
+TIMED = ("runtime", "p50", "p95", "runs", "readings")
 _FASTER = 1.05  # closer than this is called the same: timings are not that exact
 
 

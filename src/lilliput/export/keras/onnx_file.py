@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def write_onnx(
 ) -> ExportResult:
     """Do the work of :func:`export_onnx`, in a process whose Keras runs on TensorFlow."""
     from lilliput.export.check import check_file
-    from lilliput.export.finish import finish
+    from lilliput.export.finish import finish, write_float
     from lilliput.export.keras.onnx.convert import draft_of
     from lilliput.export.keras.onnx.rewrite import rewrite
     from lilliput.export.keras.onnx.weights import write_weights
@@ -143,6 +144,7 @@ def write_onnx(
         notes = [*draft.notes, *find_notes(layers, draft, target)]
         result = ExportResult(place, 0, target, layers=layers, notes=notes)
         result.guarded, result.cpu = guarded, cpu if may_saturate(model) else None
+        result._write_float = partial(write_float, draft.traced, target, simulation.names)
         with packing(draft.model, place) as data:
             result.bytes, result.beside = data.size, data.names
             if check:

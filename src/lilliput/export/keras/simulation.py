@@ -77,6 +77,10 @@ class KerasSimulation(Simulation):
 
         return tree.map_structure(change, self.inputs[0]), {}
 
+    def resized(self, sizes: Mapping[str, int]) -> Inputs:
+        """Return the inputs with another number of rows."""
+        return self.other_size(sizes.get("batch", 0))
+
     def tensor(self, array: Array, like: Tensor) -> Tensor:
         """Return an array as a tensor of the backend."""
         return ops.convert_to_tensor(array, dtype=like.dtype)

@@ -125,7 +125,7 @@ class _Check:
         """Return what is wrong with a batch of another size, where the file takes any."""
         if not self.is_open:
             return ""
-        inputs = self.simulation.other_size()
+        inputs = self.simulation.resized({})
         try:
             simulation = self.simulation.again(inputs)
         except ExportError:

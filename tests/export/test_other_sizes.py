@@ -1,4 +1,4 @@
-"""Batch sizes at which a model does something else are not lost in the file."""
+"""Sizes at which a model does something else are not lost in the file."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from fixed_quantizer import execute, quantized
 from torch import nn
 
 from lilliput.errors import ExportError
-from lilliput.export import check, export_onnx
+from lilliput.export import export_onnx, other_sizes
 
 
 class Branching(nn.Module):
@@ -68,7 +68,7 @@ def test_sizes_that_the_model_refuses_are_noted(tmp_path):
 
 
 def test_a_limit_that_is_too_large_to_try_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(check, "_LARGEST", 10_000)
+    monkeypatch.setattr(other_sizes, "_LARGEST", 10_000)
     model = Branching(lambda y, rows: y if rows < 5000 else -y).eval()
     with pytest.raises(ExportError, match=r"\d to 4999 rows, .* cannot be tried"):
         export_onnx(model, tmp_path / "model.onnx", torch.randn(4, 8))
@@ -101,14 +101,14 @@ def test_two_inputs_share_the_size_and_its_limits(tmp_path):
 
 def test_plain_models_try_no_more_sizes_than_one(tmp_path, monkeypatch):
     tried = []
-    other = check._Check._other_size
+    execute = other_sizes.OtherSizes._try
     monkeypatch.setattr(
-        check._Check,
-        "_other_size",
-        lambda self, rows, db: tried.append(rows) or other(self, rows, db),
+        other_sizes.OtherSizes,
+        "_try",
+        lambda self, sizes: tried.append(sizes) or execute(self, sizes),
     )
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)
     )
     export_onnx(model.eval(), tmp_path / "model.onnx", torch.randn(4, 3, 8, 8))
-    assert tried == [0]
+    assert tried == [{"batch": 1}]

@@ -1,0 +1,108 @@
+"""Multiplications of the operators of ONNX: one table for all that is said of a file's costs.
+
+An operator in the table is a layer: it is listed with its kernel, and counts in ``integer_share``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+Shape = Sequence[int]
+Shapes = Sequence[Shape | None]
+# Of the shapes of all inputs and outputs (None for those left out), and the attributes by name.
+Formula = Callable[[Shapes, Shapes, Mapping[str, Any]], int]
+
+
+class UnknownShapeError(Exception):
+    """A formula needs the shape of a tensor that is not known."""
+
+
+def count_macs(
+    op: str, inputs: Shapes, outputs: Shapes, attributes: Mapping[str, Any] | None = None
+) -> int:
+    """Return the multiplications of a node; an operator without a formula has none.
+
+    Examples
+    --------
+    >>> count_macs("Conv", [(1, 3, 8, 8), (16, 3, 3, 3)], [(1, 16, 6, 6)])
+    15552
+    >>> count_macs("Einsum", [(2, 4, 8), (8, 3)], [(2, 4, 3)], {"equation": "bik,kj->bij"})
+    192
+    """
+    formula = MACS.get(op)
+    return 0 if formula is None else formula(inputs, outputs, attributes or {})
+
+
+def _of(shapes: Shapes, position: int) -> Shape:
+    """Return a shape that the operator cannot do without."""
+    shape = shapes[position]
+    if shape is None:
+        raise UnknownShapeError(f"position {position}")
+    return shape
+
+
+def _conv(weight: int) -> Formula:
+    """Return the formula of a convolution whose weight is the input at a position."""
+    return lambda inputs, outputs, _: prod(_of(outputs, 0)) * prod(_of(inputs, weight)[1:])
+
+
+def _conv_transpose(inputs: Shapes, outputs: Shapes, attributes: Mapping[str, Any]) -> int:
+    return prod(_of(inputs, 0)) * prod(_of(inputs, 1)[1:])
+
+
+def _product(inputs: Shapes, outputs: Shapes, attributes: Mapping[str, Any]) -> int:
+    """Count a product of matrices."""
+    is_turned = bool(attributes.get("transA", 0))
+    return prod(_of(outputs, 0)) * _of(inputs, 0)[-2 if is_turned else -1]
+
+
+def _attention(inputs: Shapes, outputs: Shapes, attributes: Mapping[str, Any]) -> int:
+    """Count queries times keys, and what comes of it times values: (batch, heads, length, size)."""
+    query, key, value = (_of(inputs, i) for i in range(3))
+    heads = 1 if len(query) > 3 else int(attributes["q_num_heads"])
+    groups = 1 if len(query) > 3 else int(attributes["kv_num_heads"])
+    past = inputs[4][-2] if len(inputs) > 4 and inputs[4] is not None else 0
+    length, size = key[-2] + past, value[-1] // groups * heads  # of all heads together
+    return prod(query) * length + prod(query[:-1]) * length * size
+
+
+def _einsum(inputs: Shapes, outputs: Shapes, attributes: Mapping[str, Any]) -> int:
+    """Count one multiplication for each combination of indices, of two operands after the other."""
+    equation = str(attributes["equation"]).replace(" ", "")
+    left, _, right = equation.partition("->")
+    sizes: dict[str, int] = {}
+    terms = []
+    for i, term in enumerate(left.split(",")):
+        shape = _of(inputs, i)
+        open_ = len(shape) - len(term.replace("...", ""))
+        indices = [*term.replace("...", "".join(chr(0x100 + n) for n in range(open_)))]
+        terms.append(set(indices))
+        for index, size in zip(indices, shape, strict=True):
+            sizes[index] = max(size, sizes.get(index, 1))
+    macs, held = 0, terms[0]
+    for i in range(1, len(terms)):
+        used = held | terms[i]
+        macs += prod(sizes[index] for index in used)
+        kept = {index for index in used if ord(index) >= 0x100}
+        held = used & kept.union(right, *terms[i + 1 :])
+    return macs
+
+
+MACS: dict[str, Formula] = {
+    "Conv": _conv(1),
+    "ConvInteger": _conv(1),
+    "QLinearConv": _conv(3),
+    "ConvTranspose": _conv_transpose,
+    "Gemm": _product,
+    "QGemm": _product,
+    "MatMul": _product,
+    "MatMulInteger": _product,
+    "QLinearMatMul": _product,
+    "MatMulIntegerToFloat": _product,
+    "DynamicQuantizeMatMul": _product,
+    "MatMulNBits": _product,
+    "Einsum": _einsum,
+    "Attention": _attention,
+}
