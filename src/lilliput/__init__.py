@@ -48,6 +48,7 @@ _HOMES = {
         "L1NormPruner",
         "L2FilterPruner",
         "L2NormPruner",
+        "LeastSquaresPruner",
         "LevelPruner",
         "LinearPruner",
         "OneShotPruner",

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         L1NormPruner,
         L2FilterPruner,
         L2NormPruner,
+        LeastSquaresPruner,
         LevelPruner,
         LinearPruner,
         OneShotPruner,
@@ -73,6 +74,8 @@ if TYPE_CHECKING:
         QATquantizer,
         RangeQuantizer,
     )
+    from lilliput.recovery.recalibrate import recalibrate
+    from lilliput.recovery.reconstruct import Reconstruction, reconstruct
     from lilliput.report.build import build_report
     from lilliput.report.document import Report
     from lilliput.report.executed import open_file
@@ -93,6 +96,8 @@ _LAZY = {
     "lilliput.export": ("ExportResult", "export_onnx"),
     "lilliput.pruning": _HOMES["lilliput.pruning"],
     "lilliput.quantization": _HOMES["lilliput.quantization"],
+    "lilliput.recovery.recalibrate": ("recalibrate",),
+    "lilliput.recovery.reconstruct": ("Reconstruction", "reconstruct"),
     "lilliput.report.build": ("build_report",),
     "lilliput.report.document": ("Report",),
     "lilliput.report.executed": ("open_file",),
@@ -135,6 +140,7 @@ __all__ = [
     "LSQPlusQuantizer",
     "LSQQuantizer",
     "LayerInfo",
+    "LeastSquaresPruner",
     "LevelPruner",
     "LinearPruner",
     "LsqPlusQuantizer",
@@ -159,6 +165,7 @@ __all__ = [
     "QuantizerModuleWrapper",
     "RangeQuantizer",
     "Receipt",
+    "Reconstruction",
     "Report",
     "ScoreMasker",
     "SensitivityAnalysis",
@@ -177,6 +184,8 @@ __all__ = [
     "open_file",
     "preflight",
     "quantization_report",
+    "recalibrate",
+    "reconstruct",
     "snapshot",
     "speedup",
     "strip",

@@ -8,20 +8,22 @@ TORCH = """
     ActivationMeanRankFilterPruner ActivationMeanRankPruner BNNQuantizer ChannelGroups ChannelMasker
     ChannelPruner CompressionState Compressor DoReFaQuantizer ExportResult FPGMPruner Figures Grid
     L1FilterPruner L1NormPruner L2FilterPruner L2NormPruner LSQPlusQuantizer LSQQuantizer LayerInfo
-    LevelPruner LinearPruner LsqPlusQuantizer LsqQuantizer ModelSpeedup ModuleWrapper NaiveQuantizer
+    LeastSquaresPruner LevelPruner LinearPruner LsqPlusQuantizer LsqQuantizer ModelSpeedup
+    ModuleWrapper NaiveQuantizer
     ObserverQuantizer OneShotPruner PTQQuantizer Pruner PrunerModuleWrapper PtqQuantizer QATQuantizer
     QAT_Quantizer QATquantizer QParams QuantGrad QuantType QuantizationReport Quantizer
-    QuantizerModuleWrapper RangeQuantizer Receipt Report ScoreMasker SensitivityAnalysis
+    QuantizerModuleWrapper RangeQuantizer Receipt Reconstruction Report ScoreMasker SensitivityAnalysis
     SensitivityPruner SlimPruner SpeedupResult TaylorFOWeightFilterPruner TaylorFOWeightPruner
     WeightMasker build_report channel_groups export_onnx load measure measure_all open_file preflight
-    quantization_report snapshot speedup strip take_receipt
+    quantization_report recalibrate reconstruct snapshot speedup strip take_receipt
 """
 TOP = """
     AGPPruner AGP_Pruner AGPruner ActivationAPoZRankFilterPruner ActivationAPoZRankPruner
     ActivationMeanRankFilterPruner ActivationMeanRankPruner AlgorithmError BNNQuantizer BitsRule
     ChannelMasker ChannelPruner CompressionState Compressor ConfigError DoReFaQuantizer ExportError
     FPGMPruner L1FilterPruner L1NormPruner L2FilterPruner L2NormPruner LSQPlusQuantizer LSQQuantizer
-    LayerInfo LevelPruner LilliputError LinearPruner LsqPlusQuantizer LsqQuantizer MissingExtraError
+    LayerInfo LeastSquaresPruner LevelPruner LilliputError LinearPruner LsqPlusQuantizer LsqQuantizer
+    MissingExtraError
     NaiveQuantizer ObserverQuantizer OneShotPruner PTQQuantizer PruneRule Pruner PtqQuantizer
     QATQuantizer QAT_Quantizer QATquantizer QuantGrad QuantRule QuantType Quantizer RangeQuantizer Rule
     ScheduledPruneRule ScoreMasker SensitivityAnalysis SensitivityPruner SlimPruner StageError

@@ -12,6 +12,7 @@ from lilliput.torch import (
     ActivationMeanRankPruner,
     AGPPruner,
     L1NormPruner,
+    LeastSquaresPruner,
     SlimPruner,
     TaylorFOWeightPruner,
 )
@@ -35,6 +36,7 @@ def followed(make):
 
 MAKERS = {
     "apoz": calibrated(ActivationAPoZRankPruner),
+    "least_squares": followed(calibrated(LeastSquaresPruner)),
     "mean_activation": calibrated(ActivationMeanRankPruner),
     "taylorfo": calibrated(TaylorFOWeightPruner, loss=loss_of),
 }

@@ -144,6 +144,14 @@ class Backend(ABC):
     ) -> None:
         """Run batches through a model in eval mode; with a task, ``forward`` is a loss to derive."""
 
+    def on_gradient(self, tensor: Any, task: Callable[[Any], None]) -> None:
+        """Call ``task(gradient)`` when the gradient of a tensor is computed."""
+        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+
+    def probe(self, outputs: Any) -> Any:
+        """Return a number whose gradient shows, on average, how much outputs depend on a tensor."""
+        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+
     @abstractmethod
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
         """Return ``forward(model, batch)``, which calls a model with a batch of a data loader."""

@@ -45,6 +45,7 @@ NAMES = (
     "pad_last",
     "pairwise_distances",
     "positive",
+    "products",
     "range_of",
     "relu",
     "relu6",

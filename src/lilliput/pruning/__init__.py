@@ -6,6 +6,7 @@ from lilliput.pruning.channels import ChannelMasker, ChannelPruner
 from lilliput.pruning.fpgm import FPGMPruner
 from lilliput.pruning.l1 import L1FilterPruner, L1NormPruner
 from lilliput.pruning.l2 import L2FilterPruner, L2NormPruner
+from lilliput.pruning.least_squares import LeastSquaresPruner
 from lilliput.pruning.level import LevelPruner
 from lilliput.pruning.linear import LinearPruner
 from lilliput.pruning.mean_activation import (
@@ -33,6 +34,7 @@ __all__ = [
     "L1NormPruner",
     "L2FilterPruner",
     "L2NormPruner",
+    "LeastSquaresPruner",
     "LevelPruner",
     "LinearPruner",
     "OneShotPruner",

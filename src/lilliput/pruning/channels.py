@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -41,6 +42,7 @@ class ChannelMasker(WeightMasker):
     )
     keys = frozenset({"min_kept", "round_to"})
     removes_channels = True
+    scores_compare = False  # across layers as they are; else relative to the mean of their layer
 
     def score(self, wrapper: Any) -> Tensor:
         """Return the importance of each output channel of a layer; larger is kept."""
@@ -67,6 +69,12 @@ class ChannelMasker(WeightMasker):
         from lilliput.pruning.follow import find_masks
 
         return find_masks(self, self.pruner, dict(targets))
+
+    def unit_scores(self, due: Sequence[Any], wrappers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the scores of the units of groups, from those of the layers that make them."""
+        layers = dict.fromkeys(m.layer.name for each in due for m in each.members)
+        scores = {name: self.rank(wrappers[name]) for name in layers}
+        return {each.group.name: each.score(scores) for each in due}
 
     def is_met(self, wrapper: Any, sparsity: float) -> bool:
         """Whether nothing is asked for; otherwise the ranking of all channels decides."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral
+from types import SimpleNamespace
 from typing import Any
 
 from lilliput.config.layer import LayerInfo
@@ -132,6 +133,18 @@ class CriterionPruner(Pruner):
     def pull_to_zero(self, scale: float) -> None:
         """Add the subgradient of ``scale * |w|`` to the gradients of the selected weights."""
         self._backend.pull_to_zero(self.get_modules_wrapper(), scale, self.optimizer)
+
+    def watch(self, layer: LayerInfo, collector: Callable[[Any, Any, Any], Any]) -> list[Any]:
+        """Call ``collector`` after each forward of any layer; return what to ``remove()`` later."""
+        return list(self._backend.on_forward(SimpleNamespace(layer_info=layer), collector))
+
+    def on_gradient(self, tensor: Any, task: Callable[[Any], None]) -> None:
+        """Call ``task(gradient)`` when the gradient of what a layer returned is computed."""
+        self._backend.on_gradient(tensor, task)
+
+    def weight_of(self, layer: LayerInfo) -> Any:
+        """Return the weight of any layer as it is now."""
+        return getattr(layer.module, layer.weight_name or "")
 
     def is_training(self) -> bool:
         """Whether the model is being trained, and not evaluated."""

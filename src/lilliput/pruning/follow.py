@@ -61,10 +61,7 @@ def find_masks(masker: Any, pruner: Any, asked: Mapping[Any, float | None]) -> A
     wrappers = {wrapper.name: wrapper for wrapper in pruner.get_modules_wrapper()}
     sparsities = {wrapper.name: sparsity for wrapper, sparsity in asked.items()}
     due = [each for each in layout.pruned if _asks(each, sparsities)]
-    scores = {
-        name: masker.rank(wrappers[name])
-        for name in dict.fromkeys(m.layer.name for each in due for m in each.members)
-    }
+    scores = masker.unit_scores(due, wrappers)
 
     def alive(layer: LayerInfo) -> Flags:
         mask = wrappers[layer.name].weight_mask
@@ -74,7 +71,7 @@ def find_masks(masker: Any, pruner: Any, asked: Mapping[Any, float | None]) -> A
         return flags
 
     removed = {each.group.name: each.removed(alive) for each in layout.pruned}
-    removed |= _choose(due, sparsities, scores, removed, layout.groups)
+    removed |= _choose(due, sparsities, scores, removed, layout.groups, masker.scores_compare)
     return _answers(pruner, {**wrappers, **{w.name: w for w in pruner.companions()}}, removed)
 
 
@@ -88,6 +85,7 @@ def _choose(
     scores: Mapping[str, Any],
     before: Removed,
     groups: Any,
+    scores_compare: bool,
 ) -> Removed:
     """Return what is removed from each group: by its own sparsity, or by a joint target."""
     removed: Removed = {}
@@ -99,7 +97,7 @@ def _choose(
         config, sparsity = first.layer.config, sparsities[first.layer.name]
         group = Candidates(
             each.group.name,
-            each.score(scores),
+            scores[each.group.name],
             before[each.group.name],
             each.group.rows,
             each.channels,
@@ -107,6 +105,7 @@ def _choose(
             math.lcm(*(m.layer.config.get("round_to", 1) for m in asked)),
             config.get("max_sparsity_per_layer"),
             each.group.stage,
+            scores_compare,
         )
         if sparsity is not None:
             removed[group.name] = group.take(group.limit(prune_count(group.size, sparsity)))
@@ -128,7 +127,16 @@ def _meet(
     if "total_sparsity" in config:
         return take_share(candidates, config["total_sparsity"])
     key = next(key for key in _BUDGETS if key in config)
-    return take_until(candidates, config[key], getattr(groups, _BUDGETS[key]), key, others)
+    count = getattr(groups, _BUDGETS[key])
+    if candidates[0].scores_compare:
+        candidates = [_priced(group, count) for group in candidates]
+    return take_until(candidates, config[key], count, key, others)
+
+
+def _priced(group: Candidates, count: Callable[..., int]) -> Candidates:
+    """Return a group with its scores per multiplication or parameter that a unit saves."""
+    saved = count({}) - count({group.name: np.arange(group.size) == 0})
+    return replace(group, scores=group.scores / max(saved, 1))
 
 
 def _answers(pruner: Any, wrappers: Mapping[str, Any], removed: Removed) -> Answers:

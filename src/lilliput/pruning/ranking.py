@@ -43,6 +43,8 @@ class Candidates:
         The largest share to remove.
     stage : Stage, optional
         Which numbers of kept units per row go together, where they need not be equal.
+    scores_compare : bool
+        Whether scores mean the same in every group.
 
     Examples
     --------
@@ -60,6 +62,7 @@ class Candidates:
     round_to: int = 1
     most: float | None = None
     stage: Stage | None = None
+    scores_compare: bool = False
 
     @property
     def size(self) -> int:
@@ -74,6 +77,8 @@ class Candidates:
     @property
     def relative(self) -> Scores:
         """The ranked scores in terms of their mean, so that layers can be compared."""
+        if self.scores_compare:
+            return self.ranked
         kept = self.scores[~self.removed]
         mean = kept.mean() if kept.size else 0.0
         return self.ranked / mean if mean > 0 else self.ranked

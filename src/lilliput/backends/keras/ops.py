@@ -195,6 +195,11 @@ def pairwise_distances(rows: Tensor) -> Tensor:
     return ops.convert_to_tensor(distances.astype(np.float32))
 
 
+def products(rows: Tensor) -> Tensor:
+    """Return the inner product of each row with each other one."""
+    return ops.matmul(rows, ops.transpose(rows))
+
+
 def to_numpy(tensor: Tensor) -> NDArray[np.float64]:
     """Return a copy as a NumPy array of float64."""
     array: NDArray[np.float64] = to_array(tensor).astype(np.float64)

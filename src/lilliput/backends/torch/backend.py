@@ -174,6 +174,14 @@ class TorchBackend(Backend):
         """Run batches in eval mode, with gradients where a task wants to see them."""
         statistics.run(model, batches, forward, task)
 
+    def on_gradient(self, tensor: Tensor, task: Callable[[Tensor], None]) -> None:
+        """Register a tensor hook."""
+        statistics.on_gradient(tensor, task)
+
+    def probe(self, outputs: Any) -> Tensor:
+        """Return a random combination of outputs, to be derived."""
+        return statistics.probe(outputs)
+
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
         """Return what calls a model with a batch; see :mod:`batches`."""
         return batches.feeder(example_inputs)

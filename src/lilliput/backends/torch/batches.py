@@ -33,11 +33,19 @@ def call(model: nn.Module, batch: Any, example_inputs: Any = None) -> Any:
     >>> call(torch.nn.Bilinear(2, 3, 4), (torch.ones(1, 2), torch.ones(1, 3))).shape
     torch.Size([1, 4])
     """
+    args, kwargs = arguments_of(model, batch, example_inputs)
+    return model(*args, **kwargs)
+
+
+def arguments_of(
+    model: nn.Module, batch: Any, example_inputs: Any = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments and named arguments that :func:`call` calls a model with."""
     if isinstance(batch, Mapping):
-        return model(**batch)
+        return (), dict(batch)
     if not isinstance(batch, (tuple, list)):
-        return model(batch)
-    return model(*_arguments(model, batch, example_inputs))
+        return (batch,), {}
+    return tuple(_arguments(model, batch, example_inputs)), {}
 
 
 def feeder(example_inputs: Any) -> Callable[[nn.Module, Any], Any]:

@@ -163,6 +163,11 @@ def pairwise_distances(rows: Tensor) -> Tensor:
     return torch.cdist(wide, wide)
 
 
+def products(rows: Tensor) -> Tensor:
+    """Return the inner product of each row with each other one, added up further in float64."""
+    return (rows @ rows.T).double()
+
+
 def to_numpy(tensor: Tensor) -> NDArray[np.float64]:
     """Return a copy as a NumPy array of float64."""
     array: NDArray[np.float64] = tensor.detach().double().cpu().numpy().copy()

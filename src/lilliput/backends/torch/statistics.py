@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from lilliput.backends.torch.batches import call
 from lilliput.backends.torch.weights import is_parametrized, raw, whole
+from lilliput.errors import UnsupportedModelError
 
 
 def sum_over_processes(tensor: Tensor) -> Tensor:
@@ -97,6 +99,33 @@ def run(
             module.training = is_training
         for parameter, before in gradients:
             parameter.grad = before
+
+
+def on_gradient(tensor: Tensor, task: Callable[[Tensor], None]) -> None:
+    """Call a task with the gradient of a tensor, when it is computed."""
+    if torch.is_grad_enabled():
+        if not tensor.requires_grad:
+            tensor.requires_grad_()  # of a model with frozen parameters
+        tensor.register_hook(lambda gradient: task(gradient.detach()))  # type: ignore[no-untyped-call]
+
+
+def probe(outputs: Any) -> Tensor:
+    """Return a random combination of all outputs, each tensor in terms of its standard deviation.
+
+    The mean square of its gradient is how much all outputs together depend on something.
+    """
+    found = [x for x in tree_flatten(outputs)[0] if isinstance(x, Tensor) and x.requires_grad]
+    if not found:
+        raise UnsupportedModelError(
+            f"the model returned {type(outputs).__name__}, in which there is no tensor to derive; give "
+            "loss=lambda model, batch: ... to calibrate()."
+        )
+    total = torch.zeros((), device=found[0].device)
+    for x in found:
+        spread = x.detach().float().std().clamp(min=1e-12) if x.numel() > 1 else 1.0
+        signs = torch.randint(0, 2, x.shape, generator=torch.Generator().manual_seed(x.numel()))
+        total = total + (x.float() * (2.0 * signs - 1).to(x.device) / spread).sum()
+    return total
 
 
 class Snapshot:

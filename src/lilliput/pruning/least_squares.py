@@ -1,0 +1,251 @@
+"""LeastSquaresPruner: remove the channels that the others can make up for.
+
+The score of a channel is what its removal changes in the model's outputs, once the layers that read it
+are refitted to the channels that stay. To second order, with the factors of Kronecker::
+
+    s_i = sum over readers of  H_ii / (C⁻¹)_ii,     H = Wᵀ G W
+
+where ``C`` is the covariance of what a reader reads and ``G`` the second moments of the gradient of the
+outputs with respect to what it returns. It is taken greedily: the cheapest channel goes, the readers are
+refitted, and so on (see ``removal_costs``). Hassibi & Stork, "Optimal brain surgeon", 1993; Wang et al.,
+"EigenDamage: structured pruning in the Kronecker-factored eigenbasis", 2019.
+
+A channel that is constant costs nothing, since its readers' biases can say it; nor does one that repeats
+others. ``reconstruct`` does that refitting in the model. Scores of all layers compare, and for a budget
+they count per multiplication or parameter that is saved.
+
+>>> import torch
+>>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+>>> with torch.no_grad():
+...     model[0].weight[1] = 0  # what is left of it is its bias, whatever the input
+>>> pruner = LeastSquaresPruner(model, [{"sparsity": 0.4}], example_inputs=torch.zeros(2, 2))
+>>> pruner.calibrate([torch.randn(64, 2)])
+>>> pruner.compress()[2].weight.ne(0)[0].tolist()[1]
+False
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lilliput.config.layer import LayerInfo
+from lilliput.config.select import Selection
+from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.ops.channels import channel_rows
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.collecting import CollectingMasker, CollectingPruner
+from lilliput.registry import register_pruner
+
+_READERS = frozenset({"Conv1d", "Conv2d", "Conv3d", "Linear"})
+
+
+class LeastSquaresMasker(CollectingMasker):
+    """Score channels by the error that their readers cannot be refitted to avoid."""
+
+    scores_compare = True
+
+    def __init__(self, model: Any, pruner: Any, training_batches: int = 20) -> None:
+        self.read: dict[str, Seen] = {}  # by layer: what it is given
+        self.returned: dict[str, Seen] = {}  # and the gradient of what it returns
+        self._is_finished = False
+        self._handles: list[Any] = []
+        super().__init__(model, pruner, training_batches)
+
+    @classmethod
+    def lay_out(cls, pruner: Any, selection: Selection) -> Any:
+        """As in :class:`ChannelMasker`; channels whose readers cannot be watched are left alone."""
+        if pruner.example_inputs is None and pruner.given_groups is None:
+            raise ConfigError(
+                f"{type(pruner).__name__} asks who reads each channel, and needs example_inputs for it."
+            )
+        from lilliput.pruning.follow import lay_out
+
+        layout = lay_out(pruner, selection, cls.obstacle)
+        unseen = {
+            member.layer.name
+            for each in layout.pruned
+            if not readers_of(each, layout)
+            for member in each.members
+        }
+        if not unseen:
+            return layout
+        pruner.given_groups = layout.groups
+        why = "no convolution or linear layer that reads them can be watched"
+        return lay_out(pruner, selection, lambda layer: why if layer.name in unseen else "")
+
+    def start(self) -> None:
+        """Begin to watch what the readers read."""
+        if not self._handles:
+            layout = self.pruner.layout
+            readers = {r.layer.name: r.layer for p in layout.pruned for r in readers_of(p, layout)}
+            for layer in readers.values():
+                self._handles += self.pruner.watch(layer, self._collect)
+
+    def stop(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def start_over(self) -> None:
+        """Forget what was collected."""
+        self.read, self.returned, self._is_finished = {}, {}, False
+
+    def is_ready(self) -> bool:
+        """Whether every reader has seen its batches."""
+        least = min([seen.batches for seen in self.returned.values()], default=0)
+        return self._is_finished or least >= self.training_batches
+
+    def finish(self) -> None:
+        """Stop collecting, and mark the statistics as complete."""
+        for each in self.pruner.layout.pruned:
+            for reader in readers_of(each, self.pruner.layout):
+                name = reader.layer.name
+                if name not in self.returned or not self.returned[name].batches:
+                    raise AlgorithmError(
+                        f"nothing was seen of layer {name!r}: no batch was run, or none reached it."
+                    )
+        self._is_finished = True
+
+    def unit_scores(self, due: Sequence[Any], wrappers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the removal of each unit costs, by group."""
+        from lilliput.pruning.removal_costs import removal_costs
+
+        layout = self.pruner.layout
+        return {
+            each.group.name: removal_costs(
+                [self._reading(reader) for reader in readers_of(each, layout)], each.group.size
+            )
+            for each in due
+        }
+
+    def _reading(self, reader: Reader) -> Any:
+        """Return how a layer reads a group, and how much the outputs depend on it."""
+        from lilliput.pruning.removal_costs import Reading
+
+        layer = reader.layer
+        read, returned = self.read[layer.name], self.returned[layer.name]
+        covariance = read.second_moments(self.pruner.sum_over_processes, is_centred=True)
+        effect = returned.second_moments(self.pruner.sum_over_processes)
+        weight = self.pruner.weight_of(layer)
+        xp = namespace(weight)
+        taps = xp.to_numpy(xp.widen(xp.detach(weight))).reshape(*layer.shape[:2], -1)
+        energy = sum(tap.T @ effect @ tap for tap in taps.transpose(2, 0, 1))
+        return Reading(covariance, energy, reader.units)
+
+    def _collect(self, wrapper: Any, input_: Any, output: Any) -> None:
+        layer = wrapper.layer_info
+        read = self.read.setdefault(layer.name, Seen())
+        returned = self.returned.setdefault(layer.name, Seen())
+        is_watching = self.is_calibrating or self.pruner.is_training()
+        is_full = returned.batches >= self.training_batches and not self.is_calibrating
+        if self._is_finished or is_full or not is_watching:
+            return
+        given = input_[0] if isinstance(input_, (tuple, list)) else input_
+        xp = namespace(given)
+        rows = channel_rows(xp.widen(xp.detach(given)), layer.channel_axis)
+        examples = int(xp.shape(given)[0])
+
+        def take(gradient: Tensor) -> None:
+            read.add(rows, int(xp.shape(rows)[1]))
+            returned.add(channel_rows(xp.widen(gradient), layer.channel_axis), examples)
+
+        self.pruner.on_gradient(output, take)
+
+
+@dataclass
+class Seen:
+    """Sums of what a layer has read."""
+
+    batches: int = 0
+    count: int = 0
+    total: Tensor = None
+    products: Tensor = None
+
+    def add(self, rows: Tensor, count: int) -> None:
+        """Take a batch into account, one row per channel; it counts that many times."""
+        xp = namespace(rows)
+        total, products = xp.sum(rows, axis=1), xp.products(rows)
+        self.total = total if self.total is None else self.total + total
+        self.products = products if self.products is None else self.products + products
+        self.count += count
+        self.batches += 1
+
+    def second_moments(
+        self, over_processes: Callable[[Tensor], Tensor], is_centred: bool = False
+    ) -> Any:
+        """Return the mean products of all channels in all processes, about zero or their means."""
+        xp = namespace(self.total)
+        total, products = (xp.to_numpy(over_processes(x)) for x in (self.total, self.products))
+        count = float(xp.to_numpy(over_processes(xp.ones_like(self.total[:1]) * self.count))[0])
+        mean = total / count
+        return products / count - (mean[:, None] * mean if is_centred else 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A layer that reads channels of a group, and the unit of each of its inputs."""
+
+    layer: LayerInfo
+    units: Any  # array of int
+
+
+def readers_of(pruned: Any, layout: Any) -> list[Reader]:
+    """Return the layers that read the channels of a group and can be watched."""
+    layers = {
+        name: decision.layer
+        for decision in layout.selection.decisions
+        if not decision.layer.types.isdisjoint(_READERS) and not decision.layer.is_bypassed
+        for name in decision.layer.tensor_names
+    }
+    found = []
+    for piece in pruned.group.slices:
+        layer = layers.get(piece.tensor)
+        if layer is None or piece.is_output or piece.units.ndim > 1:
+            continue
+        if piece.dim == layer.in_axis:
+            found.append(Reader(layer, piece.units))
+    return found
+
+
+@register_pruner("least_squares")
+class LeastSquaresPruner(CollectingPruner):
+    """Prune the channels whose readers lose least when they are refitted without them.
+
+    For models that are pruned without training, or with little: ``calibrate`` on a few hundred
+    unlabelled examples, ``compress()``, then ``reconstruct``.
+
+    Parameters
+    ----------
+    model, config_list, optimizer, example_inputs, **others
+        See :class:`~lilliput.pruning.collecting.CollectingPruner`; ``example_inputs`` are needed.
+    """
+
+    masker_type = LeastSquaresMasker
+    _loss: Callable[..., Any] | None = None
+
+    def calibrate(
+        self,
+        batches: Iterable[Any] | None = None,
+        forward: Callable[..., Any] | None = None,
+        loss: Callable[..., Any] | None = None,
+    ) -> None:
+        """As in :meth:`CollectingPruner.calibrate`, without labels.
+
+        Parameters
+        ----------
+        batches, forward
+            See there.
+        loss : callable, optional
+            ``loss(model, batch)`` returns what to derive. By default a random combination of the
+            model's outputs, so that what counts is how much they move.
+        """
+        self._loss = loss
+        super().calibrate(batches, forward)
+
+    def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
+        run = forward or self._backend.feeder(self.example_inputs)
+        derived = self._loss or (lambda model, batch: self._backend.probe(run(model, batch)))
+        self._backend.run(self.bound_model, batches, derived, lambda: None)

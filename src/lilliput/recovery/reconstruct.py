@@ -1,0 +1,294 @@
+"""Refit the layers of a pruned model by least squares, so that it computes what it did before.
+
+One layer after the other, in the order in which they run, each fitted to what the original model
+returns there, from inputs as the pruned model has them by then: what a removed channel still said is
+said by the others as far as they can, its mean by the bias.
+
+He et al., "Channel pruning for accelerating very deep neural networks", 2017, and Luo et al., "ThiNet",
+2017, do so for the layer behind a pruned one. Here every layer behind a change takes part, and what is
+added to a shortcut also makes up for what the shortcut has lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten
+
+from lilliput.backends.torch.batches import arguments_of
+from lilliput.backends.torch.discover import unwrapped
+from lilliput.backends.torch.sidecar import mask_of, narrow_of
+from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
+from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
+from lilliput.progress import track
+from lilliput.recovery.least_squares import NormalEquations
+from lilliput.recovery.readers import Reader, find_readers
+from lilliput.recovery.replay import Program, Replay, Values
+from lilliput.speedup.capture import Inputs, capture, plain_copy
+from lilliput.speedup.cuts import named_tensors
+
+_WIDEST = 8192  # inputs of a layer whose normal equations are solved; of wider ones, only the bias
+_MEMORY = 1 << 30  # bytes of activations that are kept, so as not to compute them again
+_ROWS = 32_768  # positions per layer, of all examples together
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What became of each layer; ``print`` it.
+
+    Attributes
+    ----------
+    errors : dict
+        Per layer that was refitted, its squared error before and after, relative to the variance of
+        what the original returns there.
+    left : dict
+        Layers behind a change that were left as they are, and why.
+    """
+
+    errors: dict[str, tuple[float, float]] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        width = max([len(name) for name in self.errors], default=0)
+        lines = [f"{len(self.errors)} layers refitted; their error relative to the original:"]
+        lines += [f"  {x:<{width}}  {a:8.4f} → {b:.4f}" for x, (a, b) in self.errors.items()]
+        return "\n".join(lines + [f"  {x}: left, {why}" for x, why in self.left.items()])
+
+
+@torch.no_grad()
+def reconstruct(
+    model: nn.Module,
+    batches: Iterable[Any],
+    teacher: nn.Module,
+    *,
+    ridge: float = 1e-3,
+    progress: bool = True,
+) -> Reconstruction:
+    """Refit the layers of a pruned model to what the original one computes, without training.
+
+    Call it after ``compress()`` and before ``speedup()``: the masked model and what is cut out of it
+    stay equal. Masked weights stay zero.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The pruned model, whose channels are masked; changed in place.
+    batches : iterable
+        A few hundred examples without labels, like those the model will see; a tensor or dict is what
+        the model is called with, and of a tuple ``(inputs, targets)`` the inputs.
+    teacher : torch.nn.Module
+        The model as it was before pruning: ``copy.deepcopy(model)``.
+    ridge : float
+        The price of moving a weight, relative to the mean energy of its layer's inputs.
+    progress : bool
+        Whether to show how far it has come.
+
+    Returns
+    -------
+    Reconstruction
+        The error of each layer before and after.
+
+    Examples
+    --------
+    >>> import copy
+    >>> from lilliput.torch import L1NormPruner
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> teacher, x = copy.deepcopy(model), torch.randn(64, 4)
+    >>> rule = {"op_names": ["0"], "sparsity": 0.5}
+    >>> model = L1NormPruner(model, [rule], example_inputs=x).compress()
+    >>> before = (model(x) - teacher(x)).square().mean()
+    >>> result = reconstruct(model, [x], teacher, progress=False)
+    >>> bool((model(x) - teacher(x)).square().mean() < before)
+    True
+    """
+    work = _Work(model, teacher, [arguments_of(model, batch) for batch in batches])
+    return work.run(ridge, progress)
+
+
+class _Work:
+    """One reconstruction: the graph, run with the tensors of both models side by side."""
+
+    def __init__(self, model: nn.Module, teacher: nn.Module, batches: list[Inputs]) -> None:
+        _check(model, teacher, batches)
+        self.model = unwrapped(model)
+        self.live = named_tensors(self.model)
+        plain, original = plain_copy(model), plain_copy(teacher)
+        shapes = {tuple(_shapes(batch)) for batch in batches}
+        captured = capture(plain, *batches[0], any_size=len(shapes) > 1)
+        self.names, self.count = captured.names, len(batches)
+        self.tensors = {x: t.detach() for x, t in captured.tensors.items()}
+        known = named_tensors(original)
+        self.wanted = {x: known.get(x, t).detach() for x, t in self.tensors.items()}
+        self.program = Program(captured)
+        self.pruned = Replay(self.program, self.tensors, batches)
+        self.original = Replay(self.program, self.wanted, batches)
+        self.readers = self._behind_changes(find_readers(captured))
+        self.result = Reconstruction()
+
+    def run(self, ridge: float, progress: bool) -> Reconstruction:
+        """Refit all layers, and write them into the model."""
+        for reader in track(self.readers, "refitting", progress):
+            self._move_on(self.program.place[reader.node])
+            self._refit(reader, ridge)
+        return self.result
+
+    def _behind_changes(self, readers: list[Reader]) -> list[Reader]:
+        """Return the layers that read something else than in the original model."""
+        changed: set[fx.Node] = set()
+        for node in self.program.nodes:
+            name = str(node.target)
+            if node.op == "get_attr" and name in self.tensors:
+                is_changed = not torch.equal(self.tensors[name], self.wanted[name])
+            else:
+                is_changed = any(x in changed for x in node.all_input_nodes)
+            if is_changed:
+                changed.add(node)
+        return [x for x in readers if x.source in changed or x.other in changed]
+
+    def _move_on(self, place: int) -> None:
+        """Keep the values that later layers need, unless they take too much memory."""
+        if 2 * self.count * self.program.size(place) <= _MEMORY:
+            self.pruned.advance(place)
+            self.original.advance(place)
+
+    def _refit(self, reader: Reader, ridge: float) -> None:
+        weight, groups = self.tensors[reader.weight], reader.groups
+        allowed = self._allowed(reader.weight).view(groups, weight.shape[0] // groups, -1)
+        inputs, outputs = allowed.any(1), allowed.any(2)  # (groups, inputs), (groups, outputs)
+        why = _why_not(allowed, inputs, outputs)
+        if why:
+            self.result.left[reader.weight] = why
+            return
+        columns = inputs[0].nonzero().flatten() if groups == 1 else None
+        equations = self._collect(reader, columns, inputs)
+        matrix = weight.reshape(allowed.shape).mT.double()
+        start = matrix if columns is None else matrix[:, columns]
+        has_shift = reader.bias is not None or reader.norm is not None
+        fitted, shift = equations.solve(start, ridge, has_shift)
+        before = self._shift(reader, groups)
+        self.result.errors[reader.weight] = (
+            equations.error(start, before),
+            equations.error(fitted, shift if has_shift else before),
+        )
+        matrix = matrix.clone()
+        matrix[:, slice(None) if columns is None else columns] = fitted
+        matrix = matrix * outputs[:, None]
+        self._write(reader.weight, matrix.mT.reshape(weight.shape))
+        if has_shift:
+            self._write_shift(reader, (shift * outputs).flatten())
+
+    def _collect(self, reader: Reader, columns: Tensor | None, inputs: Tensor) -> NormalEquations:
+        """Return the least-squares problem of a layer, from some positions of all batches."""
+        equations, place = NormalEquations(), self.program.place
+        weight, groups = self.tensors[reader.weight], reader.groups
+        for batch in range(self.count):
+            goal = self.original.run(batch, place[reader.goal] + 1, keep=(reader.goal,))[
+                reader.goal
+            ]
+            picked = _pick(reader, goal, _ROWS // self.count, batch)
+            seen: list[Tensor] = []
+
+            def see(values: Values, picked: Tensor = picked, seen: list[Tensor] = seen) -> None:
+                seen.append(reader.patches(values[reader.source], picked, weight))
+
+            stop = place[reader.node] + 1 if reader.total is None else place[reader.total]
+            values = self.pruned.run(batch, stop, before={reader.node: see})
+            wanted = reader.rows(goal, picked)
+            if reader.other is not None:
+                wanted = self._before_norm(
+                    reader, wanted - reader.rows(values[reader.other], picked)
+                )
+            rows = seen[0] * inputs[:, None] if columns is None else seen[0][:, :, columns]
+            equations.add(rows, wanted.view(len(wanted), groups, -1).transpose(0, 1))
+        return equations
+
+    def _before_norm(self, reader: Reader, wanted: Tensor) -> Tensor:
+        """Return what a layer has to return for its norm to return this."""
+        if reader.norm is None:
+            return wanted
+        factor, shift = reader.norm.factor(self.tensors), reader.norm.shift(self.tensors)
+        safe = torch.where(factor == 0, 1.0, factor)  # a removed channel, which is not fitted
+        found: Tensor = ((wanted.double() - shift) / safe).to(wanted.dtype)
+        return found
+
+    def _shift(self, reader: Reader, groups: int) -> Tensor:
+        """Return what a layer adds itself, as (groups, outputs)."""
+        bias = None if reader.bias is None else self.tensors[reader.bias]
+        weight = self.tensors[reader.weight]
+        return (weight.new_zeros(len(weight)) if bias is None else bias).double().view(groups, -1)
+
+    def _allowed(self, name: str) -> Tensor:
+        """Return which weights are not masked."""
+        path, _, leaf = name.rpartition(".")
+        mask = mask_of(self.model.get_submodule(path), leaf)
+        if mask is not None:
+            return mask.ne(0)
+        kept: Tensor = self.tensors[name].ne(0) | self.wanted[name].eq(0)
+        return kept
+
+    def _write(self, name: str, value: Tensor) -> None:
+        held = self.live[self.names[name]]
+        held.data.copy_(value)
+        self.tensors[name] = value.to(held.dtype)
+
+    def _write_shift(self, reader: Reader, shift: Tensor) -> None:
+        """Let a layer's bias, or the mean of the norm after it, hold its constant part."""
+        if reader.bias is not None:
+            self._write(reader.bias, shift)
+        elif reader.norm is not None:
+            mean = self.tensors[reader.norm.mean]
+            self._write(reader.norm.mean, mean.double() - shift)
+
+
+def _why_not(allowed: Tensor, inputs: Tensor, outputs: Tensor) -> str:
+    """Return why a weight with these masks cannot be refitted, '' if it can."""
+    if not bool((allowed == (outputs[:, :, None] & inputs[:, None])).all()):
+        return "single weights of it are masked"
+    if not bool(allowed.any()):
+        return "all of it is masked"
+    if allowed.shape[2] > _WIDEST:
+        return f"it has {allowed.shape[2]:,} inputs, too many to solve for"
+    return ""
+
+
+def _pick(reader: Reader, value: Tensor, rows: int, seed: int) -> Tensor:
+    """Return some positions of an output, the same for both models."""
+    count = rows if reader.is_linear else -(-rows // len(value))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(reader.positions(value), generator=generator)[:count].to(value.device)
+
+
+def _shapes(batch: Inputs) -> list[tuple[int, ...]]:
+    return [tuple(x.shape) for x in tree_flatten(batch)[0] if isinstance(x, Tensor)]
+
+
+def _check(model: nn.Module, teacher: nn.Module, batches: list[Inputs]) -> None:
+    if not batches:
+        raise AlgorithmError(
+            "reconstruct(): no batches were given, expected a few hundred examples."
+        )
+    own, other = (
+        {x: tuple(t.shape) for x, t in named_tensors(plain_copy(m, share=True)).items()}
+        for m in (model, teacher)
+    )
+    if own != other:
+        names = sorted(set(own.items()) ^ set(other.items()))
+        raise StageError(
+            f"reconstruct(): model and teacher differ in the shape of {names[0][0]!r}; expected the masked "
+            "model, before speedup(), and a copy of it from before compress()."
+        )
+    for path, module in unwrapped(model).named_modules():
+        if isinstance(module, QuantizerModuleWrapper):
+            raise StageError(
+                f"layer {module.name!r} is under {type(module.compressor).__name__}; reconstruct first "
+                "and quantize then."
+            )
+        if narrow_of(module) is not None:
+            raise UnsupportedModelError(
+                f"{path} ({type(module).__name__}) normalizes over channels of which some are masked; "
+                "reconstruct() works where such channels are kept: exclude the layers that make them."
+            )

@@ -1,0 +1,87 @@
+"""Channels that the others can make up for go first, per multiplication that they save."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lilliput.errors import ConfigError
+from lilliput.torch import L1NormPruner, LeastSquaresPruner, reconstruct
+
+
+def net():
+    """A convolution with one constant channel and one that repeats another, both with large weights."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1)]
+    model = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 5)).eval()
+    with torch.no_grad():
+        model[0].weight[2], model[0].bias[2] = 0, 3
+        model[0].weight[5], model[0].bias[5] = 2 * model[0].weight[1], 2 * model[0].bias[1]
+        model[2].weight[:, 2] *= 10
+    return model
+
+
+def pruned(cls, model, **rule):
+    x = torch.randn(32, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    pruner = cls(model, [{"op_types": ["Conv2d"], **rule}], example_inputs=x[:2])
+    if cls is LeastSquaresPruner:
+        pruner.calibrate([x[:20], x[20:]])
+    pruner.compress()
+    return x
+
+
+def gone(layer):
+    return (layer.weight.detach().flatten(1) == 0).all(1).nonzero().flatten().tolist()
+
+
+def test_what_is_constant_and_what_is_said_twice_goes_first():
+    model = net()
+    pruned(LeastSquaresPruner, model, op_names=["0"], sparsity=0.25)
+    assert 2 in gone(model[0])
+    assert len({1, 5} & set(gone(model[0]))) == 1
+
+
+def test_after_reconstruction_less_is_lost_than_by_the_smallest_weights():
+    errors = []
+    for cls in (LeastSquaresPruner, L1NormPruner):
+        model = net()
+        teacher = copy.deepcopy(model)
+        x = pruned(cls, model, max_macs=0.6)
+        reconstruct(model, [x], teacher, progress=False)
+        with torch.no_grad():
+            errors.append(float((model(x) - teacher(x)).square().mean()))
+    assert errors[0] < 0.7 * errors[1]
+
+
+def test_for_a_budget_scores_count_per_multiplication_saved():
+    """Two branches alike, of which one works on more pixels: that one loses more."""
+
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.small, self.large = (
+                nn.Sequential(nn.Conv2d(3, 16, 1, stride=s), nn.ReLU(), nn.Conv2d(16, 4, 1))
+                for s in (4, 1)
+            )
+            self.large.load_state_dict(self.small.state_dict())
+
+        def forward(self, x):
+            return self.small(x).mean((2, 3)) + self.large(x).mean((2, 3))
+
+    torch.manual_seed(0)
+    model = Branches()
+    pruned(LeastSquaresPruner, model, max_macs=0.7)
+    assert len(gone(model.large[0])) > len(gone(model.small[0]))
+
+
+def test_example_inputs_are_asked_for():
+    with pytest.raises(ConfigError, match="needs example_inputs"):
+        LeastSquaresPruner(net(), [{"sparsity": 0.5}])
+
+
+def test_channels_that_nobody_is_seen_to_read_are_left_alone():
+    model = nn.Sequential(nn.Linear(4, 6), nn.LSTM(6, 3, batch_first=True))
+    rules = [{"op_types": ["Linear"], "sparsity": 0.5}]
+    with pytest.raises(ConfigError, match="can be watched"):
+        LeastSquaresPruner(model, rules, example_inputs=torch.randn(2, 5, 4))
