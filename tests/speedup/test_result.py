@@ -84,3 +84,24 @@ def test_results_are_short_at_the_prompt_and_tables_in_notebooks():
     assert found.groups._repr_html_().count("<tr>") == 2
     shown = result._repr_html_()
     assert "<td" in shown and "74 → 38" in shown and len(shown) < 3000
+
+
+def test_measuring_leaves_no_trace_in_the_users_model():
+    class Lazy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.make, self.read = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.ramp = None
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            if self.ramp is None:
+                self.ramp = torch.arange(1.0, 7.0)
+            return self.read(self.make(x * self.ramp).relu())
+
+    model, x = Lazy(), torch.randn(2, 6)
+    L1NormPruner(model, [{"op_names": ["make"], "sparsity": 0.5}], example_inputs=x).compress()
+    speedup(model, x)
+    assert model.calls == 0 and model.ramp is None
+    model(x.requires_grad_()).sum().backward()  # which a ramp made in inference mode would refuse

@@ -145,10 +145,14 @@ def make_receipt(
     plain: nn.Module, shrunk: nn.Module, inputs: Any, macs: tuple[int, int], error: float
 ) -> Receipt:
     """Time the model before and after, for a moment, and put that beside the counts."""
+    from lilliput.backends.torch.discover import unwrapped
     from lilliput.report.measure import figures_of, time_calls
     from lilliput.report.measure_torch import count_stored, measured
+    from lilliput.speedup.capture import shared_copy
 
-    models, batch = (plain, shrunk), measured.batch(plain, inputs)
+    # A copy: code may count its calls, or keep what it made in inference mode.
+    models = plain, shared_copy(unwrapped(shrunk))
+    batch = measured.batch(plain, inputs)
     times = time_calls([measured.caller(model, inputs) for model in models], runs=20, seconds=0.1)
     before, after = (
         figures_of(
