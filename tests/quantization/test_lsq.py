@@ -54,6 +54,7 @@ def test_the_scale_of_a_weight_starts_as_in_the_paper(bits, granularity):
 def test_the_gradient_of_a_weights_scale_is_that_of_the_paper(bits, granularity):
     rule = {"quant_types": ["weight"], "quant_bits": bits, "granularity": granularity}
     rule |= {"group_size": 4} if granularity == "per_group" else {}
+    rule |= {"quant_scheme": "symmetric"}  # as the paper has it
     model, quantizer, _ = linear(**rule)
     wrapper = only(quantizer)
     x, upstream = numbers(16, 10), numbers(16, 6, seed=1)

@@ -63,12 +63,23 @@ def test_weights_have_a_scale_for_each_output_channel(module, axes, bits):
     torch.testing.assert_close(held.to_reals(held.to_integers(model.weight)), model.weight)
 
 
-def test_weights_in_groups_and_a_last_group_that_is_shorter():
-    model, quantizer = linear(
-        quant_types=["weight"], quant_bits=4, granularity="per_group", group_size=4
-    )
+def round_affine(values, bits):
+    low, high = np.minimum(values.min(1, keepdims=True), 0), values.max(1, keepdims=True)
+    scale = (np.maximum(high, 0) - low) / (2**bits - 1)
+    zero = np.rint(-low / scale)
+    return (np.clip(np.rint(values / scale) + zero, 0, 2**bits - 1) - zero) * scale
+
+
+@pytest.mark.parametrize("scheme", [None, "affine", "symmetric"])
+def test_weights_in_groups_and_a_last_group_that_is_shorter(scheme):
+    rule = {"quant_types": ["weight"], "quant_bits": 4, "granularity": "per_group", "group_size": 4}
+    model, quantizer = linear(**rule, **({"quant_scheme": scheme} if scheme else {}))
     weight = only(quantizer).weight.detach().double().numpy()
-    expected = [round_symmetric(weight[:, i : i + 4], 4, (1,)) for i in (0, 4, 8)]
+    groups = [weight[:, i : i + 4] for i in (0, 4, 8)]
+    if scheme == "symmetric":
+        expected = [round_symmetric(group, 4, (1,)) for group in groups]
+    else:
+        expected = [round_affine(group, 4) for group in groups]
     np.testing.assert_allclose(model.weight.detach(), np.concatenate(expected, 1), rtol=1e-5)
     assert quantizer.qparams(only(quantizer), QuantType.WEIGHT).scale.shape == (6, 3)
 

@@ -24,6 +24,7 @@ class Decision:
     rule: int | None
     excluded: bool = False
     obstacle: str = ""  # why the algorithm has to leave a layer alone that a rule selects
+    default: str = ""  # why the algorithm takes a layer that no rule names
 
     @property
     def why(self) -> str:
@@ -31,13 +32,14 @@ class Decision:
         if self.obstacle:
             return f"left alone: {self.obstacle}"
         if self.rule is None:
-            return "no rule matches"
+            return f"by default: {self.default}" if self.default else "no rule matches"
         return f"excluded by rule {self.rule}" if self.excluded else f"rule {self.rule}"
 
     @property
     def is_chosen(self) -> bool:
         """Whether the layer is compressed."""
-        return self.rule is not None and not self.excluded and not self.obstacle
+        is_taken = self.rule is not None or bool(self.default)
+        return is_taken and not self.excluded and not self.obstacle
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,11 @@ class Draft:
         *,
         like: ir.Value,
         dtype: ir.DataType | None = None,
+        domain: str = "",
     ) -> ir.Value:
         """Put a node with one output in front of another, and return the output."""
-        node = ir.node(op_type, inputs, attributes or {})
+        node = ir.node(op_type, inputs, attributes or {}, domain=domain)
+        self.model.opset_imports.setdefault(domain, 1)
         scopes = before.metadata_props.get(OWN_SCOPES) or before.metadata_props.get(SCOPES)
         if scopes is not None:
             node.metadata_props[SCOPES] = scopes

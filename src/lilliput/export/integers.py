@@ -95,9 +95,9 @@ class Stored:
     def write(self, draft: Draft, before: ir.Node, name: str, like: ir.Value) -> ir.Value:
         """Add the constants and a DequantizeLinear, and return its output."""
         inputs = [
-            draft.constant(_cast(self.integers, self.dtype), f"{name}_quantized"),
+            draft.constant(cast(self.integers, self.dtype), f"{name}_quantized"),
             draft.constant(self.scale, f"{name}_scale"),
-            draft.constant(_cast(self.zero_point, self.dtype), f"{name}_zero_point"),
+            draft.constant(cast(self.zero_point, self.dtype), f"{name}_zero_point"),
         ]
         attributes = {} if self.axis is None else {"axis": self.axis}
         if self.block_size is not None:
@@ -107,7 +107,8 @@ class Stored:
         return output
 
 
-def _cast(integers: Array, dtype: ir.DataType) -> Array:
+def cast(integers: Array, dtype: ir.DataType) -> Array:
+    """Return integers in the type in which a file stores them."""
     return integers.astype(dtype.numpy())
 
 

@@ -135,6 +135,20 @@ class Simulation(ABC):
         """Return an array as a tensor of the framework, where another one is."""
 
 
+def note_defaults(places: list[Place]) -> list[str]:
+    """Return what the user should know of layers that are quantized although no rule names them."""
+    notes = []
+    for place in places:
+        decisions = place.wrapper.compressor.selection.decisions if place.is_weight else ()
+        for decision in decisions:
+            if decision.default and decision.layer.name == place.wrapper.name:
+                notes.append(
+                    f"{place.wrapper.name}: {decision.default}, which is quantized to 8 bits by default. "
+                    'To keep it in float, add the rule {"op_types": ["Embedding"], "exclude": True}.'
+                )
+    return notes
+
+
 def first_line(error: BaseException, skip: int = 0) -> str:
     """Return the first line of what an error says, or one further down."""
     lines = [line for line in str(error).splitlines() if line.strip()][skip:]

@@ -15,6 +15,8 @@ from lilliput.export.graph import Draft, array_of, integer_attribute, layers_of,
 from lilliput.export.integers import name_of, read
 from lilliput.export.layer import Layer, some_of
 from lilliput.export.layers import integer_type
+from lilliput.export.lookups import gather_integers, whole_tables
+from lilliput.export.places import note_defaults
 
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT16)
 _FOUR_BITS = {ir.DataType.INT4: ir.DataType.INT8, ir.DataType.UINT4: ir.DataType.UINT8}
@@ -151,9 +153,9 @@ def _add_apart(draft: Draft, node: ir.Node, product: ir.Value, bias: ir.Value) -
 
 def find_notes(layers: list[Layer], draft: Draft, target: str) -> list[str]:
     """Return what keeps a file from being as fast as it could be, and the remedy."""
+    notes = note_defaults(draft.places)
     if target == "generic":
-        return []
-    notes = []
+        return notes
     signed = [str(n.name) for n in layers_of(draft.graph) if integer_type(n.inputs[0]) in _SIGNED]
     if signed:
         notes.append(
@@ -181,6 +183,12 @@ def find_notes(layers: list[Layer], draft: Draft, target: str) -> list[str]:
             "in ONNX Runtime) but not for many: with 128 rows, four bits are as fast as float and "
             "eight are slower (0.7). Add 'input' and 'output' to quant_types for batches."
         )
+    whole = whole_tables(draft.graph)
+    if whole and target == "onnxruntime":
+        notes.append(
+            f"{some_of(whole)}: all of this table is dequantized in each call, because ONNX Runtime cannot "
+            "look up its integers; give it 8 bits, or 4 in groups of 16, 32, 64 or 128."
+        )
     return notes
 
 
@@ -191,7 +199,9 @@ class _Target:
 
 
 TARGETS = {
-    "onnxruntime": _Target((flatten_linears,), (clip_integers, widen_weights, unfold_gemms)),
+    "onnxruntime": _Target(
+        (flatten_linears,), (clip_integers, widen_weights, unfold_gemms, gather_integers)
+    ),
     "openvino": _Target((), (refuse_ragged, widen_weights, unfold_gemms)),
     "generic": _Target(),
 }

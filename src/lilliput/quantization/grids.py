@@ -9,6 +9,8 @@ from lilliput.config.layer import LayerInfo
 from lilliput.ops.qparams import Grid
 from lilliput.quantization.bits import bits_of
 
+TABLES = frozenset({"Embedding", "EmbeddingBag"})
+
 # What a rule means where it does not say: as CPU runtimes execute it fastest.
 _DEFAULTS = {
     "weight": {"quant_dtype": "int", "quant_scheme": "symmetric", "granularity": "per_channel"},
@@ -16,18 +18,43 @@ _DEFAULTS = {
     "output": {"quant_dtype": "uint", "quant_scheme": "affine", "granularity": "per_tensor"},
 }
 
+_GROUP = {"quant_dtype": "uint", "quant_scheme": "affine"}  # of weights per group
+
 
 def setting_of(config: Mapping[str, Any], key: str, target: str) -> Any:
     """Return what a rule says of a target, or the default.
+
+    A group of weights is seldom symmetric, and kernels for groups take zero points without a loss: its
+    default is ``affine``, in ``uint``.
 
     Examples
     --------
     >>> setting_of({"quant_scheme": {"weight": "affine"}}, "quant_scheme", "weight")
     'affine'
+    >>> setting_of({"granularity": "per_group", "group_size": 32}, "quant_dtype", "weight")
+    'uint'
     """
     value = config.get(key)
     value = value.get(target) if isinstance(value, Mapping) else value
-    return _DEFAULTS[target].get(key) if value is None else value
+    if value is not None:
+        return value
+    found = _DEFAULTS[target].get(key)
+    if target == "weight" and key in _GROUP:
+        is_group = setting_of(config, "granularity", target) == "per_group"
+        is_free = key == "quant_scheme" or setting_of(config, "quant_scheme", target) == "affine"
+        return _GROUP[key] if is_group and is_free else found
+    return found
+
+
+def _weight_axes(layer: LayerInfo | None) -> tuple[int, int]:
+    """Return which axis of a weight has a scale for each entry, and which one is cut into groups.
+
+    Of a table it is the rows that have scales: what is looked up brings its own, and a head that is
+    tied to the table has them for its outputs.
+    """
+    if layer is None or layer.types & TABLES:
+        return 0, 1
+    return layer.out_axis, layer.in_axis
 
 
 def grid_for(config: Mapping[str, Any], target: str, layer: LayerInfo | None = None) -> Grid:
@@ -45,10 +72,10 @@ def grid_for(config: Mapping[str, Any], target: str, layer: LayerInfo | None = N
         narrow = target == "weight" and is_signed and is_symmetric
     axis, group_size = None, None
     granularity = setting_of(config, "granularity", target)
+    channels, inputs = _weight_axes(layer)
     if target == "weight" and granularity == "per_channel":
-        axis = layer.out_axis if layer else 0
+        axis = channels
     elif target == "weight" and granularity == "per_group":
-        axis = layer.in_axis if layer else 1
-        group_size = config.get("group_size")
+        axis, group_size = inputs, config.get("group_size")
     bits = bits_of(config, target)
     return Grid(bits, is_signed, is_symmetric, bool(narrow), axis, group_size)

@@ -9,12 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.config.select import Selection
 from lilliput.config.spec import QuantRule, Rule
 from lilliput.errors import ConfigError, StageError
 from lilliput.ops.fakequant import covering, fake_quantize, ranges
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams, fit, spread
 from lilliput.quantization.calibration import calibrate
+from lilliput.quantization.embeddings import take_embeddings
 from lilliput.quantization.grids import grid_for
 from lilliput.quantization.observers import OBSERVERS, make_observer
 from lilliput.quantization.placed import ACTIVATIONS, PlacedQuantizer
@@ -115,6 +117,10 @@ class RangeQuantizer(PlacedQuantizer):
         super().__init__(model, config_list, optimizer)
 
     # -- what is quantized -------------------------------------------------------------------------
+
+    def refine(self, selection: Selection) -> Selection:
+        """Take embeddings that would dominate the file; see :mod:`~lilliput.quantization.embeddings`."""
+        return take_embeddings(super().refine(selection), self.targets_of)
 
     def default_targets(self, layer: LayerInfo) -> list[str]:
         """Return what has to be quantized for a layer to run in integers."""

@@ -29,7 +29,7 @@ class PlannedStep:
 
     title: str
     epochs: int = 0
-    rules: dict[int, list[str]] = field(default_factory=dict)
+    rules: dict[int | str, list[str]] = field(default_factory=dict)
     seconds: float | None = None
 
 
@@ -68,7 +68,9 @@ class Plan:
             epochs = f", {step.epochs} epoch{plural}" if step.epochs else ""
             time_ = "" if step.seconds is None else f", about {_duration(step.seconds)}"
             lines.append(f"  {number}. {step.title}{epochs}{time_}")
-            lines += [f"     rule {rule}: {_some(names)}" for rule, names in step.rules.items()]
+            for rule, names in step.rules.items():
+                label = f"rule {rule}" if isinstance(rule, int) else rule
+                lines.append(f"     {label}: {_some(names)}")
         if self.seconds is not None:
             lines.append(f"about {_duration(self.seconds)} of training and evaluation here")
         if self.memory is not None:
@@ -116,10 +118,10 @@ def plan(recipe: str | os.PathLike[str] | dict[str, Any] | Recipe, *, trust: boo
     return Plan(steps, len(units_of(asked)) + 1, total, _peak_memory(), notes)
 
 
-def check_model(session: Session) -> dict[int, dict[int, list[str]]]:
+def check_model(session: Session) -> dict[int, dict[int | str, list[str]]]:
     """Return which layers the rules of each step take, or raise all that does not fit the model."""
     problems: list[Problem] = []
-    found: dict[int, dict[int, list[str]]] = {}
+    found: dict[int, dict[int | str, list[str]]] = {}
     missing = session.framework.check_training(session.functions) if session.recipe.trains else ""
     if missing:
         problems.append(Problem("", f"{missing}."))
@@ -137,15 +139,16 @@ def check_model(session: Session) -> dict[int, dict[int, list[str]]]:
     return found
 
 
-def _layers_by_rule(compressor: Any) -> dict[int, list[str]]:
-    rules: dict[int, list[str]] = {}
+def _layers_by_rule(compressor: Any) -> dict[int | str, list[str]]:
+    rules: dict[int | str, list[str]] = {}
     try:
         decisions = compressor.selection.decisions
     except StageError:  # an algorithm that changes the model first is bound later
         return rules
     for decision in decisions:
         if decision.is_chosen:
-            rules.setdefault(decision.rule, []).append(decision.layer.name)
+            key = "by default" if decision.rule is None else decision.rule
+            rules.setdefault(key, []).append(decision.layer.name)
     return rules
 
 

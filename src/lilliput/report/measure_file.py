@@ -11,7 +11,14 @@ import numpy as np
 from lilliput.report.executed import ExecutedFile, OnnxFile
 from lilliput.report.snapshot import batch_of
 
-_SCALES = {"QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "MatMulNBits": (2, 3)}
+# Where operators hold scales and zero points.
+_SCALES = {
+    "QuantizeLinear": (1, 2),
+    "DequantizeLinear": (1, 2),
+    "MatMulNBits": (2, 3),
+    "GatherBlockQuantized": (2, 3),
+}
+_MOVERS = ("Gather", "Unsqueeze", "Transpose", "Cast")
 
 
 class MeasuredFile:
@@ -61,10 +68,10 @@ def _count_onnx(file: OnnxFile, inputs: Any) -> dict[str, Any]:
 
     graph = onnx_ir.load(file.path).graph
     scales = {
-        value.name
+        _origin(value).name
         for node in graph
         for i, value in enumerate(node.inputs)
-        if value is not None and i in _SCALES.get(node.op_type, ())
+        if value is not None and i in _scale_inputs(node)
     }
     stored = [
         value.const_value.numpy()
@@ -96,6 +103,30 @@ def _inside(
     data, held = Packed(file.path.read_bytes(), folder=folder).with_outputs(names)
     (values,) = run(PLAIN, data, [feeds])
     return {**dict(zip(held, values, strict=True)), **feeds}
+
+
+def _scale_inputs(node: Any) -> tuple[int, ...]:
+    """Return which inputs of a node are scales or zero points; ``(Cast(rows) - zero) * scale`` has them."""
+    rows = node.inputs[0].producer() if node.op_type in ("Mul", "Sub") and node.inputs[0] else None
+    if rows is not None and rows.op_type == "Sub":
+        rows = rows.inputs[0].producer()
+    if rows is not None and rows.op_type == "Cast" and rows.inputs[0].dtype in _rounded_types():
+        return (1,)
+    return _SCALES.get(node.op_type, ())
+
+
+def _rounded_types() -> tuple[Any, ...]:
+    import onnx_ir
+
+    kinds = onnx_ir.DataType
+    return (kinds.INT8, kinds.UINT8, kinds.INT16, kinds.UINT16)
+
+
+def _origin(value: Any) -> Any:
+    """Return what scales are looked up in, where they are not constants themselves."""
+    while value.producer() is not None and value.producer().op_type in _MOVERS:
+        value = value.producer().inputs[0]
+    return value
 
 
 def _is_trained(tensor: Any) -> bool:

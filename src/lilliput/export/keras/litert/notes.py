@@ -10,7 +10,7 @@ from lilliput.export.keras.litert.layers import count_operators
 from lilliput.export.keras.litert.sites import fit_int8
 from lilliput.export.keras.litert.weights import Found
 from lilliput.export.layer import Layer, some_of
-from lilliput.export.places import Simulation
+from lilliput.export.places import Simulation, note_defaults
 
 
 def find_notes(
@@ -21,6 +21,7 @@ def find_notes(
         return []
     integers, floats = count_operators(draft)
     notes = [f"{integers} operators on integers, {floats} on floats{_which(draft)}"]
+    notes += note_defaults(simulation.places)
     wide = [p.name for p in simulation.places if not p.is_weight and fit_int8(p) is None]
     if wide:
         notes.append(

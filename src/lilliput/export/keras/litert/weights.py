@@ -19,7 +19,7 @@ from lilliput.export.grid import on_grid
 from lilliput.export.keras.litert.draft import Draft, Scales
 from lilliput.export.places import Array, Place
 
-# Where an operator holds its weight, and which axis of it counts output channels.
+# Where an operator holds its weight, and which axis of it counts output channels, or rows of a table.
 WEIGHTS = {
     "CONV_2D": (1, 0),
     "DEPTHWISE_CONV_2D": (1, 3),
@@ -27,8 +27,8 @@ WEIGHTS = {
     "TRANSPOSE_CONV": (1, 0),
     "CONV_3D": (1, 4),
     "BATCH_MATMUL": (1, -1),
-    "GATHER": (0, 1),
-    "EMBEDDING_LOOKUP": (1, 1),
+    "GATHER": (0, 0),
+    "EMBEDDING_LOOKUP": (1, 0),
 }
 _CLOSE = 1e-5
 
