@@ -1,5 +1,6 @@
 import copy
 import io
+import itertools
 
 import pytest
 import torch
@@ -45,6 +46,23 @@ def test_an_edit_of_a_quantized_weight_raises_and_changes_nothing(edit, masked):
     with torch.no_grad(), pytest.raises(StageError, match=r"'weight' is computed.*get_parameter"):
         edit(model[0].weight)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_every_view_of_a_quantized_weight_refuses_to_be_edited():
+    weight = make()[0].weight.detach()
+    storage = weight.untyped_storage()
+    names = [x for x in dir(torch.Tensor) if not x.startswith("_") and not x.endswith("_")]
+    views = set()
+    for name, args in itertools.product(names, [(), (0,), (2,), (0, 1), ((6, 6),), (weight,)]):
+        try:
+            result = getattr(weight, name)(*args)
+        except Exception:  # called in a way that it is not for
+            continue
+        for x in result if isinstance(result, (tuple, list)) else [result]:
+            is_plain = type(x) is torch.Tensor and x.layout is torch.strided
+            if is_plain and x.untyped_storage().data_ptr() == storage.data_ptr():
+                views.add(name)
+    assert views == set()
 
 
 def test_resetting_a_quantized_layer_raises():

@@ -19,7 +19,9 @@ _VIEWS = (
     *("__getitem__", "detach", "view", "view_as", "reshape", "flatten", "unflatten", "ravel"),
     *("t", "transpose", "permute", "swapaxes", "movedim", "squeeze", "unsqueeze", "expand"),
     *("select", "narrow", "diagonal", "unfold", "alias", "expand_as", "swapdims", "moveaxis"),
-    *("chunk", "split", "unbind", "tensor_split", "as_strided"),
+    *("chunk", "split", "unbind", "tensor_split", "as_strided", "hsplit", "vsplit", "dsplit"),
+    *("split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "new"),
+    *("reshape_as", "broadcast_to", "adjoint", "slice_inverse"),
 )
 _OPERATORS = (
     "add",
