@@ -19,6 +19,7 @@ INTEGER_KERNELS = frozenset(
         "MatMulInteger",
         "MatMulIntegerToFloat",
         "DynamicQuantizeMatMul",
+        "DynamicQuantizeLSTM",
         "MatMulNBits",
         "QAttention",
     }

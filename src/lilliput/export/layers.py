@@ -12,6 +12,7 @@ from lilliput.export.integers import read
 from lilliput.export.kernels import INTEGER_KERNELS
 from lilliput.export.layer import Layer
 from lilliput.export.macs import Shape, UnknownShapeError, count_macs
+from lilliput.export.recurrent import is_recurrent, weight_type, why_float
 
 _EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
 _FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)
@@ -28,6 +29,9 @@ def list_layers(graph: ir.Graph, given: Mapping[str, int] | None = None) -> list
     sizes = {**_ones(graph), **(given or {})}
     layers = []
     for node in layers_of(graph):
+        if is_recurrent(node):
+            layers.append(_recurrent_layer(node, sizes))
+            continue
         weight = node.inputs[1]
         stored = read(weight)
         is_constant = stored is not None or array_of(weight) is not None
@@ -47,6 +51,13 @@ def list_layers(graph: ir.Graph, given: Mapping[str, int] | None = None) -> list
             )
         )
     return layers
+
+
+def _recurrent_layer(node: ir.Node, sizes: Mapping[str, int]) -> Layer:
+    """Return what is said of a recurrent layer, which has several weights."""
+    reason, op = why_float(node), node.op_type.removeprefix("DynamicQuantize")
+    dtype, macs = weight_type(node), _macs(node, sizes)
+    return Layer(str(node.name), op, dtype, macs, integer=not reason, reason=reason)
 
 
 def _reason(node: ir.Node) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from lilliput.ops.macs import recurrent_macs
+
 Shape = Sequence[int]
 Shapes = Sequence[Shape | None]
 # Of the shapes of all inputs and outputs (None for those left out), and the attributes by name.
@@ -90,6 +92,12 @@ def _einsum(inputs: Shapes, outputs: Shapes, attributes: Mapping[str, Any]) -> i
     return macs
 
 
+def _recurrent(inputs: Shapes, outputs: Shapes, attributes: Mapping[str, Any]) -> int:
+    """Count both matrices at every step: the input is (steps, examples, size)."""
+    given, *weights = (_of(inputs, i) for i in range(3))
+    return recurrent_macs(prod(given[:-1]), map(prod, weights))
+
+
 MACS: dict[str, Formula] = {
     "Conv": _conv(1),
     "ConvInteger": _conv(1),
@@ -105,4 +113,8 @@ MACS: dict[str, Formula] = {
     "MatMulNBits": _product,
     "Einsum": _einsum,
     "Attention": _attention,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _recurrent,
+    "DynamicQuantizeLSTM": _recurrent,
 }

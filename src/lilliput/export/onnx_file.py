@@ -85,7 +85,7 @@ def export_onnx(
         of each output, in every runtime: against the simulation given the tensors before it as the runtime
         computed them, so that it is the file that is judged and not how roundings add up. From end to end
         the outputs may be further off, as the result says. Kernels that round activations which nothing
-        quantizes (MatMulNBits) are judged without that.
+        quantizes (MatMulNBits, integer LSTMs) are judged without that.
     calibration : iterable, optional
         More inputs to compare on, and for the guard; by default the first batches of ``calibrate()``.
     assume_vnni : bool, optional
@@ -115,6 +115,7 @@ def export_onnx(
     _require_onnx()
     from lilliput.export.check import check_file
     from lilliput.export.layers import example_sizes, list_layers
+    from lilliput.export.rounding import keep_precise
     from lilliput.export.targets import check_target, find_notes
 
     check_target(target)
@@ -140,6 +141,8 @@ def export_onnx(
 
         def write(opening: Opening) -> ExportResult:
             draft = build(replace(simulation, axes=opening.axes), target, opset)
+            if check:
+                keep_precise(draft, simulation, batches, min_sqnr)
             shapes = {str(x.name): () for x in draft.graph.inputs}
             shapes = {k: tuple(x.shape) for k, x in simulation.by_name([*shapes]).items()}
             layers = list_layers(draft.graph, example_sizes(draft.graph, shapes))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lilliput.errors import ExportError
+from lilliput.export.exact import with_float_lstms
 from lilliput.export.packed import Packed
 from lilliput.extras import require
 
@@ -182,13 +183,12 @@ def open_session(
 
 def _session(data: Packed, runtime: str, optimized: str) -> Any:
     entries = {ACCURACY: "1"} if runtime == EXACT else {}
+    graph = data.graph if runtime == FAST else with_float_lstms(data).graph
     if data.folder is not None:
         entries["session.model_external_initializers_file_folder_path"] = str(data.folder)
         if optimized:
             entries["session.optimized_model_external_initializers_file_name"] = "optimized.data"
-    return open_session(
-        data.graph, is_optimized=runtime != PLAIN, optimized=optimized, entries=entries
-    )
+    return open_session(graph, is_optimized=runtime != PLAIN, optimized=optimized, entries=entries)
 
 
 def _in_openvino(data: Packed) -> Execute:

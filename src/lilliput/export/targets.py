@@ -17,6 +17,7 @@ from lilliput.export.layer import Layer, some_of
 from lilliput.export.layers import integer_type
 from lilliput.export.lookups import gather_integers, whole_tables
 from lilliput.export.places import note_defaults
+from lilliput.export.recurrent import order_gates, unpack_recurrent, write_integer_lstms
 
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT16)
 _FOUR_BITS = {ir.DataType.INT4: ir.DataType.INT8, ir.DataType.UINT4: ir.DataType.UINT8}
@@ -200,8 +201,12 @@ class _Target:
 
 TARGETS = {
     "onnxruntime": _Target(
-        (flatten_linears,), (clip_integers, widen_weights, unfold_gemms, gather_integers)
+        (order_gates, flatten_linears),
+        (
+            *(clip_integers, widen_weights, unfold_gemms, gather_integers),
+            *(write_integer_lstms, unpack_recurrent),
+        ),
     ),
-    "openvino": _Target((), (refuse_ragged, widen_weights, unfold_gemms)),
-    "generic": _Target(),
+    "openvino": _Target((order_gates,), (refuse_ragged, widen_weights, unfold_gemms)),
+    "generic": _Target((order_gates,)),
 }

@@ -20,6 +20,7 @@ from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
 from lilliput.export.assumed import OpenSizes, open_sizes
 from lilliput.export.axes import BATCH, Axis, batch_axis, find_axes, resized
+from lilliput.export.cells import translations, whole_layers
 from lilliput.export.dynamic_shapes import asked_axes, input_names
 from lilliput.export.places import (
     DOMAIN,
@@ -205,7 +206,11 @@ def trace(simulation: Simulation, axes: Sequence[Axis], opset: int) -> tuple[Any
     # torch takes a size of one for a constant.
     twice = {axis.name: 2 for axis in axes if axis.size == 1}
     args, kwargs = inputs = resized(simulation.inputs, axes, twice)
-    with evaluating(simulation.model), marking(mark, quantizers_in(simulation.model)):
+    with (
+        evaluating(simulation.model),
+        marking(mark, quantizers_in(simulation.model)),
+        whole_layers(),
+    ):
         try:
             program: Any = torch.onnx.export(
                 simulation.model,
@@ -216,6 +221,7 @@ def trace(simulation: Simulation, axes: Sequence[Axis], opset: int) -> tuple[Any
                 opset_version=opset,
                 dynamic_shapes=_shapes(simulation.model, inputs, axes),
                 optimize=False,
+                custom_translation_table=translations(),
             )
             keep_scopes(program.model.graph)
             program.optimize()
