@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lilliput.ops.histogram import (
     Histogram,
     entropy_range,
-    grid_error,
+    grid_errors,
     mse_range,
     percentile_range,
 )
@@ -127,10 +127,79 @@ def test_the_range_of_least_error_is_as_good_as_brute_force(case, bits, is_symme
     assert found <= error_on(x, low, high, grid) * 1.001, "no worse than covering all"
 
 
+def error_of_one(histogram, low, high, grid):
+    values, counts = histogram.centers, histogram.counts
+    if grid.is_symmetric:
+        zero = grid.fixed_zero_point
+        scale = max(high / (grid.high - zero), -low / max(zero - grid.low, 1))
+    else:
+        scale = (high - low) / (grid.high - grid.low)
+        zero = grid.low + round(-low / scale) if scale > 0 else grid.low
+    if scale <= 0:
+        return float((counts * values**2).sum() / counts.sum())
+    rounded = (np.clip(np.round(values / scale) + zero, grid.low, grid.high) - zero) * scale
+    return float((counts * (rounded - values) ** 2).sum() / counts.sum())
+
+
+def range_one_by_one(histogram, grid):
+    """The same search as :func:`mse_range`, one candidate at a time."""
+    low, high = histogram.low, histogram.high
+    shares = np.linspace(1, 0.01, 100)
+
+    def best(pairs):
+        return int(np.argmin([error_of_one(histogram, *pair, grid) for pair in pairs]))
+
+    if grid.is_symmetric:
+        largest = max(-low, high)
+        share = shares[best([(-s * largest, s * largest) for s in shares])]
+        return -share * largest, share * largest
+    share = shares[best([(s * low, s * high) for s in shares])]
+    low, high = share * low, share * high
+    for _ in range(2):
+        high = shares[best([(low, s * histogram.high) for s in shares])] * histogram.high
+        low = shares[best([(s * histogram.low, high) for s in shares])] * histogram.low
+    return low, high
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3000), st.floats(-9, 9), st.floats(0, 20)), min_size=1, max_size=4
+    ),
+    st.sampled_from([1, 2, 4, 8, 12]),
+    st.sampled_from(["affine", "symmetric", "unsigned symmetric", "relu"]),
+    st.sampled_from([64, 2048]),
+)
+def test_all_ranges_at_once_give_what_one_after_the_other_gives(batches, bits, kind, bins):
+    is_symmetric = "symmetric" in kind and bits > 1
+    is_signed = is_symmetric and "unsigned" not in kind
+    grid = Grid(bits, is_signed, is_symmetric, is_signed)
+    data = [numbers(i, n, shift, size) for i, (n, shift, size) in enumerate(batches)]
+    histogram = counted(*(x.relu() if kind == "relu" else x for x in data), bins=bins)
+    assert mse_range(histogram, grid) == (
+        range_one_by_one(histogram, grid) if histogram.high > histogram.low else (0, 0)
+    )
+
+
+@pytest.mark.parametrize("grid", [UINT8, INT8], ids=["uint8", "int8"])
+@pytest.mark.parametrize("case", ["spike", "two values", "long tail"])
+def test_histograms_with_many_equal_errors_give_the_same_range_too(case, grid):
+    histogram = Histogram()
+    histogram.low, histogram.high = -1.0, 3.0
+    if case == "spike":
+        histogram.counts[700] = 1e9
+        histogram.counts[-1] = 1
+    elif case == "two values":
+        histogram.counts[[0, -1]] = 5
+    else:
+        histogram.counts[:] = 1e6 / (1 + np.abs(histogram.centers)) ** 40
+    assert mse_range(histogram, grid) == range_one_by_one(histogram, grid)
+
+
 def test_the_error_on_a_histogram_is_that_on_the_data():
     x = numbers(0, 50000)
     for grid in (Grid(4, True, True, True), Grid(4, False, False)):
-        found = grid_error(counted(x), -2.0, 2.0, grid)
+        (found,) = grid_errors(counted(x), np.array([-2.0]), np.array([2.0]), grid)
         assert found == pytest.approx(error_on(x.double().numpy(), -2, 2, grid), rel=1e-2)
 
 

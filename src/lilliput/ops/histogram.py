@@ -111,36 +111,83 @@ def mse_range(histogram: Histogram, grid: Grid) -> tuple[float, float]:
         return low, high
     shares = np.linspace(1, 1 / _CANDIDATES, _CANDIDATES)
     if grid.is_symmetric:
-        largest = max(-low, high)
-        errors = [grid_error(histogram, -s * largest, s * largest, grid) for s in shares]
-        best = float(shares[int(np.argmin(errors))] * largest)
+        ends = shares * max(-low, high)
+        best = float(ends[_best(histogram, -ends, ends, grid)])
         return -best, best
     # Both ends together first: with outliers on both sides, to move one alone is no gain.
-    errors = [grid_error(histogram, s * low, s * high, grid) for s in shares]
-    low, high = (float(shares[int(np.argmin(errors))]) * end for end in (low, high))
+    lows, highs = shares * low, shares * high
+    first = _best(histogram, lows, highs, grid)
+    low, high = float(lows[first]), float(highs[first])
+    if low == 0 or high == 0:
+        return low, high
     for _ in range(2):  # one end after the other, then both once more
-        errors = [grid_error(histogram, low, s * histogram.high, grid) for s in shares]
-        high = float(shares[int(np.argmin(errors))] * histogram.high)
-        errors = [grid_error(histogram, s * histogram.low, high, grid) for s in shares]
-        low = float(shares[int(np.argmin(errors))] * histogram.low)
-        if histogram.low == 0 or histogram.high == 0:
-            break
+        high = float(highs[_best(histogram, np.full_like(highs, low), highs, grid)])
+        low = float(lows[_best(histogram, lows, np.full_like(lows, high), grid)])
     return low, high
 
 
-def grid_error(histogram: Histogram, low: float, high: float, grid: Grid) -> float:
-    """Return the mean squared error of rounding a histogram's values to a grid over a range."""
+def grid_errors(
+    histogram: Histogram, lows: NDArray[np.float64], highs: NDArray[np.float64], grid: Grid
+) -> NDArray[np.float64]:
+    """Return the mean squared errors of rounding a histogram's values to a grid over several ranges."""
     values, counts = histogram.centers, histogram.counts
+    scales, zeros = (x[:, None] for x in _fit(lows, highs, grid))
+    steps = np.where(scales > 0, scales, 1.0)
+    rounded = (np.clip(np.round(values / steps) + zeros, grid.low, grid.high) - zeros) * steps
+    rounded = np.where(scales > 0, rounded, 0.0)
+    errors: NDArray[np.float64] = (counts * (rounded - values) ** 2).sum(1) / counts.sum()
+    return errors
+
+
+def _fit(
+    lows: NDArray[np.float64], highs: NDArray[np.float64], grid: Grid
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the scale and the zero point of a grid over each of several ranges."""
     if grid.is_symmetric:
         zero = grid.fixed_zero_point
-        scale = max(high / (grid.high - zero), -low / max(zero - grid.low, 1))
-    else:
-        scale = (high - low) / (grid.high - grid.low)
-        zero = grid.low + round(-low / scale) if scale > 0 else grid.low
-    if scale <= 0:
-        return float((counts * values**2).sum() / counts.sum())
-    rounded = (np.clip(np.round(values / scale) + zero, grid.low, grid.high) - zero) * scale
-    return float((counts * (rounded - values) ** 2).sum() / counts.sum())
+        scales = np.maximum(highs / (grid.high - zero), -lows / max(zero - grid.low, 1))
+        return scales, np.full_like(scales, zero)
+    scales = (highs - lows) / (grid.high - grid.low)
+    steps = np.where(scales > 0, scales, 1.0)
+    return scales, grid.low + np.where(scales > 0, np.rint(-lows / steps), 0.0)
+
+
+def _best(
+    histogram: Histogram, lows: NDArray[np.float64], highs: NDArray[np.float64], grid: Grid
+) -> int:
+    """Return which of several ranges has the smallest error, the first of equal ones.
+
+    A grid of few levels is estimated by sums over whole cells first, which reads some hundred numbers
+    per range instead of every bin; only ranges that come within reach of the best are computed in full.
+    """
+    near = np.arange(lows.size)
+    if 4 * (grid.high - grid.low) <= histogram.counts.size:
+        estimates, accuracy = _estimate_errors(histogram, lows, highs, grid)
+        near = np.flatnonzero(estimates <= estimates.min() + accuracy)
+    return int(near[np.argmin(grid_errors(histogram, lows[near], highs[near], grid))])
+
+
+def _estimate_errors(
+    histogram: Histogram, lows: NDArray[np.float64], highs: NDArray[np.float64], grid: Grid
+) -> tuple[NDArray[np.float64], float]:
+    """Return the squared errors of several ranges up to roundings of floats, and how large these are.
+
+    With ``q`` the largest number of a grid and ``e`` the edges between its cells, the sum of
+    ``c * (v - round(v))**2`` is that of ``c * (v - q)**2`` plus ``2 * scale`` times the sum over all edges
+    of ``c * (v - e)`` below the edge, so that two running sums of the histogram are all it takes.
+    """
+    values, counts = histogram.centers, histogram.counts
+    scales, zeros = (x[:, None] for x in _fit(lows, highs, grid))
+    edges = (np.arange(grid.low, grid.high) + 0.5 - zeros) * scales
+    width = (histogram.high - histogram.low) / counts.size
+    below = np.clip(np.ceil((edges - histogram.low) / width - 0.5), 0, counts.size).astype(np.intp)
+    numbers, sums = (
+        np.concatenate([[0.0], np.cumsum(x)]) for x in (counts, counts * values)
+    )
+    tops = (grid.high - zeros) * scales
+    squares = (counts * values**2).sum() - 2 * tops * sums[-1] + tops**2 * numbers[-1]
+    errors = squares[:, 0] + 2 * scales[:, 0] * (sums[below] - edges * numbers[below]).sum(1)
+    return errors, 1e-11 * float(numbers[-1]) * (histogram.high - histogram.low) ** 2
 
 
 def entropy_range(histogram: Histogram, grid: Grid) -> tuple[float, float]:
