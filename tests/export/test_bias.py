@@ -1,4 +1,4 @@
-"""Biases that 32-bit integers cannot hold are added behind their layer."""
+"""Biases that whole steps cannot hold are added behind their layer."""
 
 import numpy as np
 import onnx
@@ -13,14 +13,17 @@ ENDS = (("x", 2), ("y", 4))
 
 
 def convolution(bias):
-    """Return a quantized convolution of 4 filters, in a graph that tells no shapes."""
+    """Return a quantized convolution of 4 filters, in a graph that tells no shapes.
+
+    Weights of 16 bits: those of 8 and fewer would be stored finer until the bias fits.
+    """
     rng = np.random.default_rng(0)
     constants = {
         "scale": np.float32(0.01),
         "zero": np.uint8(128),
-        "integers": rng.integers(-1, 2, (4, 2, 1, 1)).astype(np.int8),
+        "integers": rng.integers(-1, 2, (4, 2, 1, 1)).astype(np.int16),
         "weight_scale": np.full(4, 0.5, np.float32),
-        "weight_zero": np.zeros(4, np.int8),
+        "weight_zero": np.zeros(4, np.int16),
         "bias": bias,
     }
     nodes = [
@@ -35,7 +38,7 @@ def convolution(bias):
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (1, c, 3, 4)) for n, c in ENDS]
     held = [numpy_helper.from_array(np.asarray(x), name) for name, x in constants.items()]
     graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
 def executed(proto, x):

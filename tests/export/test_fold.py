@@ -7,7 +7,7 @@ from fixed_quantizer import constants, export, operators, quantized, rule
 from torch import nn
 
 from lilliput.export.integers import Stored
-from lilliput.torch import PTQQuantizer
+from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer
 
 onnx_ir = pytest.importorskip("onnx_ir")
 
@@ -117,3 +117,61 @@ def test_bias_that_does_not_fit_coarsens_its_own_channel_alone(tmp_path):
     steps = largest / scale  # what is left of the weights, in steps
     assert np.allclose(np.delete(steps, 2), 63, rtol=1e-5) and steps[2] < 0.01
     assert result.layers[0].integer and result.runtimes["onnxruntime"].lsb <= 1.001
+
+
+def with_faint_filter(faint, bias):
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU6()
+    model = nn.Sequential(*layers, nn.Conv2d(16, 16, 1)).eval()
+    with torch.no_grad():
+        model[0].weight[3] *= faint
+        model[1].bias[3] = bias
+    return model
+
+
+@pytest.mark.parametrize("bits", [8, 4, {"weight": 4, "input": 8, "output": 8}, 2])
+@pytest.mark.parametrize("quantizer", [PTQQuantizer, QATQuantizer, LSQQuantizer])
+@pytest.mark.parametrize("faint", [1e-9, 0.0])
+def test_no_layer_leaves_integers_for_a_bias_whatever_quantizes_it(
+    tmp_path, quantizer, bits, faint
+):
+    model, x = with_faint_filter(faint, 0.5), torch.randn(8, 3, 16, 16)
+    made = quantizer(model, [{"op_types": ["Conv2d"], "quant_bits": bits}], example_inputs=x)
+    made.compress()
+    if quantizer is PTQQuantizer:
+        made.calibrate([x])
+    else:
+        model.train()(x).square().mean().backward()
+    result, _ = export(made, tmp_path, x)
+    assert result.integer_share == 1, result
+    assert not [note for note in result.notes if "added in float" in note]
+    assert result.runtimes["onnxruntime"].local_lsb <= 1.001
+
+
+@pytest.mark.parametrize("bias", [0.0, 1e-20])
+@pytest.mark.parametrize("gamma", [1.0, 1e-12])
+def test_filters_of_nothing_but_zeros_keep_their_layer_on_integers(tmp_path, bias, gamma):
+    model, x = with_faint_filter(0.0, bias), torch.randn(8, 3, 16, 16)
+    model[1].weight.data[3] = gamma
+    made = PTQQuantizer(model, [{"op_types": ["Conv2d"]}], example_inputs=x)
+    made.compress()
+    made.calibrate([x])
+    result, graph = export(made, tmp_path, x)
+    assert result.integer_share == 1 and "BatchNormalization" not in operators(graph)
+    assert result.runtimes["onnxruntime"].local_lsb <= 1.001
+
+
+def test_coarse_weights_are_stored_finer_where_the_bias_needs_it(tmp_path):
+    """Two bits: a step of input times weight is much larger than a step of the output."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 1)), torch.rand(2, 3, 6, 6)
+    with torch.no_grad():
+        model[0].weight[:, 1:] = 0  # outputs are as small as single products
+    bits = {"weight": 2, "input": 2, "output": 8}
+    settings = {"quant_types": list(bits), "quant_bits": bits, "op_types": ["Conv2d"]}
+    result, graph = export(quantized(model, x, [settings]), tmp_path, x)
+    found = constants(graph)
+    names = [name for name, (kind, _) in found.items() if kind == "INT8" and found[name][1].ndim > 1]
+    (weight,) = (found[name][1] for name in names)
+    assert set(np.unique(weight)) == {-64, 0, 64}, "one times a power of two"
+    assert result.layers[0].integer and result.runtimes["onnxruntime"].local_lsb <= 1.001

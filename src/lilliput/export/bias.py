@@ -11,9 +11,12 @@ from lilliput.export.graph import Draft, array_of, integer_attribute, producer
 from lilliput.export.integers import Array, Stored, name_of, read
 from lilliput.export.propagate import MOVERS
 
-_LARGEST = 2**31 - 1
 _ROOMY = 2**30
+_SMALLEST = 1e-30  # a step of input scale times weight scale that every kernel can divide by
 _SHOWS = 0.1  # of a step
+_EIGHT_BITS = {ir.DataType.INT4: ir.DataType.INT8, ir.DataType.UINT4: ir.DataType.UINT8}
+# Pairs of products of 64 * 255 fit into 16 bits on every CPU; unsigned weights are not added up there.
+_DEEPEST = {ir.DataType.INT8: 64, ir.DataType.UINT8: 255}
 
 
 def quantize_biases(draft: Draft) -> None:
@@ -45,16 +48,14 @@ def _write(draft: Draft, node: ir.Node, scale: Array, weight: Stored, bias: Arra
     if wide is None or wide.block_size is not None or held is None:
         return
     wide = _give_room(wide, scale, bias, axis)
-    spread = bias.reshape(-1, *[1] * (wide.integers.ndim - 2))  # as the output has its channels
-    steps = np.asarray(scale * wide.scale, dtype=wide.scale.dtype)
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        integers = np.rint(bias.astype(np.float64) / steps.astype(np.float64))
-    if not (np.abs(integers) <= _LARGEST).all():  # also where a step is zero
-        _add_behind(draft, node, spread, "too large for 32 bits in")
-        return
-    if _is_coarse(node, np.abs(integers * steps - bias).max(initial=0.0), scale, wide):
-        _add_behind(draft, node, spread, "too fine for")
-        return
+    integers, steps = _in_steps(bias, scale, wide)
+    if _is_coarse(node, _error(bias, integers, steps), scale, wide):
+        wide = _give_depth(wide, scale, bias, axis)
+        integers, steps = _in_steps(bias, scale, wide)
+        if _is_coarse(node, _error(bias, integers, steps), scale, wide):
+            # As the output has its channels.
+            _add_behind(draft, node, bias.reshape(-1, *[1] * (wide.integers.ndim - 2)))
+            return
     if not np.array_equal(wide.scale, np.broadcast_to(weight.scale, wide.scale.shape)):
         node.replace_input_with(1, wide.write(draft, node, name_of(held), held))
     found = node.inputs[2]
@@ -67,6 +68,16 @@ def _write(draft: Draft, node: ir.Node, scale: Array, weight: Stored, bias: Arra
     if found is not None:
         output = draft.insert(node, "DequantizeLinear", inputs, {"axis": 0}, like=found)
         node.replace_input_with(2, output)
+
+
+def _in_steps(bias: Array, scale: Array, weight: Stored) -> tuple[Array, Array]:
+    """Return a bias as whole steps of input scale times weight scale, and the steps."""
+    steps = np.asarray(scale * weight.scale, dtype=weight.scale.dtype)
+    return np.rint(bias.astype(np.float64) / steps.astype(np.float64)), steps
+
+
+def _error(bias: Array, integers: Array, steps: Array) -> float:
+    return float(np.abs(integers * steps - bias).max(initial=0.0))
 
 
 def _is_coarse(node: ir.Node, error: float, scale: Array, weight: Stored) -> bool:
@@ -82,7 +93,7 @@ def _is_coarse(node: ir.Node, error: float, scale: Array, weight: Stored) -> boo
     return bool(error > _SHOWS * float(scale) * float(np.max(weight.scale)) * largest)
 
 
-def _add_behind(draft: Draft, node: ir.Node, bias: Array, why: str) -> None:
+def _add_behind(draft: Draft, node: ir.Node, bias: Array) -> None:
     """Add a bias behind its layer: left in there, ONNX Runtime makes it an int32."""
     output, found = node.outputs[0], node.inputs[2]
     name = found.name if found is not None and found.name else "bias"
@@ -94,7 +105,7 @@ def _add_behind(draft: Draft, node: ir.Node, bias: Array, why: str) -> None:
     added.outputs[0].shape, added.outputs[0].type = output.shape, output.type
     draft.replace(output, added.outputs[0])
     added.replace_input_with(0, output)
-    note = f"biases that are {why} steps of input scale times weight scale are added in float: "
+    note = "biases finer than steps of input scale times weight scale are added in float: "
     for i, held in enumerate(draft.notes):
         if held.startswith(note):
             draft.notes[i] = f"{held}, {node.name}"
@@ -108,7 +119,7 @@ def _give_room(weight: Stored, scale: Array, bias: Array, axis: int) -> Stored:
     Trained networks have filters with next to no weight and a bias, left by batch norm. Rounding moves
     the output by at most ``inputs * 255 / 2 / 2**30`` of that bias: nothing next to a step of eight bits.
     """
-    needed = np.abs(bias.astype(np.float64)) / (float(scale) * _ROOMY)
+    needed = np.maximum(np.abs(bias.astype(np.float64)) / _ROOMY, _SMALLEST) / float(scale)
     is_tight = needed > weight.scale
     if not is_tight.any():
         return weight
@@ -118,3 +129,25 @@ def _give_room(weight: Stored, scale: Array, bias: Array, axis: int) -> Stored:
     shape = [-1 if i == axis else 1 for i in range(weight.integers.ndim)]
     integers = np.where(is_tight.reshape(shape), shrunk + zero, weight.integers)
     return replace(weight, integers=integers.astype(weight.integers.dtype), scale=raised)
+
+
+def _give_depth(weight: Stored, scale: Array, bias: Array, axis: int) -> Stored:
+    """Store small integers as multiples of a power of two, so that the bias has finer steps.
+
+    Four bits go into eight in any case; shifted to the left, with a scale that is as much smaller, they
+    stand for the same numbers. No further than 32 bits hold the bias.
+    """
+    dtype = _EIGHT_BITS.get(weight.dtype, weight.dtype)
+    rows = np.moveaxis(weight.integers, axis, 0).reshape(len(weight.scale), -1)
+    held = np.maximum(np.abs(rows).max(1, initial=1), np.abs(weight.zero_point))
+    steps = float(scale) * weight.scale.astype(np.float64)
+    room = _ROOMY * steps / np.maximum(np.abs(bias), steps)
+    shifts = np.log2(np.maximum(np.minimum(_DEEPEST.get(dtype, 0) / held, room), 1)).astype(int)
+    factors = 2**shifts
+    return replace(
+        weight,
+        integers=weight.integers * weight.spread(factors),
+        zero_point=weight.zero_point * factors,
+        scale=(weight.scale / factors).astype(weight.scale.dtype),
+        dtype=dtype,
+    )

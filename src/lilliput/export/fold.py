@@ -120,6 +120,8 @@ def scale_channels(stored: Stored, factor: Array, axis: int) -> Stored | None:
     size = np.where(factor == 0, 1.0, np.abs(factor))
     size = size if wide.block_size is None else size.reshape(shape)
     scale = (wide.scale.astype(np.float64) * size).astype(wide.scale.dtype)
-    if not (np.isfinite(scale).all() and (scale > 0).all()):
+    if not np.isfinite(scale).all():
         return None
+    # A filter without weights has the smallest of all scales, and a factor below one leaves nothing of it.
+    scale = np.maximum(scale, np.finfo(scale.dtype).tiny)
     return replace(wide, integers=integers, scale=scale)
