@@ -197,7 +197,7 @@ class Branches(nn.Module):
     def forward(self, x):
         y = self.first(x)
         if self.kind == "relu6":
-            return self.second(functional.relu6(y))
+            return self.second(functional.relu6(100 * y))
         if self.kind == "clamp":
             return self.second(y.clamp(min=0.5))
         if self.kind == "sigmoid":
@@ -231,6 +231,35 @@ def test_nothing_is_equalized_where_that_would_change_the_result(kind):
     refine(model, [torch.randn(2, 4, 4, 4)], equalize=True)
     for name, parameter in before.named_parameters():
         assert torch.equal(parameter, _raw(model, name)), name
+
+
+def mobile(clip):
+    """Channels of very different size between a pointwise and a depthwise convolution."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 16, 1, bias=False), nn.BatchNorm2d(16), clip
+    model = nn.Sequential(*layers, nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 4, 1)).eval()
+    with torch.no_grad():
+        model[0].weight *= torch.logspace(-2, 1, 16)[:, None, None, None]
+        model[1].bias.uniform_(-0.5, 0.5)
+    return model
+
+
+@pytest.mark.parametrize("clip", [nn.ReLU6(), nn.ReLU6(inplace=True), nn.Hardtanh(0, 3)])
+@pytest.mark.parametrize("is_placed", [False, True])
+def test_channels_that_stay_clear_of_a_clip_are_equalized_and_no_others(clip, is_placed, caplog):
+    model, batches = mobile(clip), images(2)
+    before, limit = copy.deepcopy(model), getattr(clip, "max_val", 6.0)
+    highest = torch.cat([before[:2](x) for x in batches]).amax((0, 2, 3))
+    is_clear = highest < 0.8 * limit
+    with caplog.at_level("INFO", logger="lilliput"):
+        refine(model, batches, equalize=True, example_inputs=batches[0] if is_placed else None)
+    expect_same_function(model, before, batches)
+    factors = _raw(model, "1.weight") / before[1].weight
+    assert 0 < int(is_clear.sum()) < 16
+    assert (factors[~is_clear] == 1).all() and (factors[is_clear] != 1).all()
+    assert float((highest * factors).amax()) <= float(highest.amax())
+    assert (highest * factors)[is_clear].amax() <= 0.8 * limit * 1.0001
+    assert f"{int(is_clear.sum())} of their 16 channels" in caplog.text
 
 
 class Standardized(nn.Conv2d):

@@ -97,8 +97,9 @@ class PTQQuantizer(RangeQuantizer):
         Whether the scales of weights cover them, or are those with the smallest squared error, found in
         ``compress()`` and once more in each :meth:`calibrate`: load the weights before.
     equalize : bool
-        Rescale the channels between pairs of layers with nothing but a batch norm, a ReLU or pooling
-        in between, so that their weights have equal ranges. What the model computes in float stays.
+        Rescale the channels between pairs of layers with nothing but a batch norm, a ReLU, a ReLU6 or
+        pooling in between, so that their weights have equal ranges. What the model computes in float
+        stays; behind a ReLU6, channels that come near its six in calibration are left as they are.
     smooth : float, optional
         Divide the channels after each LayerNorm or RMSNorm that only quantized linear layers read, and
         multiply the weights that read them: 0 makes the weights equally large, 1 the activations, 0.5

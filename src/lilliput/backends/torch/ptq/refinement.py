@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,28 @@ class Refinement:
         pairs = equalize.find_pairs(self.trace, self.layers)
         _tell("equalize", "pairs of layers", [pair.first.path for pair in pairs])
         if pairs:
-            equalize.equalize(pairs, self.changes)
+            equalize.equalize(pairs, self.changes, self._highest(pairs))
+
+    def _highest(self, pairs: Sequence[equalize.Pair]) -> dict[nn.Module, Tensor]:
+        """Return the largest value of each channel that a clip follows, and tell how many may move."""
+        clipped = [pair for pair in pairs if not math.isinf(pair.limit)]
+        seen = {
+            pair.maker: equalize.Highest(pair.first.wrapper.layer_info.channel_axis)
+            for pair in clipped
+        }
+        if not clipped:
+            return {}
+        self._watch_float({module: one.see for module, one in seen.items()})
+        found = {module: one.value for module, one in seen.items() if one.value is not None}
+        moves = [equalize.is_clear(pair, found[pair.maker]) for pair in clipped]
+        log.info(
+            "equalize: clips such as ReLU6 are in %d of them; %d of their %d channels stay clear of the "
+            "clip on the batches of calibration and were rescaled, the others are as they were",
+            len(clipped),
+            sum(int(x.sum()) for x in moves),
+            sum(x.numel() for x in moves),
+        )
+        return found
 
     def smooth(self, alpha: float) -> None:
         """Move outliers of activations after norms into the weights that read them."""
