@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lilliput.backends.wrapping import marking
 from lilliput.testing.observe import Anatomy
@@ -37,6 +38,30 @@ class Residual(nn.Module):
         else:
             y = x + y
         return self.head(self.activate(self.relu2, y).mean((2, 3)))
+
+
+class LastRelu(nn.Module):
+    """Ends in a convolution, a norm, a ReLU without a module, and a mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return nn.functional.relu(self.norm(self.conv(x)), inplace=True).mean((2, 3))
+
+
+class Branches(nn.Module):
+    """Two layers and an addition read what a function clips."""
+
+    def __init__(self, clip):
+        super().__init__()
+        self.stem, self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.clip = clip
+
+    def forward(self, x):
+        x = self.clip(self.stem(x))
+        return (self.a(x) + self.b(x) + x).mean((2, 3))
 
 
 class Pooled(nn.Module):
@@ -116,7 +141,6 @@ RESIDUAL = {
 FUNCTIONAL = {
     ("stem", "input"): "",
     ("stem", "output"): "bn0",
-    ("conv1", "input"): "",
     ("conv2", "input"): "",
     ("conv2", "output"): "bn2",
     ("head", "input"): "",
@@ -126,6 +150,12 @@ NETWORKS = {
     "residual in place": (lambda: Residual("inplace"), images, RESIDUAL),
     "shared relu": (lambda: Residual("shared"), images, FUNCTIONAL),
     "functional relu": (lambda: Residual("functional"), images, FUNCTIONAL),
+    "last relu": (LastRelu, images, {("conv", "input"): "", ("conv", "output"): "norm"}),
+    "functional relu6": (
+        lambda: Branches(nn.functional.relu6),
+        images,
+        {("stem", "input"): "", ("stem", "output"): "", ("a", "output"): "", ("b", "output"): ""},
+    ),
     "max pooling": (
         Pooled,
         images,
@@ -239,6 +269,39 @@ def test_what_comes_after_norm_and_relu_lies_on_the_grid_of_the_layer(name):
     with torch.no_grad():
         model(x)
     assert checked and all(checked)
+
+
+class Clips(TorchDispatchMode):
+    """Keeps what ReLUs return."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        if func.__name__.split(".")[0].rstrip("_") in ("relu", "hardtanh"):
+            self.seen.append(output.clone())
+        return output
+
+
+@pytest.mark.parametrize("name", ["functional relu", "shared relu", "last relu", "functional relu6"])
+@pytest.mark.parametrize("quantizer", [QATQuantizer, LSQQuantizer])
+def test_clips_without_a_module_of_their_own_return_what_lies_on_the_grid_of_the_layer(
+    name, quantizer
+):
+    """And no integer of that grid is spent on what the clip cuts off."""
+    model, made, x = build(name, quantizer)
+    wrapper, is_open = made.get_modules_wrapper()[0], "relu6" not in name
+    if quantizer is LSQQuantizer and not is_open:
+        assert wrapper._clip is None, "a learned grid may reach beyond six"
+        return
+    held, clips = made.qparams(wrapper, QuantType.OUTPUT), Clips()
+    with torch.no_grad(), clips:
+        model(x)
+    ours, theirs = clips.seen[:2] if is_open else (None, clips.seen[0])
+    assert float(held.zero_point) == 0 and float(theirs.max()) > 0
+    assert is_on_grid(theirs, held) and not (is_open and is_on_grid(ours, held))
 
 
 @cases

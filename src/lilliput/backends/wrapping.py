@@ -77,6 +77,7 @@ class OwnAttributes:
     _fixed: frozenset[str]
     optional_tensors: ClassVar[tuple[str, ...]] = ()  # those that a layer need not have
     _markings: Markings = Markings()
+    _clip: tuple[float | None, float | None] | None = None  # of an output, before it is quantized
 
     def __repr__(self) -> str:
         layer = getattr(self, "layer_info", None)

@@ -17,13 +17,14 @@ def finish(draft: Draft, target: str, outputs: Sequence[str]) -> Draft:
     from lilliput.export.bias import quantize_biases
     from lilliput.export.fold import fold_norms
     from lilliput.export.graph import name_nodes
-    from lilliput.export.propagate import propagate
+    from lilliput.export.propagate import drop_idle_clips, propagate
     from lilliput.export.sites import replace_sites
     from lilliput.export.targets import fit_target, prepare_target
 
     draft.traced = draft.model.clone()
     name_nodes(draft.graph)
     replace_sites(draft)
+    drop_idle_clips(draft)
     fold_norms(draft)
     prepare_target(draft, target)
     if target != "generic":

@@ -18,13 +18,14 @@ class Operation:
 
     ``kind`` says what it does to values: ``'norm'`` (a batch norm), ``'clip'`` (ReLU, ReLU6), ``'same'``
     (moves or picks entries: reshape, max pooling), ``'add'``, or ``''`` for anything else. ``paths``
-    are the modules it ran in, outermost first.
+    are the modules it ran in, outermost first. ``bounds`` are those of a clip, where they are known.
     """
 
     kind: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     paths: tuple[str, ...]
+    bounds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class Flow:
             if len(readers) == 1 and readers[0].kind == kind and readers[0].inputs[0] == value:
                 value = readers[0].outputs[0]
         return value
+
+    def bounds_of(self, value: int) -> tuple[float, float] | None:
+        """Return the bounds of the clip that made a value, None if none did or they are not known."""
+        maker = self.makers.get(value)
+        return None if maker is None or maker.kind != "clip" else maker.bounds
 
     def modules_returning(self, value: int) -> list[str]:
         """Return the modules, called once, that make and return a value, innermost first.

@@ -45,6 +45,7 @@ class LSQQuantizer(RangeQuantizer):
     """
 
     backends = ("torch",)
+    keeps_ranges = False
 
     learns_offset: ClassVar[bool] = False
 

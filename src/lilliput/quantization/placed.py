@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from dataclasses import asdict
+from typing import Any, ClassVar
 
 from lilliput.core.quantizer import Quantizer
 from lilliput.errors import StateError
@@ -18,6 +19,8 @@ ACTIVATIONS = ("input", "output")
 
 class PlacedQuantizer(Quantizer):
     """Know the flow of tensors, and quantize each of them once; see :mod:`placement`."""
+
+    keeps_ranges: ClassVar[bool] = True  # whether grids cover what was seen and nothing beyond
 
     _grids: dict[tuple[str, str], Grid] | None = None
     _sites: tuple[Any, ...] = ()
@@ -41,8 +44,8 @@ class PlacedQuantizer(Quantizer):
             grids = {t: self.grid(wrapper, t) for t in ACTIVATIONS if t in wrapper.roles}
             layers.append(Layer(name, paths, grids))
             wrapper.norm = flow.norm_after(paths)
-        for (name, target), spot in place(layers, flow).items():
-            wrappers[name].places[target] = {"module": spot.module, "by": spot.by}
+        for (name, target), spot in place(layers, flow, self.keeps_ranges).items():
+            wrappers[name].places[target] = asdict(spot)
         self._is_placed = True
         for wrapper in wrappers.values():
             wrapper.set_attribute("placed", self._backend.tensor(1.0, wrapper))
@@ -127,6 +130,8 @@ class PlacedQuantizer(Quantizer):
         sites = []
         for wrapper in self.get_modules_wrapper():
             self._backend.hold_norm(self.bound_model, wrapper)
+            clip = wrapper.places.get("output", {}).get("clip")
+            wrapper.__dict__["_clip"] = None if clip is None else tuple(clip)
             own = [role for role in wrapper.roles if self._is_own(wrapper, role)]
             self._backend.keep_sites(wrapper, own)
             for target, spot in wrapper.places.items():

@@ -4,7 +4,9 @@ A rule says which layers have quantized inputs and outputs. Done to the letter, 
 quantized twice (as the output of a layer and as the input of the next), and the output of
 a convolution before its batch norm and ReLU, where no runtime can fuse it. With the flow of tensors known:
 
-- the output of a layer is quantized after the norm and the clipping that belong to it;
+- the output of a layer is quantized after the norm and the clipping that belong to it; where a function
+  clips it, or a module that is called several times, it is clipped and quantized before, and what
+  follows changes nothing any more;
 - an input that comes from a quantized output, through nothing but reshaping or max pooling, is not
   quantized again;
 - the output of a residual block is quantized as a whole where its addition has another quantized side.
@@ -12,6 +14,7 @@ a convolution before its batch norm and ReLU, where no runtime can fuse it. With
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,11 +27,13 @@ class Place:
     """Where one layer's input or output is quantized.
 
     ``module`` is the path of the module at whose output it happens; empty: at the layer itself. ``by``
-    names another layer and tensor that does it instead: ``('conv1', 'output')``.
+    names another layer and tensor that does it instead: ``('conv1', 'output')``. ``clip``: between which
+    numbers to cut the tensor before; None: no end.
     """
 
     module: str = ""
     by: tuple[str, str] | None = None
+    clip: tuple[float | None, float | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Layer:
 class _Plan:
     layers: Mapping[str, Layer]
     flow: Flow
+    keeps_ranges: bool
     places: dict[tuple[str, str], Place] = field(default_factory=dict)
     owners: dict[int, tuple[str, str]] = field(default_factory=dict)  # value -> who quantizes it
 
@@ -61,9 +67,14 @@ class _Plan:
         return self.layers[key[0]].grids[key[1]]
 
 
-def place(layers: Sequence[Layer], flow: Flow) -> Mapping[tuple[str, str], Place]:
-    """Return where the inputs and outputs of layers are quantized, by layer name and target."""
-    plan = _Plan({layer.name: layer for layer in layers}, flow)
+def place(
+    layers: Sequence[Layer], flow: Flow, keeps_ranges: bool = True
+) -> Mapping[tuple[str, str], Place]:
+    """Return where the inputs and outputs of layers are quantized, by layer name and target.
+
+    ``keeps_ranges``: no grid will reach beyond what was seen of a tensor, as one with a learned scale may.
+    """
+    plan = _Plan({layer.name: layer for layer in layers}, flow, keeps_ranges)
     for layer in layers:
         if "output" in layer.grids:
             plan.places[layer.name, "output"] = _place_output(layer, plan)
@@ -81,16 +92,33 @@ def _place_output(layer: Layer, plan: _Plan) -> Place:
     end = flow.end_of_layer(call.outputs[0])
     readers = _input_readers(end, plan)
     same = all(plan.grid((name, "input")) == plan.grid(key) for name in readers)
-    if not flow.modules_returning(end) and readers and same:
-        # No module returns it (a functional ReLU), but all that read it quantize it themselves.
+    is_bare = not flow.modules_returning(end)  # a functional ReLU, or one that others call, too
+    if is_bare and len(set(readers)) == 1 and same:
         return Place(by=(readers[0], "input"))
     norm = flow.end_of_layer(call.outputs[0], kinds=("norm",))
+    clip = _early_clip(end, plan) if is_bare and end != norm else None
     for value in (end, norm, call.outputs[0]):
         modules = flow.modules_returning(value)
         if modules:
-            plan.owners[value] = key
-            return Place("" if modules[0] in layer.paths else modules[0])
+            is_clipped = clip is not None and value == norm
+            plan.owners[end if is_clipped else value] = key
+            path = "" if modules[0] in layer.paths else modules[0]
+            return Place(path, clip=clip if is_clipped else None)
     return Place()
+
+
+def _early_clip(value: int, plan: _Plan) -> tuple[float | None, float | None] | None:
+    """Return how to clip a tensor before it is quantized so that a later clip changes nothing.
+
+    Rounding must not lead out of the bounds: zero is on every grid, the largest number that was seen is
+    the last one of a grid that covers what was seen.
+    """
+    bounds = plan.flow.bounds_of(value)
+    if bounds is None or bounds[0] != 0 or not bounds[1] > 0:
+        return None
+    if math.isinf(bounds[1]):
+        return 0.0, None
+    return (0.0, bounds[1]) if plan.keeps_ranges else None
 
 
 def _place_input(layer: Layer, plan: _Plan) -> Place:

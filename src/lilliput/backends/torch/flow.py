@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -130,5 +131,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # One that takes its statistics from the batch even now cannot become part of a layer.
         is_norm = "batch_norm" in name and not any(x is True for x in args)
         kind = "norm" if is_norm else _KINDS.get(name, "")
-        self.operations.append(Operation(kind, inputs, outputs, tuple(self.stack)))
+        bounds = _bounds(name, args[1:], kwargs or {}) if kind == "clip" else None
+        self.operations.append(Operation(kind, inputs, outputs, tuple(self.stack), bounds))
         return output
+
+
+def _bounds(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[float, float] | None:
+    """Return between which numbers a clip leaves values as they are; None if tensors say so."""
+    if name == "relu":
+        return 0.0, math.inf
+    names, default = ("min_val", "max_val"), (-1.0, 1.0)
+    if name != "hardtanh":
+        names, default = ("min", "max"), (-math.inf, math.inf)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    found = [given.get(key, end) for key, end in zip(names, default, strict=True)]
+    low, high = (end if x is None else x for x, end in zip(found, default, strict=True))
+    is_plain = all(isinstance(x, (int, float)) for x in (low, high))
+    return (float(low), float(high)) if is_plain else None

@@ -294,7 +294,9 @@ class QuantizerModuleWrapper(ModuleWrapper):
         return self._run(QuantType.INPUT, tensors)
 
     def quantize_output(self, tensor: Tensor) -> Tensor:
-        """Quantize what the layer returns."""
+        """Quantize what the layer returns, clipped first where a clip that follows has no module."""
+        if self._clip is not None:
+            tensor = _clipped(tensor, *self._clip)
         return self._run(QuantType.OUTPUT, (tensor,))[0]
 
     def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -313,6 +315,13 @@ class QuantizerModuleWrapper(ModuleWrapper):
                 "model was unpickled; build the model anew, make the quantizer and load its state."
             )
         return self._link.compressor
+
+
+def _clipped(tensor: Tensor, low: float | None, high: float | None) -> Tensor:
+    if (low, high) == (0.0, None) and not torch.is_grad_enabled():
+        return torch.relu(tensor)
+    # Backward of a ReLU needs its result, which the one that follows may overwrite in place.
+    return torch.clamp(tensor, low, high)
 
 
 class Collector:
