@@ -167,7 +167,7 @@ def test_coarse_weights_are_stored_finer_where_the_bias_needs_it(tmp_path):
     model, x = nn.Sequential(nn.Conv2d(3, 4, 1)), torch.rand(2, 3, 6, 6)
     with torch.no_grad():
         model[0].weight[:, 1:] = 0  # outputs are as small as single products
-    bits = {"weight": 2, "input": 2, "output": 8}
+    bits = {"weight": 2, "input": 2, "output": 5}
     settings = {"quant_types": list(bits), "quant_bits": bits, "op_types": ["Conv2d"]}
     result, graph = export(quantized(model, x, [settings]), tmp_path, x)
     found = constants(graph)

@@ -45,10 +45,12 @@ class LastRelu(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.last, self.norm = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+        self.conv = nn.Conv2d(3, 4, 1)
 
     def forward(self, x):
-        return nn.functional.relu(self.norm(self.conv(x)), inplace=True).mean((2, 3))
+        x = self.last(self.conv(x))
+        return nn.functional.relu(self.norm(x), inplace=True).mean((2, 3))
 
 
 class Branches(nn.Module):
@@ -150,7 +152,11 @@ NETWORKS = {
     "residual in place": (lambda: Residual("inplace"), images, RESIDUAL),
     "shared relu": (lambda: Residual("shared"), images, FUNCTIONAL),
     "functional relu": (lambda: Residual("functional"), images, FUNCTIONAL),
-    "last relu": (LastRelu, images, {("conv", "input"): "", ("conv", "output"): "norm"}),
+    "last relu": (
+        LastRelu,
+        images,
+        {("conv", "input"): "", ("conv", "output"): "", ("last", "output"): "norm"},
+    ),
     "functional relu6": (
         lambda: Branches(nn.functional.relu6),
         images,
@@ -280,7 +286,8 @@ class Clips(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         output = func(*args, **(kwargs or {}))
-        if func.__name__.split(".")[0].rstrip("_") in ("relu", "hardtanh"):
+        name = func.__name__.split(".")[0].rstrip("_")
+        if name in ("relu", "hardtanh") and output.ndim == 4:
             self.seen.append(output.clone())
         return output
 
@@ -296,7 +303,7 @@ def test_clips_without_a_module_of_their_own_return_what_lies_on_the_grid_of_the
     if quantizer is LSQQuantizer and not is_open:
         assert wrapper._clip is None, "a learned grid may reach beyond six"
         return
-    held, clips = made.qparams(wrapper, QuantType.OUTPUT), Clips()
+    held, clips = made.qparams(wrapper, QuantType.OUTPUT), Clips()  # of images, not of scales
     with torch.no_grad(), clips:
         model(x)
     ours, theirs = clips.seen[:2] if is_open else (None, clips.seen[0])

@@ -244,20 +244,26 @@ def mobile(clip):
     return model
 
 
-@pytest.mark.parametrize("clip", [nn.ReLU6(), nn.ReLU6(inplace=True), nn.Hardtanh(0, 3)])
+CLIPS = {
+    "relu6": nn.ReLU6,
+    "in place": lambda: nn.ReLU6(inplace=True),
+    "other bounds": lambda: nn.Hardtanh(0, 3),
+}
+
+
+@pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("is_placed", [False, True])
 def test_channels_that_stay_clear_of_a_clip_are_equalized_and_no_others(clip, is_placed, caplog):
-    model, batches = mobile(clip), images(2)
-    before, limit = copy.deepcopy(model), getattr(clip, "max_val", 6.0)
-    highest = torch.cat([before[:2](x) for x in batches]).amax((0, 2, 3))
+    model, batches = mobile(CLIPS[clip]()), images(2)
+    before, limit = copy.deepcopy(model), model[2].max_val
+    highest = torch.cat([before[:2](x) for x in batches]).amax((0, 2, 3)).detach()
     is_clear = highest < 0.8 * limit
     with caplog.at_level("INFO", logger="lilliput"):
         refine(model, batches, equalize=True, example_inputs=batches[0] if is_placed else None)
     expect_same_function(model, before, batches)
-    factors = _raw(model, "1.weight") / before[1].weight
+    factors = (_raw(model, "1.weight") / before[1].weight).detach()
     assert 0 < int(is_clear.sum()) < 16
     assert (factors[~is_clear] == 1).all() and (factors[is_clear] != 1).all()
-    assert float((highest * factors).amax()) <= float(highest.amax())
     assert (highest * factors)[is_clear].amax() <= 0.8 * limit * 1.0001
     assert f"{int(is_clear.sum())} of their 16 channels" in caplog.text
 

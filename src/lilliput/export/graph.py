@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -173,6 +174,21 @@ def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """Return the node that makes a value, if it is of a type."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == op_type and node.domain == "" else None
+
+
+def bounds_of(node: ir.Node) -> tuple[float, float] | None:
+    """Return between which numbers a node leaves its input as it is, None if it is no clip."""
+    if node.op_type == "Relu":
+        return 0.0, math.inf
+    if node.op_type != "Clip":
+        return None
+    ends = [-math.inf, math.inf]
+    for i, value in enumerate(node.inputs[1:3]):
+        found = array_of(value)
+        if value is not None and found is None:
+            return None
+        ends[i] = ends[i] if found is None else float(found)
+    return ends[0], ends[1]
 
 
 def integer_attribute(node: ir.Node, name: str, default: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.graph import Draft, array_of, integer_attribute, producer
+from lilliput.export.graph import Draft, array_of, bounds_of, integer_attribute, producer
 
 # They move numbers or pick some, so that integers on a grid stay on it.
 MOVERS = frozenset(
@@ -43,35 +42,20 @@ def propagate(draft: Draft) -> None:
 def drop_idle_clips(draft: Draft) -> None:
     """Drop a Relu or Clip of numbers that are on a grid between its bounds already."""
     for node in list(draft.graph):
-        bounds = _bounds(node)
+        bounds = bounds_of(node)
         source = producer(node.inputs[0], "DequantizeLinear") if bounds is not None else None
         quantize = None if source is None else producer(source.inputs[0], "QuantizeLinear")
         if bounds is None or source is None or quantize is None:
             continue
         held = _grid_range(quantize)
         earlier = quantize.inputs[0] and quantize.inputs[0].producer()
-        while earlier is not None and held is not None and (ends := _bounds(earlier)) is not None:
+        while earlier is not None and held is not None and (ends := bounds_of(earlier)) is not None:
             held = max(held[0], ends[0]), min(held[1], ends[1])
             earlier = earlier.inputs[0] and earlier.inputs[0].producer()
         slack = 1e-6 * max(map(abs, held)) if held is not None else 0.0
         if held is not None and bounds[0] <= held[0] + slack and held[1] - slack <= bounds[1]:
             draft.replace(node.outputs[0], node.inputs[0])
     draft.sweep()
-
-
-def _bounds(node: ir.Node) -> tuple[float, float] | None:
-    """Return between which numbers a node leaves its input as it is, None if it is no clip."""
-    if node.op_type == "Relu":
-        return 0.0, math.inf
-    if node.op_type != "Clip":
-        return None
-    ends = [-math.inf, math.inf]
-    for i, value in enumerate(node.inputs[1:3]):
-        found = array_of(value)
-        if value is not None and found is None:
-            return None
-        ends[i] = ends[i] if found is None else float(found)
-    return ends[0], ends[1]
 
 
 def _grid_range(quantize: ir.Node) -> tuple[float, float] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,14 @@ import onnx_ir as ir
 
 from lilliput.errors import ExportError, nearest
 from lilliput.export.flatten import flatten_linears
-from lilliput.export.graph import Draft, array_of, integer_attribute, layers_of, producer
+from lilliput.export.graph import (
+    Draft,
+    array_of,
+    bounds_of,
+    integer_attribute,
+    layers_of,
+    producer,
+)
 from lilliput.export.integers import name_of, read
 from lilliput.export.layer import Layer, some_of
 from lilliput.export.layers import integer_type
@@ -48,36 +56,40 @@ def fit_target(draft: Draft, target: str) -> None:
 
 
 def clip_integers(draft: Draft) -> None:
-    """Cut narrow ranges behind QuantizeLinear, so that it can be fused with the layer before."""
+    """Cut ranges behind QuantizeLinear, so that it can be fused with the layer before.
+
+    Rounding keeps the order of numbers, so that the integers of cut numbers are the cut integers. What a
+    ReLU6 cuts off is often beyond the last integer: then nothing is left to do.
+    """
     for node in [node for node in draft.graph if node.op_type == "QuantizeLinear"]:
-        clip = producer(node.inputs[0], "Clip")
-        scale, zero = array_of(node.inputs[1]), array_of(node.inputs[2])
-        if clip is None or scale is None or zero is None or scale.ndim:
-            continue
-        ends = [array_of(x) for x in clip.inputs[1:3]]
-        if len(ends) < 2 or any(x is None for x in ends) or clip.inputs[0] is None:
-            continue
-        steps = [float(end) / float(scale) + float(zero) for end in ends]  # type: ignore[arg-type]
-        whole = [round(step) for step in steps]
-        if max(abs(a - b) for a, b in zip(steps, whole, strict=True)) > 1e-3:
-            continue  # a ReLU6, not the end of a grid
-        _swap(draft, node, clip, whole)
+        source, bounds = node.inputs[0], (-math.inf, math.inf)
+        while (clip := producer(source, "Clip")) is not None and (ends := bounds_of(clip)):
+            bounds = max(bounds[0], ends[0]), min(bounds[1], ends[1])
+            source = clip.inputs[0]
+        if source is not node.inputs[0] and source is not None:
+            _cut_behind(draft, node, source, bounds)
 
 
-def _swap(draft: Draft, node: ir.Node, clip: ir.Node, whole: list[int]) -> None:
+def _cut_behind(
+    draft: Draft, node: ir.Node, source: ir.Value, bounds: tuple[float, float]
+) -> None:
     output, dtype = node.outputs[0], node.outputs[0].dtype
-    if dtype not in (ir.DataType.UINT8, ir.DataType.INT8):
+    scale, zero = array_of(node.inputs[1]), array_of(node.inputs[2])
+    if dtype not in (ir.DataType.UINT8, ir.DataType.INT8) or scale is None or zero is None:
+        return
+    if scale.ndim or not output.uses():
         return
     info = np.iinfo(dtype.numpy())
-    if whole[0] < info.min or whole[1] > info.max:
+    steps = np.rint(np.asarray(bounds, scale.dtype) / scale) + float(zero)
+    low, high = (int(np.clip(step, info.min, info.max)) for step in steps)
+    node.replace_input_with(0, source)
+    if (low, high) == (info.min, info.max):
         return
-    node.replace_input_with(0, clip.inputs[0])
-    names = ("low", "high")
-    scale = node.inputs[1].name if node.inputs[1] is not None else None
-    stem = (scale or "grid").removesuffix("_scale")
+    held = node.inputs[1].name if node.inputs[1] is not None else None
+    stem = (held or "grid").removesuffix("_scale")
     ends = [
         draft.constant(np.asarray(end, dtype.numpy()), f"{stem}_integer_{name}")
-        for end, name in zip(whole, names, strict=True)
+        for end, name in ((low, "low"), (high, "high"))
     ]
     readers = [(use.node, use.idx) for use in output.uses()]
     clipped = draft.insert(readers[0][0], "Clip", [output, *ends], like=output, dtype=dtype)
