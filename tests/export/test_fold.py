@@ -171,7 +171,9 @@ def test_coarse_weights_are_stored_finer_where_the_bias_needs_it(tmp_path):
     settings = {"quant_types": list(bits), "quant_bits": bits, "op_types": ["Conv2d"]}
     result, graph = export(quantized(model, x, [settings]), tmp_path, x)
     found = constants(graph)
-    names = [name for name, (kind, _) in found.items() if kind == "INT8" and found[name][1].ndim > 1]
+    names = [
+        name for name, (kind, _) in found.items() if kind == "INT8" and found[name][1].ndim > 1
+    ]
     (weight,) = (found[name][1] for name in names)
     assert set(np.unique(weight)) == {-64, 0, 64}, "one times a power of two"
     assert result.layers[0].integer and result.runtimes["onnxruntime"].local_lsb <= 1.001

@@ -292,7 +292,9 @@ class Clips(TorchDispatchMode):
         return output
 
 
-@pytest.mark.parametrize("name", ["functional relu", "shared relu", "last relu", "functional relu6"])
+@pytest.mark.parametrize(
+    "name", ["functional relu", "shared relu", "last relu", "functional relu6"]
+)
 @pytest.mark.parametrize("quantizer", [QATQuantizer, LSQQuantizer])
 def test_clips_without_a_module_of_their_own_return_what_lies_on_the_grid_of_the_layer(
     name, quantizer

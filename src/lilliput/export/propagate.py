@@ -42,20 +42,31 @@ def propagate(draft: Draft) -> None:
 def drop_idle_clips(draft: Draft) -> None:
     """Drop a Relu or Clip of numbers that are on a grid between its bounds already."""
     for node in list(draft.graph):
-        bounds = bounds_of(node)
-        source = producer(node.inputs[0], "DequantizeLinear") if bounds is not None else None
-        quantize = None if source is None else producer(source.inputs[0], "QuantizeLinear")
-        if bounds is None or source is None or quantize is None:
+        bounds, source = bounds_of(node), node.inputs[0] if node.inputs else None
+        held = None if bounds is None else _held_between(source)
+        if bounds is None or source is None or held is None:
             continue
-        held = _grid_range(quantize)
-        earlier = quantize.inputs[0] and quantize.inputs[0].producer()
-        while earlier is not None and held is not None and (ends := bounds_of(earlier)) is not None:
-            held = max(held[0], ends[0]), min(held[1], ends[1])
-            earlier = earlier.inputs[0] and earlier.inputs[0].producer()
-        slack = 1e-6 * max(map(abs, held)) if held is not None else 0.0
-        if held is not None and bounds[0] <= held[0] + slack and held[1] - slack <= bounds[1]:
-            draft.replace(node.outputs[0], node.inputs[0])
+        slack = 1e-6 * max(map(abs, held))
+        if bounds[0] <= held[0] + slack and held[1] - slack <= bounds[1]:
+            draft.replace(node.outputs[0], source)
     draft.sweep()
+
+
+def _held_between(value: ir.Value | None) -> tuple[float, float] | None:
+    """Return between which numbers a value lies that comes from integers, None if it does not."""
+    source = producer(value, "DequantizeLinear")
+    quantize = None if source is None else producer(source.inputs[0], "QuantizeLinear")
+    held = None if quantize is None else _grid_range(quantize)
+    earlier = None if quantize is None else _maker(quantize)
+    while earlier is not None and held is not None and (ends := bounds_of(earlier)) is not None:
+        held = max(held[0], ends[0]), min(held[1], ends[1])
+        earlier = _maker(earlier)
+    return held
+
+
+def _maker(node: ir.Node) -> ir.Node | None:
+    """Return what makes the first input of a node."""
+    return None if node.inputs[0] is None else node.inputs[0].producer()
 
 
 def _grid_range(quantize: ir.Node) -> tuple[float, float] | None:

@@ -70,9 +70,7 @@ def clip_integers(draft: Draft) -> None:
             _cut_behind(draft, node, source, bounds)
 
 
-def _cut_behind(
-    draft: Draft, node: ir.Node, source: ir.Value, bounds: tuple[float, float]
-) -> None:
+def _cut_behind(draft: Draft, node: ir.Node, source: ir.Value, bounds: tuple[float, float]) -> None:
     output, dtype = node.outputs[0], node.outputs[0].dtype
     scale, zero = array_of(node.inputs[1]), array_of(node.inputs[2])
     if dtype not in (ir.DataType.UINT8, ir.DataType.INT8) or scale is None or zero is None:

@@ -181,9 +181,7 @@ def _estimate_errors(
     edges = (np.arange(grid.low, grid.high) + 0.5 - zeros) * scales
     width = (histogram.high - histogram.low) / counts.size
     below = np.clip(np.ceil((edges - histogram.low) / width - 0.5), 0, counts.size).astype(np.intp)
-    numbers, sums = (
-        np.concatenate([[0.0], np.cumsum(x)]) for x in (counts, counts * values)
-    )
+    numbers, sums = (np.concatenate([[0.0], np.cumsum(x)]) for x in (counts, counts * values))
     tops = (grid.high - zeros) * scales
     squares = (counts * values**2).sum() - 2 * tops * sums[-1] + tops**2 * numbers[-1]
     errors = squares[:, 0] + 2 * scales[:, 0] * (sums[below] - edges * numbers[below]).sum(1)

@@ -128,7 +128,7 @@ def histogram(tensor: Tensor, bins: int, low: float, high: float) -> NDArray[np.
     while tensor.dim() and math.gcd(step, tensor.shape[-1]) > 1:  # not the same columns in all rows
         step += 2
     counts = torch.zeros(bins, dtype=torch.int64, device=tensor.device)
-    for piece in flat[::step].split(_PIECE):
+    for piece in torch.split(flat[::step], _PIECE):
         places = (piece.float() - low).mul_(bins / (high - low))
         whole = places.to(torch.int16 if bins < 1 << 15 else torch.int64)  # small ones are faster
         counts += torch.bincount(whole.clamp_(0, bins - 1), minlength=bins)

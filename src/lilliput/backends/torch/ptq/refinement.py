@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.ptq import adaround, bias_correction, equalize, smooth
 from lilliput.backends.torch.ptq.changes import Changes
+from lilliput.backends.torch.ptq.equalize import Pair
 from lilliput.backends.torch.ptq.trace import PlainLayer, Trace, in_float, record
 from lilliput.backends.torch.ptq.watch import See, watch
 from lilliput.errors import StageError, UnsupportedModelError
@@ -56,7 +57,7 @@ class Refinement:
         if pairs:
             equalize.equalize(pairs, self.changes, self._highest(pairs))
 
-    def _highest(self, pairs: Sequence[equalize.Pair]) -> dict[nn.Module, Tensor]:
+    def _highest(self, pairs: Sequence[Pair]) -> dict[nn.Module, Tensor]:
         """Return the largest value of each channel that a clip follows, and tell how many may move."""
         clipped = [pair for pair in pairs if not math.isinf(pair.limit)]
         seen = {
