@@ -135,3 +135,13 @@ def test_a_clip_goes_only_if_the_whole_grid_is_inside(scale, zero, clip, is_idle
     draft = draft_of(scale, zero, *clip)
     drop_idle_clips(draft)
     assert (clip[0] not in [node.op_type for node in draft.graph]) == is_idle
+
+
+def test_the_float_file_of_a_receipt_clips_no_more_often_than_the_model(tmp_path):
+    import onnx
+
+    made, x = quantized("functional", PTQQuantizer)
+    result, _ = export(made, tmp_path, x)
+    result._write_float(tmp_path / "float.onnx")
+    nodes = onnx.load(tmp_path / "float.onnx").graph.node
+    assert [node.op_type for node in nodes if node.op_type in ("Relu", "Clip")] == ["Relu"] * 2

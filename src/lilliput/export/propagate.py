@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -40,25 +41,25 @@ def propagate(draft: Draft) -> None:
 
 
 def drop_idle_clips(draft: Draft) -> None:
-    """Drop a Relu or Clip of numbers that are on a grid between its bounds already."""
+    """Drop a Relu or Clip of numbers that are between its bounds already: on a grid, or clipped before."""
     for node in list(draft.graph):
         bounds, source = bounds_of(node), node.inputs[0] if node.inputs else None
-        held = None if bounds is None else _held_between(source)
-        if bounds is None or source is None or held is None:
+        if bounds is None or source is None:
             continue
-        slack = 1e-6 * max(map(abs, held))
-        if bounds[0] <= held[0] + slack and held[1] - slack <= bounds[1]:
+        low, high = _held_between(source)
+        slack = 1e-6 * max((abs(end) for end in (low, high) if math.isfinite(end)), default=0.0)
+        if bounds[0] <= low + slack and high - slack <= bounds[1]:
             draft.replace(node.outputs[0], source)
     draft.sweep()
 
 
-def _held_between(value: ir.Value | None) -> tuple[float, float] | None:
-    """Return between which numbers a value lies that comes from integers, None if it does not."""
+def _held_between(value: ir.Value) -> tuple[float, float]:
+    """Return between which numbers a value lies, as far as quantizers and clips before it tell."""
     source = producer(value, "DequantizeLinear")
     quantize = None if source is None else producer(source.inputs[0], "QuantizeLinear")
-    held = None if quantize is None else _grid_range(quantize)
-    earlier = None if quantize is None else _maker(quantize)
-    while earlier is not None and held is not None and (ends := bounds_of(earlier)) is not None:
+    held = (-math.inf, math.inf) if quantize is None else _grid_range(quantize)
+    earlier = value.producer() if quantize is None else _maker(quantize)
+    while earlier is not None and (ends := bounds_of(earlier)) is not None:
         held = max(held[0], ends[0]), min(held[1], ends[1])
         earlier = _maker(earlier)
     return held
@@ -69,12 +70,12 @@ def _maker(node: ir.Node) -> ir.Node | None:
     return None if node.inputs[0] is None else node.inputs[0].producer()
 
 
-def _grid_range(quantize: ir.Node) -> tuple[float, float] | None:
-    """Return the smallest and the largest number that a QuantizeLinear can return."""
+def _grid_range(quantize: ir.Node) -> tuple[float, float]:
+    """Return the smallest and the largest number that a QuantizeLinear can return, as far as known."""
     scale, zero = (array_of(x) for x in quantize.inputs[1:3])
     dtype = quantize.outputs[0].dtype
     if scale is None or zero is None or scale.ndim or dtype not in _EIGHT_BITS:
-        return None
+        return -math.inf, math.inf
     info = np.iinfo(dtype.numpy())
     low, high = (float(scale) * (end - float(zero)) for end in (info.min, info.max))
     return low, high
