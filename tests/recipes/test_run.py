@@ -15,6 +15,7 @@ import torch
 from lilliput.errors import ConfigError, StateError
 from lilliput.recipes import load_recipe, load_run, run
 from lilliput.recipes.checkpoint import read_run
+from lilliput.recipes.opening import make_model
 
 HERE = Path(__file__).parent
 SMALL = HERE / "project" / "small.yaml"
@@ -283,3 +284,41 @@ def test_scales_that_are_learned_are_part_of_the_checkpoint(tmp_path, digest):
         with pytest.raises(Stopped):
             run(file, tmp_path / "parts", resume=number > 3, progress=stop_after(number))
     assert digest(tmp_path / "parts") == digest(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("how", ["reconstruct", "recalibrate"])
+def test_a_pruned_model_is_recovered_without_training(how, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(HERE / "project")
+    import recipe_tiny
+
+    def agreement(*steps):
+        recipe = {
+            **{"lilliput": 1, "model": "recipe_tiny:build", "data": "recipe_tiny:batches"},
+            "steps": [{"prune": "l1", "config": [{"op_names": ["0"], "sparsity": 0.5}]}, *steps],
+        }
+        folder = tmp_path / str(len(steps))
+        run(recipe, folder)
+        model = load_run(folder).model.eval()
+        original = make_model(recipe_tiny.build, 0).eval()
+        inputs, _ = recipe_tiny.data()
+        with torch.no_grad():
+            return -float((model(inputs) - original(inputs)).square().mean())
+
+    steps = {"recover": how, "batches": 8}, {"speedup": {}}
+    assert agreement(*steps) > agreement(steps[1]) or how == "recalibrate"
+    log = json.loads((tmp_path / "2" / "report.json").read_text())
+    assert f"recover ({how})" in json.dumps(log)
+
+
+def test_a_reconstruction_needs_the_original_to_belong_to_the_model():
+    steps = [
+        {"prune": "l1", "config": [{"sparsity": 0.5}], "epochs": 1},
+        {"recover": "reconstruct"},
+        {"speedup": {}},
+        {"recover": "reconstruct"},
+    ]
+    recipe = {"lilliput": 1, "model": "recipe_tiny:build", "data": "recipe_tiny:batches"}
+    with pytest.raises(ConfigError) as caught:
+        load_recipe({**recipe, "loss": "cross_entropy", "steps": steps})
+    assert "step 2 → recover: comes after training" in str(caught.value)
+    assert "step 4 → recover: comes after speedup" in str(caught.value)

@@ -97,6 +97,18 @@ def test_a_difference_within_the_noise_is_not_called_faster():
     assert "no faster here" in Receipt(BEFORE, changed(BEFORE, p50=1.95)).verdict
 
 
+def test_where_pruning_took_much_of_the_metric_a_way_back_is_offered():
+    before = Figures("before", parameters=100, nonzeros=100, metric=0.9)
+    fell = Figures("after", parameters=60, nonzeros=60, metric=0.45)
+    assert "recalibrate(model, batches)" in str(Receipt(before, fell))
+    for after in (
+        replace(fell, metric=0.89),
+        replace(fell, nonzeros=100),
+        replace(fell, metric=None),
+    ):
+        assert "recalibrate" not in str(Receipt(before, after))
+
+
 def test_what_was_not_measured_is_left_out():
     unknown = Figures("file.tflite", bytes=100)
     receipt = Receipt(Figures("model", bytes=400), unknown)

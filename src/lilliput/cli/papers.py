@@ -7,6 +7,7 @@ PAPERS = {
     "apoz": "Hu et al. 2016, Network trimming",
     "fpgm": "He et al. 2019, Filter pruning via geometric median",
     "l1": "Li et al. 2017, Pruning filters for efficient ConvNets",
+    "least_squares": "Hassibi & Stork 1993, Optimal brain surgeon; Wang et al. 2019, EigenDamage",
     "level": "Han et al. 2015, Learning both weights and connections",
     "mean_activation": "Molchanov et al. 2017, Pruning CNNs for resource efficient inference",
     "sensitivity": "Han et al. 2015, Learning both weights and connections",

@@ -69,6 +69,9 @@ class Framework(Protocol):
     def evaluation_mode(self, model: Any) -> None:
         """Make a model compute as it will in use."""
 
+    def recover(self, model: Any, batches: list[Any], teacher: Any) -> None:
+        """Refit a pruned model to a teacher, or without one re-estimate its batch norms."""
+
     def speedup(self, model: Any, inputs: Any, options: dict[str, Any], folder: Path) -> Any:
         """Cut channels out, and write the plan into a folder; return the result."""
 

@@ -134,6 +134,12 @@ class KerasFramework:
 
     # -- shrinking and writing -----------------------------------------------------------------------
 
+    def recover(self, model: Any, batches: list[Any], teacher: Any) -> None:
+        """Refuse: there is nothing of the kind for Keras."""
+        raise ConfigError(
+            "recover: reconstruct and recalibrate work on torch models; fine-tune a Keras model instead."
+        )
+
     def speedup(self, model: Any, inputs: Any, options: dict[str, Any], folder: Path) -> Any:
         """Return a new model without the masked channels."""
         from lilliput.speedup.keras.shrink import speedup

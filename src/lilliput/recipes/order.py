@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lilliput.recipes.faults import Fault
-from lilliput.recipes.spec import Recipe, is_reference
+from lilliput.recipes.spec import Recipe, epochs_of, is_reference
 
 
 def check_order(recipe: Recipe) -> list[Fault]:
@@ -14,6 +14,7 @@ def check_order(recipe: Recipe) -> list[Fault]:
     has_zeros = True  # those that the model comes with, until it is trained without masks
     is_pruned = not is_reference(recipe.model)  # an earlier run may have pruned it
     is_quantized = False
+    since = ""  # what has changed the model so that the original no longer belongs to it
     files: set[str] = set()
     steps: list[Any] = list(recipe.steps)
     for index, step in enumerate(steps):
@@ -24,8 +25,10 @@ def check_order(recipe: Recipe) -> list[Fault]:
             found = "comes after training without a prune step, so there is nothing to cut out."
         elif step.verb == "export" and step.file in files:
             found = f"writes {step.file!r}, which an earlier step writes too; choose another name."
-        elif step.verb == "prune" and is_quantized:
-            found = "comes after quantize; prune first."
+        elif step.verb in ("prune", "recover") and is_quantized:
+            found = f"comes after quantize; {step.verb} first."
+        elif step.verb == "recover" and step.recover == "reconstruct" and since:
+            found = f"comes after {since}; it refits a pruned model to the one that the recipe began with."
         if found:
             faults.append(Fault(("steps", index, step.verb), found))
         faults += _check_data(recipe, index, step)
@@ -33,6 +36,8 @@ def check_order(recipe: Recipe) -> list[Fault]:
             is_pruned = has_zeros = True
         elif step.verb == "finetune" and not is_pruned:
             has_zeros = False
+        if step.verb == "speedup" or epochs_of(step):
+            since = "speedup" if step.verb == "speedup" else "training"
         is_quantized |= step.verb == "quantize"
         files |= {step.file} if step.verb == "export" else set()
     return faults
@@ -43,7 +48,9 @@ def _check_data(recipe: Recipe, index: int, step: Any) -> list[Fault]:
     if step.verb == "analyze" and recipe.evaluate is None:
         text = "needs 'evaluate' at the top of the recipe, to measure what a layer can lose."
         faults.append(Fault(("steps", index, "analyze"), text))
-    needs_data = step.verb in ("quantize", "finetune") or (step.verb == "prune" and step.epochs)
+    needs_data = step.verb in ("quantize", "finetune", "recover") or (
+        step.verb == "prune" and step.epochs
+    )
     if needs_data and recipe.data is None:
         text = f"needs 'data' at the top of the recipe: {Recipe.model_fields['data'].description}"
         faults.append(Fault(("steps", index, step.verb), text))

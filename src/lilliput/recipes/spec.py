@@ -137,6 +137,16 @@ class QuantizeStep(Training):
     batches: Count | None = Field(None, description="Batches to calibrate on; 16 without epochs.")
 
 
+class RecoverStep(Strict):
+    """Give back what pruning took, from batches and without training."""
+
+    verb: ClassVar[str] = "recover"
+    recover: Literal["reconstruct", "recalibrate"] = Field(
+        description="Refit layers to the original model, or re-estimate batch norms (torch)."
+    )
+    batches: Count = Field(16, description="Batches to run.")
+
+
 class SpeedupOptions(Strict):
     """How channels are cut out."""
 
@@ -209,6 +219,7 @@ class AnalyzeStep(Strict):
 
 STEPS: tuple[type[Strict], ...] = (
     PruneStep,
+    RecoverStep,
     SpeedupStep,
     FinetuneStep,
     QuantizeStep,
@@ -229,6 +240,7 @@ def verb_of(step: Any) -> str | None:
 Step = Annotated[
     Union[
         Annotated[PruneStep, Tag("prune")],
+        Annotated[RecoverStep, Tag("recover")],
         Annotated[SpeedupStep, Tag("speedup")],
         Annotated[FinetuneStep, Tag("finetune")],
         Annotated[QuantizeStep, Tag("quantize")],

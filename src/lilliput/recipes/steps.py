@@ -67,6 +67,16 @@ def _epoch(session: Session, unit: Unit) -> None:
         session.stop_training()
 
 
+def _recover(session: Session, unit: Unit) -> None:
+    from lilliput.recipes.opening import make_original
+
+    step = session.step_of(unit)
+    samples = session.samples(step.batches)
+    session.framework.evaluation_mode(session.model)
+    teacher = make_original(session) if step.recover == "reconstruct" else None
+    session.framework.recover(session.model, samples, teacher)
+
+
 def _speedup(session: Session, unit: Unit) -> None:
     step = session.step_of(unit)
     name = f"shrunk-{len(session.entry.shrunk)}"
@@ -168,6 +178,7 @@ _DO: dict[str, Callable[[Session, Unit], None]] = {
     "set up": _set_up,
     "calibrate": _calibrate,
     "epoch": _epoch,
+    "recover": _recover,
     "speedup": _speedup,
     "export": _export,
     "analyze": _analyze,

@@ -163,6 +163,16 @@ class TorchFramework:
 
     # -- shrinking and writing -----------------------------------------------------------------------
 
+    def recover(self, model: nn.Module, batches: list[Any], teacher: Any) -> None:
+        """Reconstruct or recalibrate, in place."""
+        from lilliput.recovery.recalibrate import recalibrate
+        from lilliput.recovery.reconstruct import reconstruct
+
+        if teacher is None:
+            recalibrate(model, batches, _run)
+        else:
+            reconstruct(model, batches, teacher, progress=False)
+
     def speedup(self, model: nn.Module, inputs: Any, options: dict[str, Any], folder: Path) -> Any:
         """Cut channels out, in place where possible."""
         from lilliput.speedup.shrink import speedup

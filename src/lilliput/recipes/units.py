@@ -10,7 +10,15 @@ from lilliput.recipes.arguments import algorithm_of
 from lilliput.recipes.spec import Recipe, epochs_of
 
 Kind = Literal[
-    "baseline", "set up", "calibrate", "epoch", "speedup", "export", "analyze", "measure"
+    "baseline",
+    "set up",
+    "calibrate",
+    "epoch",
+    "recover",
+    "speedup",
+    "export",
+    "analyze",
+    "measure",
 ]
 
 
@@ -92,7 +100,9 @@ def _parts(step: Any) -> list[tuple[Kind, int, str]]:
         parts.append(("calibrate", 0, "calibrate"))
     epochs = epochs_of(step)
     parts += [("epoch", epoch, f"epoch {epoch + 1} of {epochs}") for epoch in range(epochs)]
-    if step.verb == "speedup":
+    if step.verb == "recover":
+        parts.append(("recover", 0, "run batches"))
+    elif step.verb == "speedup":
         parts.append(("speedup", 0, "cut channels out"))
     elif step.verb == "export":
         parts.append(("export", 0, f"write {step.file}"))

@@ -56,11 +56,11 @@ class NormalEquations:
         shift = mean_y - mean_x @ weight if has_shift else torch.zeros_like(mean_y)
         return weight, shift[:, 0]
 
-    def error(self, weight: Tensor, shift: Tensor) -> float:
-        """Return the squared error of a weight and a shift, relative to the variance of what is wanted."""
+    def error(self, weight: Tensor, shift: Tensor, outputs: Tensor) -> float:
+        """Return the squared error of some outputs, relative to the variance of what is wanted there."""
         weight, shift = weight.double(), shift.double()
         product = (weight * (self.xx @ weight - 2 * self.xy)).sum(1)
         cross = shift * (2 * (self.x @ weight - self.y)[:, 0] + self.count * shift)
-        error = (self.yy + product + cross).clamp(min=0).sum()
-        variance = (self.yy - self.y[:, 0].square() / self.count).clamp(min=0).sum()
+        error = (self.yy + product + cross)[outputs].clamp(min=0).sum()
+        variance = (self.yy - self.y[:, 0].square() / self.count)[outputs].clamp(min=0).sum()
         return float(error / variance.clamp(min=1e-12))

@@ -34,6 +34,7 @@ from lilliput.speedup.cuts import named_tensors
 _WIDEST = 8192  # inputs of a layer whose normal equations are solved; of wider ones, only the bias
 _MEMORY = 1 << 30  # bytes of activations that are kept, so as not to compute them again
 _ROWS = 32_768  # positions per layer, of all examples together
+_ROWS_OF_GROUPS = 4096  # where each group has few inputs of its own
 
 
 @dataclass(frozen=True)
@@ -171,8 +172,8 @@ class _Work:
         fitted, shift = equations.solve(start, ridge, has_shift)
         before = self._shift(reader, groups)
         self.result.errors[reader.weight] = (
-            equations.error(start, before),
-            equations.error(fitted, shift if has_shift else before),
+            equations.error(start, before, outputs),
+            equations.error(fitted, shift if has_shift else before, outputs),
         )
         matrix = matrix.clone()
         matrix[:, slice(None) if columns is None else columns] = fitted
@@ -189,7 +190,8 @@ class _Work:
             goal = self.original.run(batch, place[reader.goal] + 1, keep=(reader.goal,))[
                 reader.goal
             ]
-            picked = _pick(reader, goal, _ROWS // self.count, batch)
+            rows = (_ROWS if groups == 1 else _ROWS_OF_GROUPS) // self.count
+            picked = _pick(reader, goal, rows, batch)
             seen: list[Tensor] = []
 
             def see(values: Values, picked: Tensor = picked, seen: list[Tensor] = seen) -> None:
@@ -202,8 +204,8 @@ class _Work:
                 wanted = self._before_norm(
                     reader, wanted - reader.rows(values[reader.other], picked)
                 )
-            rows = seen[0] * inputs[:, None] if columns is None else seen[0][:, :, columns]
-            equations.add(rows, wanted.view(len(wanted), groups, -1).transpose(0, 1))
+            read = seen[0] * inputs[:, None] if columns is None else seen[0][:, :, columns]
+            equations.add(read, wanted.view(len(wanted), groups, -1).transpose(0, 1))
         return equations
 
     def _before_norm(self, reader: Reader, wanted: Tensor) -> Tensor:

@@ -267,12 +267,27 @@ class Receipt:
         return first, second, word if self.doubt else ratio
 
     def _advice(self) -> list[str]:
-        """Return how to compare the speed, where two runtimes were timed."""
-        if not self.doubt or not other_runtime(self.before, self.after):
-            return []
-        return [
-            "to compare speed, time two files in one runtime: measure_all([original, small], inputs)"
-        ]
+        """Return how to compare the speed of two runtimes, and how to get a lost metric back."""
+        advice = []
+        if self.doubt and other_runtime(self.before, self.after):
+            advice.append(
+                "to compare speed, time two files in one runtime: measure_all([original, small], inputs)"
+            )
+        if self._lost_by_pruning():
+            advice.append(
+                f"{self.metric_name} fell: reconstruct(model, batches, original) before speedup(), or "
+                "recalibrate(model, batches), often gives much of it back without training"
+            )
+        return advice
+
+    def _lost_by_pruning(self) -> bool:
+        """Whether weights are gone, and more than a twentieth of the metric with them."""
+        one, two = self.before, self.after
+        if one.metric is None or two.metric is None or not one.nonzeros or two.nonzeros is None:
+            return False
+        return (
+            two.nonzeros < 0.99 * one.nonzeros and one.metric > 0 and two.metric < 0.95 * one.metric
+        )
 
     def _metric_change(self) -> str:
         one, two = self.before.metric, self.after.metric

@@ -1,0 +1,146 @@
+"""EfficientNet-Lite with ever fewer multiplications: without training, and after some distillation.
+
+    ./run python benchmarks/pruned.py                            # needs pip install '.[bench]'
+    ./run python benchmarks/pruned.py --networks lite1 --shares 0.7 --minutes 0
+
+``LeastSquaresPruner`` and ``reconstruct`` see photos of groceries without labels. What counts is how often
+500 other photos get the most probable class of the float network, and how often their kind of grocery is
+found, of 14: a linear classifier of the float network's logits, fitted to the labelled training photos, is
+applied to those of the pruned network as it is. At 70 % of the MACs the network is then trained for some
+minutes of CPU time, with the float network as teacher and without labels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import time
+from typing import Any
+
+import torch
+from data import labelled_photos
+from record import RESULTS, write_json
+from timing import call, latency_ratio
+from torch import Tensor, nn
+from trained_nets import decode, load_lite
+
+from lilliput.torch import LeastSquaresPruner, reconstruct, speedup
+
+SIDES = {"lite0": 224, "lite1": 240, "lite2": 260}
+TESTED, BATCH = 500, 16
+Photos = tuple[Tensor, Tensor]
+
+
+class Photographs:
+    """Photos to calibrate and train with, and others to test on, with the kind of grocery."""
+
+    def __init__(self, side: int, calibrated: int) -> None:
+        order = random.Random(0)
+        train, test = (list(part) for part in labelled_photos())
+        self.test = self._load(order.sample(test, TESTED), side)
+        self.train = self._load(order.sample(train, len(train)), side)
+        self.batches = list(self.train[0][:calibrated].split(BATCH))
+
+    def _load(self, rows: list[tuple[bytes, int]], side: int) -> Photos:
+        pictures, labels = zip(*rows, strict=True)
+        return (decode(list(pictures), side) - 127) / 128, torch.tensor(labels)
+
+
+class Fruit:
+    """Which kind of fruit a photo shows: a linear classifier of the float network's logits."""
+
+    def __init__(self, logits: Tensor, labels: Tensor) -> None:
+        self.mean, self.spread = logits.mean(0), logits.std(0)
+        rows = self._rows(logits)
+        wanted = nn.functional.one_hot(labels).double()
+        price = 0.1 * len(rows) * torch.eye(rows.shape[1], dtype=torch.float64)
+        self.weight = torch.linalg.solve(rows.T @ rows + price, rows.T @ wanted)
+
+    def _rows(self, logits: Tensor) -> Tensor:
+        rows = ((logits - self.mean) / self.spread).double()
+        return torch.cat([rows, torch.ones(len(rows), 1, dtype=torch.float64)], 1)
+
+    def accuracy(self, logits: Tensor, labels: Tensor) -> float:
+        return float(((self._rows(logits) @ self.weight).argmax(1) == labels).double().mean())
+
+
+def outputs(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([model(part) for part in x.split(20)])
+
+
+def shrink(original: nn.Module, share: float, batches: list[Tensor]) -> nn.Module:
+    """Return a network with a share of the multiplications, without training."""
+    model = copy.deepcopy(original)
+    rules = [{"op_types": ["Conv2d"], "max_macs": share, "round_to": 8}]
+    pruner = LeastSquaresPruner(model, rules, example_inputs=batches[0][:2])
+    pruner.calibrate(batches)
+    model = pruner.compress()
+    reconstruct(model, batches, original, progress=False)
+    return speedup(model, batches[0][:2]).model
+
+
+def distill(model: nn.Module, teacher: nn.Module, photos: Tensor, minutes: float) -> None:
+    """Train for some minutes of CPU time, to say what the teacher says; norms stay as they are."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0)
+    generator, start = torch.Generator().manual_seed(0), time.process_time()
+    end = start + 60 * minutes
+    while (now := time.process_time()) < end:
+        optimizer.param_groups[0]["lr"] = 1e-4 * (end - now) / (end - start)
+        x = photos[torch.randint(len(photos), (BATCH,), generator=generator)]
+        x = x.flip(3) if torch.rand((), generator=generator) < 0.5 else x
+        with torch.no_grad():
+            wanted = teacher(x).softmax(1)
+        loss = nn.functional.cross_entropy(model(x), wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def measure(name: str, shares: list[float], minutes: float, calibrated: int) -> dict[str, Any]:
+    photos, original = Photographs(SIDES[name], calibrated), load_lite(name)
+    (x, labels), one = photos.test, photos.test[0][:1]
+    wanted = outputs(original, x)
+    fruit = Fruit(outputs(original, photos.train[0]), photos.train[1])
+    whole = fruit.accuracy(wanted, labels)
+    print(f"{name}: fruit {whole:.1%}", flush=True)
+    rows = []
+    for share in shares:
+        start = time.process_time()
+        model = shrink(original, share, photos.batches)
+        row: dict[str, Any] = {"share": share, "cpu_seconds": time.process_time() - start}
+        row["latency"] = latency_ratio(lambda: call(original, one), lambda: call(model, one), 9)  # noqa: B023
+
+        def judge(key: str, model: nn.Module = model, row: dict[str, Any] = row) -> None:
+            received = outputs(model, x)
+            same = float((received.argmax(1) == wanted.argmax(1)).double().mean())
+            row[key] = {"same": same, "fruit": fruit.accuracy(received, labels)}
+
+        judge("untrained")
+        if minutes and share == 0.7:
+            distill(model, original, photos.train[0], minutes)
+            judge("distilled")
+        rows.append(row)
+        print(f"  {json.dumps(row)}", flush=True)
+    return {"fruit": whole, "calibrated": calibrated, "minutes": minutes, "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", nargs="+", default=["lite0", "lite1"], choices=list(SIDES))
+    parser.add_argument("--shares", nargs="+", type=float, default=[0.9, 0.8, 0.7, 0.6, 0.5])
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--calibrated", type=int, default=320)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    path = RESULTS / "pruned.json"
+    kept = json.loads(path.read_text())["networks"] if path.is_file() else {}
+    for name in options.networks:
+        kept[name] = measure(name, options.shares, options.minutes, options.calibrated)
+        write_json(path, {"tested": TESTED, "networks": kept})
+
+
+if __name__ == "__main__":
+    main()
