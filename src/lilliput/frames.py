@@ -22,6 +22,7 @@ def is_code_of(filename: str, *packages: ModuleType) -> bool:
     return any(is_inside(filename, folder) for x in packages for folder in _folders(x))
 
 
+@cache
 def is_inside(filename: str, folder: str) -> bool:
     """Whether a file lies in a folder, links resolved; code without a file, ``<string>``, does not."""
     if filename.startswith("<"):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lilliput.errors import UnsupportedModelError
 from lilliput.speedup.capture import capture, plain_copy
 from lilliput.speedup.cuts import by_tensor, cut_all
 from lilliput.torch import L1NormPruner, channel_groups, export_onnx, load, speedup
@@ -271,6 +272,28 @@ def test_what_is_only_called_a_cache_is_not_dropped():
 
 
 @pytest.mark.slow
+class MemoryBank(nn.Module):
+    """Reads what it was taught once, from a dict that is called a cache; nothing makes it again."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.cache = {"bank": torch.full((8,), 3.0)}
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)) + self.cache.get("bank", 0.0))
+
+
+def test_a_model_that_answers_otherwise_without_its_caches_is_refused():
+    model, x = MemoryBank().eval(), torch.randn(2, 4)
+    rules = [{"op_names": ["first"], "sparsity": 0.5}]
+    L1NormPruner(model, rules, example_inputs=x).compress()
+    expected = model(x)
+    with pytest.raises(UnsupportedModelError, match="answers otherwise without them.*as a buffer"):
+        speedup(model, x)
+    assert torch.equal(model(x), expected)
+
+
 def test_levit_of_transformers():
     from transformers import LevitConfig, LevitForImageClassification
 

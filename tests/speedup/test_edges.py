@@ -281,3 +281,23 @@ def test_a_layer_that_runs_for_nothing_is_cut_along():
     assert result.kind == "module" and torch.allclose(result.model(X), masked, atol=1e-6)
     assert model.blocks[2].in_features == 4
     assert result.parameters[1] == sum(p.numel() for p in result.model.parameters())
+
+
+class Overwriting(nn.Module):
+    """Normalizes what it is given in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        x.mul_(0.5)
+        return self.last(torch.relu(self.first(x)))
+
+
+def test_a_model_that_writes_to_its_input_is_cut_and_the_example_is_left_as_it_was():
+    model, x = Overwriting().eval(), torch.randn(2, 4)
+    before = x.clone()
+    L1NormPruner(model, [{"op_names": ["first"], "sparsity": 0.5}], example_inputs=x).compress()
+    result = speedup(model, x)
+    assert result.removed and torch.equal(x, before)

@@ -28,9 +28,11 @@ from lilliput.speedup.caches import (
     is_same_without,
     without_shortcuts,
 )
+from lilliput.speedup.compare import relative_error, tensors_of
 
 _one_capture = RLock()
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+_PRECISE = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,13 @@ class Captured:
         """Return the model's parameters that the graph does not read."""
         read = {self.names.get(name) for name in self.tensors}
         return [name for name, _ in model.named_parameters() if name not in read]
+
+
+def fresh(inputs: Any) -> Any:
+    """Return copies of inputs, for a model that may write to them."""
+    if isinstance(inputs, Call):
+        return Call(fresh(inputs.args), fresh(inputs.kwargs))
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs)
 
 
 def as_inputs(example_inputs: Any) -> Inputs:
@@ -132,14 +141,46 @@ def shared_copy(model: nn.Module) -> nn.Module:
     return _copy(model, _shared_masks(model) | {id(p): _shared(p) for p in model.parameters()})
 
 
+def check_copies(model: nn.Module, example_inputs: Any) -> None:
+    """Raise if a model answers otherwise without the tables that it keeps, as its copies are.
+
+    All that is compared later are copies: that they compute what the model does is to be seen here.
+    """
+    cached = [t for module in model.modules() for t in cached_tensors(module)]
+    if not cached:
+        return
+    shared = {id(p): _shared(p) for p in model.parameters()}
+    twin = copy.deepcopy(model, _shared_masks(model) | shared | _computed(cached))
+    forget_states(twin)
+    given = as_inputs(example_inputs)
+    with quiet(), torch.no_grad():
+        try:
+            args, kwargs = fresh(given)
+            wanted = list(tensors_of(twin.eval()(*args, **kwargs)))
+        except Exception:  # tables of another size, say: then it needs them to be dropped
+            return
+        args, kwargs = fresh(given)
+        received = list(tensors_of(shared_copy(model).eval()(*args, **kwargs)))
+    error = relative_error(wanted, received)
+    if not error <= (1e-3 if all(x.dtype in _PRECISE for x in wanted) else 0.05):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} keeps tensors beside its state, in dicts or attributes called caches, "
+            f"and answers otherwise without them (by {error:.1e} of the largest). They are taken for tables "
+            "that can be made again. Register what has to stay as a buffer."
+        )
+
+
 def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     cached = [t for module in model.modules() for t in cached_tensors(module)]
-    # deepcopy refuses tensors that were computed
-    memo |= {id(t): t.detach().clone() for t in cached if not t.is_leaf}
-    twin = copy.deepcopy(model, memo)
+    twin = copy.deepcopy(model, memo | _computed(cached))
     drop_caches(twin)
     forget_states(twin)
     return twin
+
+
+def _computed(cached: list[Tensor]) -> dict[int, Any]:
+    """Return copies of tensors that were computed, which deepcopy refuses."""
+    return {id(t): t.detach().clone() for t in cached if not t.is_leaf}
 
 
 def _shared(parameter: nn.Parameter) -> nn.Parameter:
@@ -164,7 +205,7 @@ def capture(
 
     With ``any_size``, batches and lengths of sequences are left open wherever the code allows.
     """
-    simple = _try(model, args, kwargs)
+    simple = _try(model, *fresh((args, kwargs)))
     captured = _export(model, args, kwargs, any_size, simple)
     shortcuts = find_shortcuts(model, captured.unread(model))
     if shortcuts and is_same_without(model, shortcuts, args, kwargs):

@@ -148,10 +148,10 @@ def make_receipt(
     from lilliput.backends.torch.discover import unwrapped
     from lilliput.report.measure import figures_of, time_calls
     from lilliput.report.measure_torch import count_stored, measured
-    from lilliput.speedup.capture import shared_copy
+    from lilliput.speedup.capture import fresh, shared_copy
 
-    # A copy: code may count its calls, or keep what it made in inference mode.
-    models = plain, shared_copy(unwrapped(shrunk))
+    # Copies: code may count its calls, keep what it made in inference mode, or write to its inputs.
+    models, inputs = (plain, shared_copy(unwrapped(shrunk))), fresh(inputs)
     batch = measured.batch(plain, inputs)
     times = time_calls([measured.caller(model, inputs) for model in models], runs=20, seconds=0.1)
     before, after = (

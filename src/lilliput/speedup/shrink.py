@@ -33,7 +33,7 @@ from lilliput.speedup.build import (
     hand_over,
 )
 from lilliput.speedup.caches import find_shortcuts
-from lilliput.speedup.capture import as_inputs, copy_model, plain_copy, quiet
+from lilliput.speedup.capture import as_inputs, check_copies, copy_model, plain_copy, quiet
 from lilliput.speedup.collect import collect
 from lilliput.speedup.cuts import balance, find_cuts, in_order, named_tensors, shapes_of
 from lilliput.speedup.dead import find_dead, unseen_by_norms, zero_classes
@@ -140,6 +140,7 @@ class _Work:
         self.outdated: Stale = {}
         self._parts: Parts = {}
         self._elsewhere: tuple[Reference, Noise] | None = None
+        check_copies(unwrapped(model), example_inputs)
         self.plain = plain_copy(model, share=not extend_masks)
         self.groups = find_known_groups(model, self.plain, example_inputs)
         if self.groups is None:

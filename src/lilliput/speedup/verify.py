@@ -17,7 +17,7 @@ from lilliput.backends.torch.sidecar import SIDECAR, mask_of
 from lilliput.backends.torch.weights import zero_
 from lilliput.errors import UnsupportedModelError
 from lilliput.speedup.caches import drop_caches, has_tables
-from lilliput.speedup.capture import Inputs, as_inputs, quiet, shared_copy
+from lilliput.speedup.capture import Inputs, as_inputs, fresh, quiet, shared_copy
 from lilliput.speedup.compare import relative_error, tensors_of
 from lilliput.speedup.cuts import Cut, by_tensor, cut_all
 from lilliput.speedup.precision import Load, keep, load_in_parts
@@ -125,9 +125,9 @@ class Noise:
 
 def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]:
     """Return what a model answers, and if ``count`` is 2 again without torch's fused kernels."""
-    args, kwargs = inputs
     found = []
     for context in (nullcontext(), quiet())[:count]:
+        args, kwargs = fresh(inputs)
         with context, torch.no_grad():
             found.append([x.clone() for x in tensors_of(model(*args, **kwargs))])
     return found
