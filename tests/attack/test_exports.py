@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import numpy as np
 import pytest
@@ -23,16 +22,6 @@ RULES = [{"op_types": ["default"]}]
 EXACT, CLOSE = 80.0, 20.0  # dB: of a float file, and of one whose roundings may fall the other way
 MOST_REFUSED = 24
 refused: list[str] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_registry():
-    """Let torch read its table of ONNX functions once and not in each export."""
-    registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
-    read = registration.ONNXRegistry.from_torchlib
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registration.ONNXRegistry, "from_torchlib", staticmethod(cache(read)))
-        yield
 
 
 def flat(output):

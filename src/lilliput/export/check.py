@@ -92,6 +92,7 @@ def check_file(
             read_kernels(optimized, result.layers, draft.graph)
     result.notes += check.others.notes()
     draft.limits = check.others.limits
+    check.stepwise.close()
     if PLAIN in result.runtimes:
         check.fill_costs(result.layers, draft)
 

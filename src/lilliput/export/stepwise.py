@@ -50,9 +50,9 @@ class Stepwise:
         steps, expected = compare_steps(simulation, self.tensors, found)
         return Compared(steps, expected, values[: self.count])
 
-    def close(self, runtime: str) -> None:
-        """Give back the memory of a runtime."""
-        self._opened.pop(runtime, None)
+    def close(self) -> None:
+        """Give back the memory of all runtimes."""
+        self._opened.clear()
 
 
 def _integers(value: Any) -> Integers | None:

@@ -33,6 +33,7 @@ from lilliput.export.places import (
     first_line,
     key_of,
 )
+from lilliput.export.registry import reading_once
 from lilliput.ops.qparams import QParams
 from lilliput.speedup.caches import without_states
 from lilliput.speedup.capture import quiet
@@ -206,11 +207,8 @@ def trace(simulation: Simulation, axes: Sequence[Axis], opset: int) -> tuple[Any
     # torch takes a size of one for a constant.
     twice = {axis.name: 2 for axis in axes if axis.size == 1}
     args, kwargs = inputs = resized(simulation.inputs, axes, twice)
-    with (
-        evaluating(simulation.model),
-        marking(mark, quantizers_in(simulation.model)),
-        whole_layers(),
-    ):
+    marked = marking(mark, quantizers_in(simulation.model))
+    with evaluating(simulation.model), marked, whole_layers(), reading_once():
         try:
             program: Any = torch.onnx.export(
                 simulation.model,

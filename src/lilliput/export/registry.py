@@ -1,0 +1,37 @@
+"""torch's table of ONNX functions, read once: reading it takes as long as exporting a small model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from threading import RLock
+from typing import Any
+
+_HOME = "torch.onnx._internal.exporter._registration"
+_tables: dict[Any, Any] = {}  # by the arguments they were read with
+_one_export = RLock()
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Let exports inside use the table that an earlier one has read; other exports read their own."""
+    try:
+        home: Any = import_module(_HOME).ONNXRegistry
+        read, held = home.from_torchlib, home.__dict__["from_torchlib"]
+    except (ImportError, AttributeError, KeyError):  # another version of torch: it reads each time
+        yield
+        return
+
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        key = (args, tuple(sorted(kwargs.items())))
+        if key not in _tables:
+            _tables[key] = read(*args, **kwargs)
+        return _tables[key]
+
+    with _one_export:
+        home.from_torchlib = staticmethod(kept)
+        try:
+            yield
+        finally:
+            home.from_torchlib = held
