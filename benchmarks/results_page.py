@@ -120,6 +120,40 @@ def pretrained(record: Record) -> Iterator[str]:
     )
 
 
+@section("Which channels to remove, without training", "criteria.py", "criteria")
+def criteria(record: Record) -> Iterator[str]:
+    head = ["", "masked", "recalibrated", "reconstructed", "latency"]
+    rows = []
+    for network in record["networks"].values():
+        kept = f"{percent(network['share'])} of the MACs"
+        rows.append([f"**{network['title']}**, {kept}: {network['measure']}", "", "", "", ""])
+        for title, row in network["rows"].items():
+            scores = [percent(row[x]) if x in row else "" for x in head[1:4]]
+            cells = [title, *scores, f"{row['latency']:.2f}"]
+            rows.append([ours(cell, title == "least squares") for cell in cells])
+    yield from table(head, rows)
+    yield ""
+    yield "Channels (MiniLM: heads and neurons) ranked over all layers; latency of the cut network, 1 before."
+
+
+@section("EfficientNet-Lite with fewer multiplications", "pruned.py", "pruned")
+def pruned(record: Record) -> Iterator[str]:
+    rows = []
+    for name, network in record["networks"].items():
+        rows.append([f"**{name}**", "", "", percent(network["fruit"]), "1"])
+        for row in network["rows"]:
+            for state in ("untrained", "distilled"):
+                if state in row:
+                    figures = [percent(row[state][x]) for x in ("same", "fruit")]
+                    rows.append([percent(row["share"]), state, *figures, f"{row['latency']:.2f}"])
+    yield from table(["MACs", "", "same class as float", "kind of fruit", "latency"], rows)
+    yield ""
+    yield (
+        "`LeastSquaresPruner` and `reconstruct` on photos without labels; distilled: some minutes of CPU "
+        f"time more, with the original as teacher. {record['tested']} other photos."
+    )
+
+
 @section(
     "What masks cost in training",
     "train_step.py [--compile]",
