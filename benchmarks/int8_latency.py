@@ -72,7 +72,7 @@ def integer_layers(path: Path) -> tuple[int, int]:
     layers = [
         node.op_type
         for node in graph.node
-        if any(part in node.op_type for part in ("Conv", "MatMul", "Gemm"))
+        if any(part in node.op_type for part in ("Conv", "MatMul", "Gemm", "LSTM"))
         and weights & set(node.input)
     ]
     names = ("QLinear", "QGemm", "Integer", "DynamicQuantize")

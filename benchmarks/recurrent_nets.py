@@ -105,6 +105,12 @@ def speech(per_voice: int = 40, shortest: float = 1.7) -> Speech:
     return Speech(waves, torch.tensor(speakers))
 
 
+def halves(recordings: Speech) -> tuple[Speech, Speech]:
+    """Return every other recording, to calibrate with, and those between, to test on."""
+    one, two = (Speech(recordings.waves[i::2], recordings.speakers[i::2]) for i in range(2))
+    return one, two
+
+
 def read_wave(content: bytes) -> Tensor:
     """Return a recording of 8 kHz as samples at 16 kHz, its loudness brought to -30 dB or more."""
     with wave.open(io.BytesIO(content)) as file:

@@ -14,6 +14,15 @@ import torch
 from data import photos
 from language import load_stories, perplexity, windows
 from networks import Residual, resnet
+from recurrent_nets import (
+    halves,
+    same_voice,
+    speaker_encoder,
+    speech,
+    utterances,
+    voice_detector,
+)
+from recurrent_nets import windows as sound_windows
 from retrieval import Retrieval, load_embedder
 from torch import Tensor, nn
 from weights import lite, resnet50
@@ -37,6 +46,7 @@ class Case:
     rules: list[dict[str, Any]] = field(default_factory=lambda: INT8)
 
     lengths: tuple[int, ...] = ()  # of the sequences to be timed, where their length is open
+    batches: tuple[int, ...] = (1,)  # how many examples are timed at a time
 
     @property
     def example(self) -> tuple[Tensor, ...]:
@@ -48,8 +58,10 @@ class Case:
         return (0, 1) if self.lengths else (0,)
 
     def timed(self) -> dict[str, tuple[Tensor, ...]]:
-        """Return the single examples whose latency is measured, by what to call them."""
+        """Return the examples whose latency is measured, by what to call them."""
         one = tuple(x[:1] for x in self.inputs)
+        if len(self.batches) > 1:
+            return {f"batch {n}": tuple(x[:n] for x in self.inputs) for n in self.batches}
         if not self.lengths:
             return {"": one}
         return {f"{n} tokens": tuple(x[:, :n] for x in one) for n in self.lengths}
@@ -167,6 +179,41 @@ def stories_case() -> Case:
     )
 
 
+def speaker_case() -> Case:
+    """Return Resemblyzer's encoder; its first layer reads energies that 8 bits cannot tell apart."""
+    seen, unseen = halves(speech(per_voice=40))
+    return Case(
+        title="Resemblyzer",
+        model=speaker_encoder(),
+        measure="nearest is the same voice",
+        inputs=(utterances(unseen),),
+        calibration=list(utterances(seen).split(8)),
+        score=lambda outputs, wanted: same_voice(outputs, unseen.speakers),
+        peer="quantize_dynamic",
+        rules=[
+            {"op_types": ["LSTM", "Linear"]},
+            {"op_names": ["lstm.weight_*_l0"], "exclude": True},
+        ],
+        batches=(1, 16),
+    )
+
+
+def voice_case() -> Case:
+    """Return Silero's detector on 0.64 s of sound at a time."""
+    seen, unseen = halves(speech(per_voice=40))
+    return Case(
+        title="Silero VAD",
+        model=voice_detector(),
+        measure="same decision as float",
+        inputs=(sound_windows(unseen, 20),),
+        calibration=list(sound_windows(seen, 20).split(8)),
+        score=lambda outputs, wanted: float(((outputs > 0.5) == (wanted > 0.5)).double().mean()),
+        peer="quantize_static",
+        rules=[{"op_types": ["Conv1d", "LSTMCell"]}],
+        batches=(1, 16),
+    )
+
+
 class Logits(nn.Module):
     """A language model that returns only its logits."""
 
@@ -186,4 +233,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "lite2": lambda: lite_case("lite2", 260),
     "minilm": minilm_case,
     "stories15m": stories_case,
+    "resemblyzer": speaker_case,
+    "silero": voice_case,
 }

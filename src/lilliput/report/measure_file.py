@@ -16,6 +16,7 @@ _SCALES = {
     "QuantizeLinear": (1, 2),
     "DequantizeLinear": (1, 2),
     "MatMulNBits": (2, 3),
+    "DynamicQuantizeLSTM": (8, 9, 10, 11),
     "GatherBlockQuantized": (2, 3),
 }
 _MOVERS = ("Gather", "Unsqueeze", "Transpose", "Cast")
@@ -87,8 +88,16 @@ def _count_onnx(file: OnnxFile, inputs: Any) -> dict[str, Any]:
     return {
         "parameters": sum(x.size for x in stored),
         "nonzeros": sum(int(np.count_nonzero(x)) for x in stored),
-        "macs": sum(macs) if macs and len(macs) == len(layers) else None,
+        "macs": sum(macs) if macs and len(macs) == len(layers) and not _has_loops(graph) else None,
     }
+
+
+def _has_loops(graph: Any) -> bool:
+    """Whether something multiplies inside a loop or branch, as often as only a run would tell."""
+    from lilliput.export.graph import LAYERS
+
+    outside = {id(node) for node in graph}
+    return any(x.op_type in LAYERS and id(x) not in outside for x in graph.all_nodes())
 
 
 def _inside(

@@ -8,7 +8,7 @@ from lilliput.export.keras.guard import _sums_of_einsum
 from lilliput.export.keras.litert.draft import Scales
 from lilliput.export.keras.litert.run import dequantize, quantize
 from lilliput.export.keras.litert.weights import Known, _match
-from lilliput.export.keras.onnx.convert import _layer_of
+from lilliput.export.keras.scopes import layer_of
 from lilliput.export.pairs import worst_pairs
 from lilliput.export.steps import aligned
 
@@ -55,10 +55,10 @@ def test_numbers_become_integers_and_come_back():
 
 def test_layers_are_known_by_the_scopes_of_tensorflow():
     paths = ["block/conv", "conv_1", "conv", "block"]
-    assert _layer_of("model/conv_1/Relu:0", paths) == "conv_1"
-    assert _layer_of("model/conv_2/convolution", paths) == "conv"
-    assert _layer_of("model/block_1/conv/convolution", paths) == "block/conv"
-    assert _layer_of("Relu__12", paths) == ""
+    assert layer_of("model/conv_1/Relu:0", paths) == "conv_1"
+    assert layer_of("model/conv_2/convolution", paths) == "conv"
+    assert layer_of("model/block_1/conv/convolution", paths) == "block/conv"
+    assert layer_of("Relu__12", paths) == ""
 
 
 def test_products_of_other_kinds_have_no_sums_to_guard():

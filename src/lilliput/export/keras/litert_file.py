@@ -12,6 +12,7 @@ import keras
 from lilliput.errors import ExportError
 from lilliput.export.keras.examples import examples_for, sample_inputs
 from lilliput.export.keras.known import known_weights
+from lilliput.export.keras.loops import loop_layers
 from lilliput.export.keras.simulation import (
     as_inputs,
     input_names,
@@ -136,6 +137,7 @@ def write_litert(
     draft, found = build(convert(traced), traced, simulation, known)
     names = input_names(simulation)
     layers = list_layers(draft, found)
+    loops = [draft.name(x) for loop in draft.of_kind("WHILE") for x in loop.outputs]
     notes = find_notes(draft, simulation, found, layers)
     if io == "int8":
         integer_ends(draft, names, simulation.names)
@@ -145,6 +147,7 @@ def write_litert(
     if check:
         check_file(result, data, draft, simulation, min_sqnr, batches)
     write_file(place, data)
+    result.layers += loop_layers(loops, model, inputs, "WHILE float32", dynamic_batch)
     return result
 
 

@@ -18,6 +18,7 @@ from lilliput.export.keras.litert_file import (
     checked_path,
     gather_inputs,
 )
+from lilliput.export.keras.loops import loop_layers
 from lilliput.export.keras.simulation import input_names, model_of, plain_source, simulate
 from lilliput.export.keras.transfer import export_elsewhere
 from lilliput.export.packed import packing
@@ -141,6 +142,7 @@ def write_onnx(
             value.name = name
         finish(draft, target, simulation.names)
         layers = list_layers(draft.graph)
+        loops = [str(node.name) for node in draft.graph if node.op_type in ("Loop", "Scan")]
         notes = [*draft.notes, *find_notes(layers, draft, target)]
         result = ExportResult(place, 0, target, layers=layers, notes=notes)
         result.guarded, result.cpu = guarded, cpu if may_saturate(model) else None
@@ -150,6 +152,7 @@ def write_onnx(
             if check:
                 check_file(result, data, draft, simulation, min_sqnr, batches)
             data.write(place)
+        result.layers += loop_layers(loops, model, inputs, "Loop", dynamic_batch)
     return result
 
 

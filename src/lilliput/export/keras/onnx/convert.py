@@ -7,7 +7,6 @@ function, so that nothing is folded into them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import onnx_ir as ir
 from lilliput.backends.keras.discover import layers_by_path
 from lilliput.errors import ExportError
 from lilliput.export.graph import SCOPES, Draft
+from lilliput.export.keras.scopes import layer_of
 from lilliput.export.keras.trace import Trace, quiet, require_tensorflow, trace
 from lilliput.export.places import DOMAIN, Key, Place, Simulation, Tensor, first_line
 from lilliput.extras import require
@@ -114,31 +114,8 @@ def _name_scopes(draft: Draft, model: Any) -> None:
     paths = sorted(layers_by_path(model), key=lambda path: -path.count("/"))
     for node in draft.graph:
         held = [x.name for x in (*node.outputs, *node.inputs[1:]) if x is not None]
-        found = (_layer_of(str(name or ""), paths) for name in (node.name, *held))
+        found = (layer_of(str(name or ""), paths) for name in (node.name, *held))
         set_scope(node, next((path for path in found if path), ""))
-
-
-def _layer_of(name: str, paths: Sequence[str]) -> str:
-    """Return the path of the layer in whose scope something was made, empty if there is none.
-
-    TensorFlow adds numbers to names that it has seen before.
-
-    Examples
-    --------
-    >>> _layer_of("functional_1/block_1/conv_2/convolution:0", ["block/conv", "block"])
-    'block/conv'
-    """
-    scopes = name.split("/")[:-1]
-    for path in paths:
-        wanted = path.split("/")
-        for start in range(len(scopes) - len(wanted) + 1):
-            part = scopes[start : start + len(wanted)]
-            if all(
-                x == y or (x.startswith(f"{y}_") and x[len(y) + 1 :].isdigit())
-                for x, y in zip(part, wanted, strict=True)
-            ):
-                return path
-    return ""
 
 
 def set_scope(node: ir.Node, path: str) -> None:
