@@ -253,15 +253,6 @@ def test_a_total_sparsity_ranks_groups_together():
     assert len(gone(model.first.weight)) + len(gone(model.second.weight)) <= 7
 
 
-def test_the_global_mode_reads_sparsity_as_a_total():
-    one, first = build({"sparsity": 0.5}, mode="global")
-    two, second = build({"total_sparsity": 0.5})
-    first.compress()
-    second.compress()
-    assert gone(one.first.weight) == gone(two.first.weight)
-    assert gone(one.second.weight) == gone(two.second.weight)
-
-
 @pytest.mark.parametrize("key", ["max_params", "max_macs"])
 @pytest.mark.parametrize("budget", [0.6, 300])
 def test_a_budget_is_met(key, budget):
@@ -435,12 +426,3 @@ def test_importing_lilliput_loads_nothing_of_the_analysis():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_the_arguments_of_nni_are_understood():
-    model, inputs = TinyCNN(), TinyCNN().make_input()
-    rules = [{"sparsity": 0.5, "op_types": ["Conv2d"]}]
-    pruner = L1NormPruner(model, rules, "global", inputs)  # v2: mode, dummy_input
-    assert (pruner.mode, pruner.optimizer) == ("global", None)
-    pruner = L1NormPruner(model, rules, None, True, dummy_input=inputs)  # v1: dependency_aware
-    assert [w.name for w in pruner.companions()][:2] == ["bn1.weight", "bn1.bias"]

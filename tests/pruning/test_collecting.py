@@ -12,7 +12,6 @@ from lilliput.testing.models import TinyCNN
 from lilliput.testing.observe import loss_of, sgd, train
 from lilliput.torch import (
     ActivationAPoZRankPruner,
-    ActivationMeanRankFilterPruner,
     ActivationMeanRankPruner,
     CompressionState,
     TaylorFOWeightPruner,
@@ -102,26 +101,7 @@ def test_statistics_are_part_of_the_state(tmp_path):
     assert len(gone(model.conv1)) == 4
 
 
-def test_a_trainer_of_nni_is_run_by_compress():
-    model = TinyCNN()
-    optimizer = sgd(model)
-    calls = []
-
-    def trainer(model, optimizer, criterion, epoch):
-        calls.append((criterion, epoch))
-        train(model, optimizer, 2)
-
-    pruner = ActivationMeanRankFilterPruner(
-        model, RULES, optimizer, trainer=trainer, criterion="loss", statistics_batch_num=2
-    )
-    pruner.compress()
-    assert calls == [("loss", 0)]
-    assert len(gone(model.conv1)) == 4
-
-
 def test_calls_that_make_no_sense_are_refused():
-    with pytest.raises(ConfigError, match="needs batches, or a trainer"):
-        ActivationAPoZRankPruner(TinyCNN(), RULES).calibrate()
     with pytest.raises(AlgorithmError, match="nothing was seen of layer 'conv1'"):
         ActivationAPoZRankPruner(TinyCNN(), RULES).calibrate([])
     with pytest.raises(ConfigError, match="needs a loss"):
@@ -158,30 +138,6 @@ def test_batches_as_dicts_and_tuples_and_an_own_forward():
         scores.append(pruner.masker.score(pruner.get_modules_wrapper()[0]))
     assert torch.equal(scores[0], scores[1])
     assert torch.equal(scores[0], scores[2])
-
-
-def test_a_trainer_in_the_order_of_nni_is_run_by_compress():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    seen = []
-
-    def trainer(model, optimizer, criterion, epoch):
-        seen.append((criterion, epoch))
-        for _ in range(3):
-            optimizer.zero_grad()
-            criterion(model(torch.randn(5, 4)), torch.zeros(5, 2)).backward()
-            optimizer.step()
-
-    criterion = torch.nn.MSELoss()
-    rules = [{"op_names": ["0"], "sparsity": 0.5}]
-    TaylorFOWeightPruner(model, rules, trainer, optimizer, criterion, 3).compress()
-    assert seen == [(criterion, 0)]
-    assert int((model[0].weight == 0).all(1).sum()) == 4
-
-
-def test_too_many_positional_arguments_are_named():
-    with pytest.raises(ConfigError, match="received 6 positional arguments"):
-        TaylorFOWeightPruner(torch.nn.Linear(2, 2), [{"sparsity": 0.5}], None, None, 1, 2)
 
 
 def scores_under(scales, fused, overflow=False):

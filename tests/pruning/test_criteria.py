@@ -150,8 +150,6 @@ def test_nan_is_named():
     [
         ({"activation": "tanh"}, "activation: received 'tanh'"),
         ({"training_batches": 0}, "training_batches: received 0"),
-        ({"mode": "local"}, "mode: received 'local'"),
-        ({"dependency_aware": True}, "dependency_aware needs example_inputs"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, message):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lilliput.errors import StateError
-from lilliput.torch import L1FilterPruner, ModelSpeedup, preflight
+from lilliput.torch import L1NormPruner, ModelSpeedup, preflight
 
 
 def make():
@@ -24,7 +24,7 @@ X = torch.randn(2, 3, 8, 8)
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 def test_masks_of_whole_groups_shrink_exactly(suffix, tmp_path):
     model, path = make(), tmp_path / f"mask.{suffix}"
-    pruner = L1FilterPruner(model, [{"op_types": ["Conv2d"], "sparsity": 0.5}], dummy_input=X)
+    pruner = L1NormPruner(model, [{"op_types": ["Conv2d"], "sparsity": 0.5}], example_inputs=X)
     masked = pruner.compress()(X)
     pruner.export_model(str(tmp_path / "model.pth"), str(path))
     fresh = make()
@@ -77,7 +77,7 @@ def test_a_missing_file_is_refused(tmp_path):
 def test_preflight_says_what_can_go_and_what_is_masked_already():
     model = make()
     rules = [{"op_names": ["0"], "sparsity": 0.5}]
-    L1FilterPruner(model, rules, dummy_input=X).compress()
+    L1NormPruner(model, rules, example_inputs=X).compress()
     report = preflight(model, X)
     assert {name: int(x.sum()) for name, x in report.masked.items()} == {
         "0.weight": 4,

@@ -42,9 +42,7 @@ def network(request, tmp_path):
 
 def test_the_line_that_cannot_run_is_named_in_any_folder(network):
     model, x = network.Net(), torch.randn(4, 6)
-    L1NormPruner(
-        model, [{"op_names": ["a"], "sparsity": 0.5}], example_inputs=x, mode="dependency_aware"
-    ).compress()
+    L1NormPruner(model, [{"op_names": ["a"], "sparsity": 0.5}], example_inputs=x).compress()
     with pytest.raises(UnsupportedModelError, match=r"at network\.py:9 \(return self\.b"):
         speedup(model, x, allow_graph=False)
 

@@ -44,7 +44,8 @@ def select_layers(compressor: Any, backend: Backend) -> Selection:
 
 def names_of(cls: type) -> list[str]:
     """Return the names under which an algorithm may stand in a file."""
-    return [cls.__name__, *pruners.names_of(cls), *quantizers.names_of(cls)]
+    known = getattr(cls, "adapts", None) or cls
+    return [cls.__name__, *pruners.names_of(known), *quantizers.names_of(known)]
 
 
 def _parse(compressor: Any, backend: Backend) -> ParsedRules:

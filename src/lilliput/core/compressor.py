@@ -68,6 +68,7 @@ class Compressor(OlderNames):
     default_types: ClassVar[frozenset[str] | None] = None  # None: the backend's own list
     backends: ClassVar[tuple[str, ...]] = ("torch", "keras")
     tracked: ClassVar[tuple[str, ...]] = ()  # attributes that belong to the saved state
+    adapts: ClassVar[type | None] = None  # the algorithm that this class gives an older form
     wrapper_type: ClassVar[Any] = None  # None: the framework's own, for this kind of compressor
 
     # Class-level values, so that a subclass whose __init__ never calls super() works as well.

@@ -14,20 +14,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
 from lilliput.config.spec import Rule
 from lilliput.core.masker import Answers, Targets, WeightMasker
-from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.errors import AlgorithmError
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channel_rule import ChannelRule
 from lilliput.pruning.one_shot import OneShotPruner
-
-Mode = Literal["normal", "global", "dependency_aware"]
 
 
 class ChannelMasker(WeightMasker):
@@ -119,19 +116,19 @@ class ChannelPruner(OneShotPruner):
         their layer), ``max_macs`` and ``max_params`` (remove channels until the model has come down
         to that), and optionally ``max_sparsity_per_layer``, ``min_kept`` and ``round_to``.
     example_inputs : optional
-        What the model is called with: a tensor, a tuple of arguments or a dict. ``dummy_input`` in NNI.
+        What the model is called with: a tensor, a tuple of arguments or a dict.
     groups : ChannelGroups, optional
         What ``channel_groups(model, example_inputs)`` returned, to save the work.
-    mode : str
-        As in NNI. ``'global'`` reads ``sparsity`` as ``total_sparsity``; ``'dependency_aware'`` asks
-        for ``example_inputs``, with which dependencies are always respected.
-    dependency_aware : bool
-        As in NNI, the same as that mode.
+    options : dict, optional
+        Keyword arguments of the criterion.
     """
 
     rule: ClassVar[type[Rule]] = ChannelRule
     masker_type: type[WeightMasker] = ChannelMasker
     default_types: ClassVar[frozenset[str] | None] = ChannelMasker.default_types
+    filters_only: bool = (
+        False  # mask nothing but filters and their biases, also with example_inputs
+    )
 
     def __init__(
         self,
@@ -140,40 +137,14 @@ class ChannelPruner(OneShotPruner):
         optimizer: Any = None,
         example_inputs: Any = None,
         *,
-        dummy_input: Any = None,
         groups: Any = None,
-        mode: Mode = "normal",
-        dependency_aware: bool = False,
         options: dict[str, Any] | None = None,
     ) -> None:
-        if isinstance(optimizer, str):  # NNI v2: (model, config_list, mode, dummy_input)
-            mode, optimizer = optimizer, None  # type: ignore[assignment]
-        if isinstance(example_inputs, bool):  # NNI v1: (…, dependency_aware, dummy_input)
-            dependency_aware, example_inputs = example_inputs, None
-        inputs = dummy_input if example_inputs is None else example_inputs
-        if mode not in ("normal", "global", "dependency_aware"):
-            raise ConfigError(
-                f"mode: received {mode!r}, expected 'normal', 'global' or 'dependency_aware'."
-            )
-        if (dependency_aware or mode == "dependency_aware") and inputs is None and groups is None:
-            raise ConfigError("dependency_aware needs example_inputs (dummy_input in NNI).")
-        self.mode = mode
         super().__init__(
-            model, config_list, optimizer, example_inputs=inputs, groups=groups, options=options
+            model,
+            config_list,
+            optimizer,
+            example_inputs=example_inputs,
+            groups=groups,
+            options=options,
         )
-
-    def refine(self, selection: Selection) -> Selection:
-        """As in :class:`CriterionPruner`, with the sparsity of a global mode over all layers."""
-        if self.mode == "global":
-            selection = _made_global(selection)
-        return super().refine(selection)
-
-
-def _made_global(selection: Selection) -> Selection:
-    decisions = []
-    for decision in selection.decisions:
-        config = dict(decision.layer.config)
-        if "sparsity" in config:
-            config["total_sparsity"] = config.pop("sparsity")
-        decisions.append(replace(decision, layer=replace(decision.layer, config=config)))
-    return Selection(tuple(decisions), selection.problems)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -93,9 +92,7 @@ class CollectingPruner(ChannelPruner):
     model, config_list, optimizer, example_inputs, **channel
         See :class:`~lilliput.pruning.channels.ChannelPruner`.
     training_batches : int
-        How many batches to average over. ``statistics_batch_num`` in NNI.
-    trainer, criterion : callable, optional
-        NNI's ``trainer(model, optimizer, criterion, epoch)``; ``compress()`` runs it once.
+        How many batches to average over.
     """
 
     backends = ("torch",)
@@ -108,49 +105,20 @@ class CollectingPruner(ChannelPruner):
         config_list: Any = None,
         optimizer: Any = None,
         example_inputs: Any = None,
-        *older: Any,
-        trainer: Callable[..., Any] | None = None,
-        criterion: Any = None,
-        traced_optimizer: Any = None,
-        statistics_batch_num: int | None = None,
         **channel: Any,
     ) -> None:
-        if callable(optimizer) and not hasattr(optimizer, "step"):
-            # NNI's order: model, config_list, trainer, optimizer, criterion, training_batches
-            trainer, optimizer, example_inputs = optimizer, example_inputs, None
-            criterion, batches = (*older, None, None)[:2]
-            statistics_batch_num = batches if statistics_batch_num is None else statistics_batch_num
-        elif older:
-            raise ConfigError(
-                f"{type(self).__name__}: received {4 + len(older)} positional arguments, expected at "
-                "most model, config_list, optimizer and example_inputs; name the others."
-            )
-        self.trainer, self.criterion = trainer, criterion
         options = {key: channel.pop(key) for key in self.takes if key in channel}
-        if statistics_batch_num is not None:
-            options.setdefault("training_batches", statistics_batch_num)
-        optimizer = traced_optimizer if optimizer is None else optimizer
         super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
 
-    def compress(self, model: Any = None) -> Any:
-        """As in :meth:`Compressor.compress`; a trainer is run, and the masks follow at once."""
-        is_first = not self.is_wrapped
-        model = super().compress(model)
-        if is_first and self.trainer is not None and not self.masker.is_ready():
-            self.calibrate()
-        return model
-
-    def calibrate(
-        self, batches: Iterable[Any] | None = None, forward: Callable[..., Any] | None = None
-    ) -> None:
+    def calibrate(self, batches: Iterable[Any], forward: Callable[..., Any] | None = None) -> None:
         """Run batches, without training on them, and prune by what they show.
 
         The model is in eval mode meanwhile, and left as it was.
 
         Parameters
         ----------
-        batches : iterable, optional
-            A data loader or a list. Without it, the ``trainer`` given to the constructor runs once.
+        batches : iterable
+            A data loader or a list.
         forward : callable, optional
             ``forward(model, batch)``. By default a tensor or dict is what the model is called with, and
             a tuple its arguments, as in ``example_inputs``, or ``(inputs, targets)``: the parts that
@@ -162,10 +130,7 @@ class CollectingPruner(ChannelPruner):
         masker.start()
         masker.is_calibrating = True
         try:
-            if batches is None:
-                self._run_trainer()
-            else:
-                self._run(batches, forward)
+            self._run(batches, forward)
             masker.finish()
         finally:
             masker.is_calibrating = False
@@ -177,10 +142,3 @@ class CollectingPruner(ChannelPruner):
     def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
         forward = forward or self._backend.feeder(self.example_inputs)
         self._backend.run(self.bound_model, batches, forward)
-
-    def _run_trainer(self) -> None:
-        if self.trainer is None:
-            raise ConfigError("calibrate() needs batches, or a trainer given to the constructor.")
-        args = (self.bound_model, self.optimizer, self.criterion, 0)
-        count = len(inspect.signature(self.trainer).parameters)  # NNI v2 has no epoch
-        self.trainer(*args[:count])

@@ -34,7 +34,9 @@ def lay_out(pruner: Any, selection: Selection, obstacle: Callable[[LayerInfo], s
             selection = replace(selection, problems=(*selection.problems, *missing))
         layers = [d.layer for d in selection.decisions if d.rule is not None]
         groups = LoneFilters(layers)
-    layout = Layout(groups, selection, pruner._backend.parameters(pruner.bound_model), obstacle)
+    parameters = pruner._backend.parameters(pruner.bound_model)
+    filters_only = getattr(pruner, "filters_only", False)  # a schedule has any criterion's masker
+    layout = Layout(groups, selection, parameters, obstacle, filters_only)
     layout.selection = replace(
         layout.selection, problems=(*selection.problems, *layout.selection.problems)
     )

@@ -75,6 +75,8 @@ class Layout:
         Every parameter of the model under its full names.
     obstacle : callable
         Why the criterion cannot score a layer, an empty string if it can.
+    filters_only : bool
+        Mask the filters and biases of the selected layers alone, and not what scales or reads them.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Layout:
         selection: Selection,
         parameters: Mapping[str, LayerInfo],
         obstacle: Callable[[LayerInfo], str],
+        filters_only: bool = False,
     ) -> None:
         self.groups = groups
         owned = _Owned(groups.groups)
@@ -104,11 +107,13 @@ class Layout:
             for group in groups.groups
             if group.name in members
         ]
-        self.is_followed = not isinstance(groups, LoneFilters)
+        self.is_followed = not (isinstance(groups, LoneFilters) or filters_only)
         for each in self.pruned:
             _note_differing_targets(each)
         self.slices = _slices_of(self.pruned, parameters)
         self.holders = _holders(self.selection.chosen)
+        if filters_only:
+            self.slices = _own_filters(self.slices, self.holders)
         self.companions = [parameters[x] for x in self.slices if x not in self.holders]
 
     def masks(self, removed: Mapping[str, Flags]) -> dict[tuple[str, str], Flags]:
@@ -200,6 +205,16 @@ def _slices_of(
             if layer is not None:  # buffers need no mask: what reads them is multiplied by zero
                 found.setdefault(layer.name, (layer.shape, []))[1].append((each.group, slice_))
     return found
+
+
+def _own_filters(slices: Mapping[str, Any], holders: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the slices along the output channels of the selected layers."""
+    own = {}
+    for tensor, (shape, pieces) in slices.items():
+        kept = [x for x in pieces if x[1].is_output or len(shape) == 1]
+        if tensor in holders and kept:
+            own[tensor] = (shape, kept)
+    return own
 
 
 def _holders(layers: Iterable[LayerInfo]) -> dict[str, tuple[str, str]]:

@@ -228,7 +228,7 @@ class LeastSquaresPruner(CollectingPruner):
 
     def calibrate(
         self,
-        batches: Iterable[Any] | None = None,
+        batches: Iterable[Any],
         forward: Callable[..., Any] | None = None,
         loss: Callable[..., Any] | None = None,
     ) -> None:

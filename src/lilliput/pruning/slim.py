@@ -43,6 +43,7 @@ class SlimMasker(ChannelMasker):
 
     default_types = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
     only_watches = False  # the penalty begins with compress()
+    scores_compare = True  # the paper has one threshold for all layers
 
     def __init__(
         self, model: Any, pruner: Any, training_epochs: int = 0, scale: float = 1e-4
@@ -102,7 +103,7 @@ class SlimPruner(ChannelPruner):
         See :class:`~lilliput.pruning.channels.ChannelPruner`. Rules select batch norms, by default
         all of them; ``total_sparsity`` is what the paper does.
     training_epochs : int
-        Epochs to train under the penalty before pruning. ``sparsifying_training_epochs`` in NNI.
+        Epochs to train under the penalty before pruning.
     scale : float
         Weight of the penalty.
     """
@@ -122,16 +123,14 @@ class SlimPruner(ChannelPruner):
         example_inputs: Any = None,
         *,
         training_epochs: int = 0,
-        sparsifying_training_epochs: int | None = None,
         scale: float = 1e-4,
         **channel: Any,
     ) -> None:
-        epochs = training_epochs or sparsifying_training_epochs or 0
-        if epochs and optimizer is None and model is not None:
+        if training_epochs and optimizer is None and model is not None:
             raise ConfigError(
                 "training_epochs: the penalty acts through the optimizer; give it to SlimPruner."
             )
-        options = {"training_epochs": epochs, "scale": scale}
+        options = {"training_epochs": training_epochs, "scale": scale}
         super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
 
     def update_epoch(self, epoch: int) -> None:

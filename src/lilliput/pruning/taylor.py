@@ -67,12 +67,12 @@ class TaylorFOWeightPruner(CollectingPruner):
 
     def calibrate(
         self,
-        batches: Iterable[Any] | None = None,
+        batches: Iterable[Any],
         forward: Callable[..., Any] | None = None,
         loss: Callable[..., Any] | None = None,
     ) -> None:
         """As in :meth:`CollectingPruner.calibrate`; ``loss(model, batch)`` returns what to derive."""
-        if batches is not None and loss is None and forward is None:
+        if loss is None and forward is None:
             raise ConfigError(
                 "calibrate() needs a loss: calibrate(batches, loss=lambda model, batch: ...)."
             )

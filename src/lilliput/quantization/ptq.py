@@ -146,7 +146,6 @@ class PTQQuantizer(RangeQuantizer):
         adaround: bool | Mapping[str, Any] = False,
         bias_correction: bool = False,
         is_bias_correction: bool | None = None,
-        dummy_input: Any = None,
     ) -> None:
         if weights not in ("minmax", "mse"):
             raise ConfigError(f"weights: received {weights!r}, expected 'minmax' or 'mse'.")
@@ -156,7 +155,7 @@ class PTQQuantizer(RangeQuantizer):
         self.adaround = _check_adaround(adaround)
         asked = bias_correction if is_bias_correction is None else is_bias_correction
         self.bias_correction = _flag("bias_correction", asked)
-        super().__init__(model, config_list, optimizer, example_inputs, dummy_input=dummy_input)
+        super().__init__(model, config_list, optimizer, example_inputs)
 
     def find_problems(self, selection: Selection) -> list[Problem]:
         """Return where options ask for something that no rule gives."""

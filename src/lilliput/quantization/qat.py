@@ -59,7 +59,6 @@ class QATQuantizer(RangeQuantizer):
         *,
         momentum: float = 0.99,
         freeze_norm_step: int | None = None,
-        dummy_input: Any = None,
     ) -> None:
         if not isinstance(momentum, (int, float)) or not 0 <= momentum < 1:
             raise ConfigError(
@@ -67,14 +66,12 @@ class QATQuantizer(RangeQuantizer):
             )
         if freeze_norm_step is not None:
             check_count("freeze_norm_step", freeze_norm_step)
-        if freeze_norm_step is not None and example_inputs is None and dummy_input is None:
+        if freeze_norm_step is not None and example_inputs is None:
             raise ConfigError(
                 "freeze_norm_step needs example_inputs, to know which norms follow quantized layers."
             )
         self.momentum, self.freeze_norm_step = momentum, freeze_norm_step
-        super().__init__(
-            model, config_list, optimizer, example_inputs, quant_start_step, dummy_input=dummy_input
-        )
+        super().__init__(model, config_list, optimizer, example_inputs, quant_start_step)
 
     def follow(self, tensor: Tensor, wrapper: Any, target: str) -> None:
         """Move the range towards that of a batch."""

@@ -83,7 +83,7 @@ class RangeQuantizer(PlacedQuantizer):
         What the model is called with: a tensor, a tuple or a dict. With it, activations are quantized
         where runtimes look for it, after norm and ReLU, and each tensor once; see
         :mod:`~lilliput.quantization.placement`. Keras models that are Functional or Sequential do
-        without: their graph is known. ``dummy_input`` in NNI.
+        without: their graph is known.
     quant_start_step : int
         Steps to train before quantization begins; a rule may say otherwise.
     """
@@ -108,11 +108,9 @@ class RangeQuantizer(PlacedQuantizer):
         optimizer: Any = None,
         example_inputs: Any = None,
         quant_start_step: int = 0,
-        *,
-        dummy_input: Any = None,
     ) -> None:
         check_count("quant_start_step", quant_start_step)
-        self.example_inputs = dummy_input if example_inputs is None else example_inputs
+        self.example_inputs = example_inputs
         self.quant_start_step = quant_start_step
         super().__init__(model, config_list, optimizer)
 

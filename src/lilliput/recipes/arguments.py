@@ -8,8 +8,8 @@ from typing import Any
 from lilliput.registry import pruners, quantizers
 
 # What the run gives to a compressor itself, and what only code can give it.
-OURS = ("self", "model", "config_list", "optimizer", "example_inputs", "dummy_input", "groups")
-_FOR_CODE = ("masker_type", "options", "trainer", "criterion", "traced_optimizer")
+OURS = ("self", "model", "config_list", "optimizer", "example_inputs", "groups")
+_FOR_CODE = ("masker_type", "options")
 
 
 def algorithm_of(verb: str, name: str) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 from lilliput import __version__
-from lilliput.compat.nni.tables import FOR_TENSORFLOW, NAMES, PATHS, RENAMED, TODAY
+from lilliput.compat.nni.tables import FOR_TENSORFLOW, HERE, NAMES, PATHS, RENAMED, STACKS, TODAY
 from lilliput.errors import ConfigError, LilliputError, nearest
 
 
@@ -71,15 +72,47 @@ def explain_missing(path: str, name: str) -> str:
 def _find(path: str, name: str) -> Any:
     """Return the object behind a name that NNI had at a path, None if there is none."""
     part = next(part for part in PATHS[path] if name in NAMES[part])
+    if name in HERE and part not in FOR_TENSORFLOW:
+        return getattr(import_module(f"lilliput.compat.nni.{HERE[name]}"), name)
     if part == "tuning":
         return None
     candidates = (name, *RENAMED.get(name, ()))
     found = next(filter(None, (_registered(part, candidate) for candidate in candidates)), None)
     if part not in FOR_TENSORFLOW:
-        return found or getattr(import_module("lilliput.torch"), TODAY.get(name, name), None)
+        found = found or getattr(import_module("lilliput.torch"), TODAY.get(name, name), None)
+        return _in_form(found, stack_of(path))
     # What TensorFlow's users subclassed is the same for all frameworks, so none is imported for it.
     found = found or getattr(import_module("lilliput"), TODAY.get(name, name), None)
     return found if "keras" in getattr(found, "backends", ("keras",)) else None
+
+
+def stack_of(path: str) -> str:
+    """Return to which generation of classes a path belongs.
+
+    Examples
+    --------
+    >>> stack_of("nni.compression.torch"), stack_of("nni.compression.pruning")
+    ('first', 'third')
+    """
+    return next(stack for start, stack in STACKS if f"{path}.".startswith(f"{start}."))
+
+
+@cache
+def _in_form(found: Any, stack: str) -> Any:
+    """Return a compressor of today in the form of a generation, anything else as it is."""
+    if not (isinstance(found, type) and issubclass(found, import_module("lilliput").Compressor)):
+        return found
+    if "torch" not in getattr(found, "backends", ()):
+        return found
+    from lilliput.compat.nni.constructors import FORMS
+    from lilliput.compat.nni.stacks import adapt  # here: it needs torch
+    from lilliput.compat.nni.stepwise import StepwisePruner
+    from lilliput.pruning.scheduled import ScheduledPruner
+
+    if stack == "third" and issubclass(found, ScheduledPruner):
+        members = {"__module__": found.__module__, "adapts": found}
+        return type(found.__name__, (StepwisePruner, found), members)
+    return adapt(found, stack, FORMS[stack].get(found.__name__, ()))
 
 
 def _registered(part: str, name: str) -> Any:

@@ -78,6 +78,24 @@ RENAMED = {
     "TfDoReFaQuantizer": ("DoReFaQuantizer",),
 }
 
+# Which generation of classes a path leads to: the first row that fits. Quantizers of v2 are of one kind.
+STACKS = (
+    ("nni.algorithms.compression.v2", "second"),
+    ("nni.compression.pytorch.pruning", "second"),
+    ("nni.compression.pruning", "third"),
+    ("nni.compression.quantization", "third"),
+    ("nni", "first"),
+)
+
+# Names that are made here, by module.
+HERE = {
+    "trace": "tracing",
+    "Evaluator": "evaluators",
+    "TorchEvaluator": "evaluators",
+    "LightningEvaluator": "evaluators",
+    "TransformersEvaluator": "evaluators",
+}
+
 _ALGORITHMS = ("pruners", "quantizers")
 _V0 = ("framework", "bases of 2019", *_ALGORITHMS)
 _V1 = ("framework", *_ALGORITHMS, "speedup", "utils")

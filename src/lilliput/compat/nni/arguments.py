@@ -1,0 +1,78 @@
+"""Read the arguments of NNI's constructors, which changed from version to version."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lilliput.errors import ConfigError
+
+Form = inspect.Signature
+
+
+def _is_trainer(value: Any) -> bool:
+    return callable(value) and not hasattr(value, "step") and not isinstance(value, type)
+
+
+# What tells one form from another, where both have room for an argument.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "optimizer": lambda x: hasattr(x, "step"),
+    "traced_optimizer": lambda x: hasattr(x, "step"),
+    "trainer": _is_trainer,
+    "criterion": callable,
+    "evaluator": lambda x: hasattr(x, "train") and hasattr(x, "optimizer"),
+    "activation": lambda x: isinstance(x, str),
+    "pruning_algorithm": lambda x: isinstance(x, str),
+    "mode": lambda x: isinstance(x, str),
+    "dependency_aware": lambda x: isinstance(x, bool),
+    "global_sort": lambda x: isinstance(x, bool),
+    "scale": lambda x: isinstance(x, (int, float)) and not isinstance(x, bool),
+    **{
+        name: lambda x: isinstance(x, int) and not isinstance(x, bool)
+        for name in (
+            *("statistics_batch_num", "sparsifying_training_batches", "training_batches"),
+            *("training_steps", "sparsifying_training_epochs", "training_epochs"),
+            *("num_iterations", "total_iteration", "interval_steps", "total_times"),
+        )
+    },
+}
+
+
+def form(text: str) -> Form:
+    """Return a constructor's form from its parameters; without a default, one is None.
+
+    Examples
+    --------
+    >>> form("model, config_list, statistics_batch_num=1")
+    <Signature (model=None, config_list=None, statistics_batch_num=1)>
+    """
+    parameters = []
+    for part in text.split(","):
+        name, _, default = part.strip().partition("=")
+        value = ast.literal_eval(default) if default else None
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters.append(inspect.Parameter(name, kind, default=value))
+    return inspect.Signature(parameters)
+
+
+def read_arguments(
+    title: str, forms: Sequence[Form], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, with the defaults of the form that it fits."""
+    for candidate in forms:
+        try:
+            bound = candidate.bind(*args, **kwargs)
+        except TypeError:
+            continue
+        if all(value is None or _fits(name, value) for name, value in bound.arguments.items()):
+            bound.apply_defaults()
+            return dict(bound.arguments)
+    received = [*(type(x).__name__ for x in args), *(f"{key}=…" for key in kwargs)]
+    listed = "".join(f"\n  {title}{candidate}" for candidate in forms)
+    raise ConfigError(f"{title}: received ({', '.join(received)}), expected one of:{listed}")
+
+
+def _fits(name: str, value: Any) -> bool:
+    return name not in _KINDS or bool(_KINDS[name](value))

@@ -1,0 +1,49 @@
+"""Config lists of NNI's iterative pruners, rewritten as rules of ours before they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_OWN = ("sparsity", "sparsity_per_layer", "sparse_ratio")
+
+
+def in_total(config_list: Any) -> Any:
+    """Let the sparsity of each rule hold for all its layers together.
+
+    Examples
+    --------
+    >>> in_total([{"sparsity": 0.5, "op_types": ["BatchNorm2d"]}])
+    [{'op_types': ['BatchNorm2d'], 'total_sparsity': 0.5}]
+    """
+    return _replaced(config_list, lambda sparsity: {"total_sparsity": sparsity})
+
+
+def on_schedule(config_list: Any, end_epoch: int, frequency: int = 1) -> Any:
+    """Let the sparsity of each rule be reached from zero, on a schedule.
+
+    Examples
+    --------
+    >>> on_schedule([{"sparsity": 0.5}], 4)
+    [{'initial_sparsity': 0.0, 'final_sparsity': 0.5, 'start_epoch': 0, 'end_epoch': 4, 'frequency': 1}]
+    """
+    span = {"start_epoch": 0, "end_epoch": end_epoch, "frequency": frequency}
+    return _replaced(config_list, lambda x: {"initial_sparsity": 0.0, "final_sparsity": x, **span})
+
+
+def has_own_sparsity(config_list: Any) -> bool:
+    """Whether any rule has a sparsity of its own."""
+    return any(isinstance(r, Mapping) and any(k in r for k in _OWN) for r in config_list or ())
+
+
+def _replaced(config_list: Any, settings: Any) -> Any:
+    if not isinstance(config_list, (list, tuple)):
+        return config_list
+    rules = []
+    for rule in config_list:
+        key = next((k for k in _OWN if isinstance(rule, Mapping) and k in rule), None)
+        if key is None:
+            rules.append(rule)
+        else:
+            rules.append({k: v for k, v in rule.items() if k != key} | settings(rule[key]))
+    return rules

@@ -1,0 +1,68 @@
+"""A compressed layer that can be asked what NNI's wrapper in its place could be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lilliput.backends.torch.sidecar import SIDECAR, Sidecar
+from lilliput.backends.torch.weights import raw
+from lilliput.torch import PrunerModuleWrapper, QuantizerModuleWrapper
+
+# What NNI's wrappers offered; attributes that an algorithm set come on top.
+_OFFERED = ("module", "name", "config", "pruner", "quantizer", "weight_mask", "bias_mask")
+
+
+class SeenAsWrapper:
+    """What a module inherits while it is compressed: in NNI, a wrapper was in its place.
+
+    So ``model.conv1.module``, ``.weight_mask``, ``.name``, ``.config`` and ``.if_calculated`` work, and
+    ``old_weight`` is the raw weight of a quantized layer. What the module has itself comes first.
+    """
+
+    def __getattr__(self: Any, name: str) -> Any:
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            sidecar = self.__dict__.get("_modules", {}).get(SIDECAR)
+            if not isinstance(sidecar, Sidecar):
+                raise
+            for wrapper in sidecar._modules.values():
+                for found in _offer(self, wrapper, name):
+                    return found
+            raise
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        sidecar = self.__dict__.get("_modules", {}).get(SIDECAR)
+        if isinstance(sidecar, Sidecar) and sidecar.is_computing(name):
+            return  # quantize_weight stored its answer on the module as well as returning it
+        super().__setattr__(name, value)
+
+
+def _offer(module: Any, wrapper: Any, name: str) -> Iterator[Any]:
+    """Yield what one wrapper has under a name, nothing if it has nothing."""
+    if name == "old_weight" and wrapper.layer_info.weight_name is not None and wrapper.order == 1:
+        attribute = wrapper.layer_info.weight_name
+        sidecar = module._modules[SIDECAR]
+        # While it is being quantized, the reader gets it as the quantizer does.
+        yield (
+            getattr(module, attribute)
+            if sidecar.is_computing(attribute)
+            else raw(module, attribute)
+        )
+    elif name in {*wrapper.attributes(), *wrapper.tensors()} or (
+        name in _OFFERED and hasattr(wrapper, name)
+    ):
+        yield getattr(wrapper, name)
+
+
+class SeenPrunerWrapper(PrunerModuleWrapper):
+    """A layer under a pruner that came through NNI's paths."""
+
+    module_mixin = SeenAsWrapper
+
+
+class SeenQuantizerWrapper(QuantizerModuleWrapper):
+    """A layer under a quantizer that came through NNI's paths."""
+
+    module_mixin = SeenAsWrapper
