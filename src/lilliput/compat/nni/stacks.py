@@ -19,10 +19,18 @@ from lilliput.compat.nni.gradients import wants_grid, with_grid
 from lilliput.compat.nni.rules import has_own_sparsity, in_total, on_schedule
 from lilliput.compat.nni.training import call_trainer, training_mode
 from lilliput.compat.nni.wrappers import SeenPrunerWrapper, SeenQuantizerWrapper
-from lilliput.errors import ConfigError
+from lilliput.errors import ConfigError, StageError
 from lilliput.pruning.collecting import CollectingPruner
 from lilliput.pruning.scheduled import ScheduledPruner
-from lilliput.torch import Compressor, Pruner, QuantGrad, Quantizer, QuantType, SlimPruner
+from lilliput.torch import (
+    Compressor,
+    Pruner,
+    PTQQuantizer,
+    QuantGrad,
+    Quantizer,
+    QuantType,
+    SlimPruner,
+)
 
 log = logging.getLogger("lilliput")
 
@@ -251,7 +259,19 @@ class SecondStackPruner(AdaptedPruner):
         return self.iterations, self.bound_model, self.get_masks(), None, self.config_list
 
 
-class ThirdStackPruner(SecondStackPruner):
+class Fused:
+    """What v3 offered to chain compressors."""
+
+    @classmethod
+    def from_compressor(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuse, with the way to do the same."""
+        raise StageError(
+            f"{cls.__name__}.from_compressor: make both compressors on the same model instead, each with "
+            "its config list and the optimizer; masks come first and integers second, in any order."
+        )
+
+
+class ThirdStackPruner(Fused, SecondStackPruner):
     """A pruner of v3: ``compress(max_steps, max_epochs)``."""
 
     def compress(self, max_steps: int | None = None, max_epochs: int | None = None) -> Any:
@@ -259,15 +279,20 @@ class ThirdStackPruner(SecondStackPruner):
         return super().compress()
 
 
-class ThirdStackQuantizer(AdaptedQuantizer):
+class ThirdStackQuantizer(Fused, AdaptedQuantizer):
     """A quantizer of v3: trains inside ``compress()`` and returns the model and its calibration."""
 
     def compress(self, max_steps: int | None = None, max_epochs: int | None = None) -> Any:
-        """Train or calibrate with the evaluator, and return the model with its ranges."""
+        """Train with the evaluator, and return the model with its ranges."""
         from lilliput.compat.nni.calibration import calibration_config
 
+        if isinstance(self, PTQQuantizer):
+            raise StageError(
+                f"{type(self).__name__}: an evaluator trains, and calibration only looks. Use "
+                "lilliput.torch.PTQQuantizer(model, config_list), compress() and calibrate(batches)."
+            )
         Compressor.compress(self)
-        if self.evaluator is not None and (max_steps or max_epochs or hasattr(self, "calibrate")):
+        if self.evaluator is not None and (max_steps or max_epochs):
             with training_mode(self.bound_model):
                 self.evaluator.train(self.bound_model, max_steps, max_epochs)
         return self.bound_model, calibration_config(self)
