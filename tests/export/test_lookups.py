@@ -138,4 +138,7 @@ def test_a_receipt_counts_tied_weights_once_and_no_scales(tmp_path, rules):
     quantizer = PTQQuantizer(model, [{"op_types": ["Linear"], **rules}])
     quantizer.compress()
     result, _ = export(quantizer, tmp_path, ids)
-    assert measure(result.path, ids).parameters == count
+    found = measure(result.path, ids)
+    assert found.parameters == count
+    held = (model.head.weight, model.hidden.weight, model.hidden.bias)
+    assert found.nonzeros == sum(int(x.count_nonzero()) for x in held)

@@ -74,11 +74,12 @@ def _count_onnx(file: OnnxFile, inputs: Any) -> dict[str, Any]:
         for i, value in enumerate(node.inputs)
         if value is not None and i in _scale_inputs(node)
     }
-    stored = [
-        value.const_value.numpy()
+    stored = {
+        name: value.const_value.numpy()
         for name, value in graph.initializers.items()
         if name not in scales and value.const_value is not None and _is_trained(value.const_value)
-    ]
+    }
+    zeros = _zero_counts(graph)
     named, arrays = _given(inputs)
     shapes = {name: x.shape for name, x in zip(file.order(named), arrays, strict=False)}
     layers = list_layers(graph, example_sizes(graph, shapes))
@@ -86,8 +87,11 @@ def _count_onnx(file: OnnxFile, inputs: Any) -> dict[str, Any]:
         fill_macs(layers, graph, partial(_inside, file, named, arrays), batch_of(arrays))
     macs = [layer.macs for layer in layers if layer.macs is not None]
     return {
-        "parameters": sum(x.size for x in stored),
-        "nonzeros": sum(int(np.count_nonzero(x)) for x in stored),
+        "parameters": sum(x.size for x in stored.values()),
+        "nonzeros": sum(
+            x.size - zeros.get(name, x.size - int(np.count_nonzero(x)))
+            for name, x in stored.items()
+        ),
         "macs": sum(macs) if macs and len(macs) == len(layers) and not _has_loops(graph) else None,
     }
 
@@ -112,6 +116,19 @@ def _inside(
     data, held = Packed(file.path.read_bytes(), folder=folder).with_outputs(names)
     (values,) = run(PLAIN, data, [feeds])
     return {**dict(zip(held, values, strict=True)), **feeds}
+
+
+def _zero_counts(graph: Any) -> dict[str, int]:
+    """Return how many zeros the constants stand for whose integers have zero points, by name."""
+    from lilliput.export.integers import read
+
+    found = {}
+    for node in graph:
+        stored = read(node.outputs[0]) if node.op_type == "DequantizeLinear" else None
+        if stored is not None:
+            zeros = stored.integers == stored.spread(stored.zero_point)
+            found[node.inputs[0].name] = int(np.count_nonzero(zeros))
+    return found
 
 
 def _scale_inputs(node: Any) -> tuple[int, ...]:
