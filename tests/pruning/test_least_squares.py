@@ -19,14 +19,18 @@ def net():
         model[0].weight[2], model[0].bias[2] = 0, 3
         model[0].weight[5], model[0].bias[5] = 2 * model[0].weight[1], 2 * model[0].bias[1]
         model[2].weight[:, 2] *= 10
+        for channel in (3, 4, 6):  # small weights that are read with large ones: the same function
+            model[0].weight[channel] /= 20
+            model[0].bias[channel] /= 20
+            model[2].weight[:, channel] *= 20
     return model
 
 
 def pruned(cls, model, **rule):
-    x = torch.randn(32, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(512, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     pruner = cls(model, [{"op_types": ["Conv2d"], **rule}], example_inputs=x[:2])
     if cls is LeastSquaresPruner:
-        pruner.calibrate([x[:20], x[20:]])
+        pruner.calibrate([x[:200], x[200:]])
     pruner.compress()
     return x
 
@@ -47,11 +51,11 @@ def test_after_reconstruction_less_is_lost_than_by_the_smallest_weights():
     for cls in (LeastSquaresPruner, L1NormPruner):
         model = net()
         teacher = copy.deepcopy(model)
-        x = pruned(cls, model, max_macs=0.6)
+        x = pruned(cls, model, op_names=["0"], sparsity=0.375)
         reconstruct(model, [x], teacher, progress=False)
         with torch.no_grad():
             errors.append(float((model(x) - teacher(x)).square().mean()))
-    assert errors[0] < 0.7 * errors[1]
+    assert errors[0] < 0.9 * errors[1]
 
 
 def test_for_a_budget_scores_count_per_multiplication_saved():

@@ -133,7 +133,7 @@ class LeastSquaresMasker(CollectingMasker):
         xp = namespace(weight)
         taps = xp.to_numpy(xp.widen(xp.detach(weight))).reshape(*layer.shape[:2], -1)
         energy = sum(tap.T @ effect @ tap for tap in taps.transpose(2, 0, 1))
-        return Reading(covariance, energy, reader.units)
+        return Reading(covariance, energy, reader.units, read.count)
 
     def _collect(self, wrapper: Any, input_: Any, output: Any) -> None:
         layer = wrapper.layer_info

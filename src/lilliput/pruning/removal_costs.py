@@ -19,6 +19,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _RIDGE = 1e-4  # of the mean variance: directions without data cost next to nothing, not nothing
+_PER_ROW = 0.1  # added to that for each input that there is per row
 _ROUNDS = 128  # in which channels are removed, a few at a time
 
 
@@ -34,14 +35,19 @@ class Reading:
         ``WᵀW`` of its weights, over outputs and taps.
     units : array of int
         The unit that each input belongs to, -1 for those that stay.
+    rows : float
+        From how many observations the covariance was estimated.
     """
 
     covariance: Array
     energy: Array
     units: Indices
+    rows: float = np.inf
 
     def __post_init__(self) -> None:
-        ridge = _RIDGE * max(float(self.covariance.diagonal().mean()), 1e-30)
+        # Fewer rows than inputs make channels look as if the others could say all that they say.
+        share = _RIDGE + _PER_ROW * len(self.covariance) / self.rows
+        ridge = share * max(float(self.covariance.diagonal().mean()), 1e-30)
         self._inverse = np.linalg.inv(self.covariance + ridge * np.eye(len(self.covariance)))
         self._energy = self.energy.copy()
         self._units = self.units.copy()

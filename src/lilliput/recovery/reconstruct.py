@@ -34,6 +34,7 @@ from lilliput.speedup.cuts import named_tensors
 _WIDEST = 8192  # inputs of a layer whose normal equations are solved; of wider ones, only the bias
 _MEMORY = 1 << 30  # bytes of activations that are kept, so as not to compute them again
 _ROWS = 32_768  # positions per layer, of all examples together
+_PER_ROW = 100  # times the ridge for each input that there is per row
 _ROWS_OF_GROUPS = 4096  # where each group has few inputs of its own
 
 
@@ -84,7 +85,8 @@ def reconstruct(
     teacher : torch.nn.Module
         The model as it was before pruning: ``copy.deepcopy(model)``.
     ridge : float
-        The price of moving a weight, relative to the mean energy of its layer's inputs.
+        The price of moving a weight, relative to the mean energy of its layer's inputs; it is raised
+        where a layer sees few examples, as the last one does.
     progress : bool
         Whether to show how far it has come.
 
@@ -169,7 +171,9 @@ class _Work:
         matrix = weight.reshape(allowed.shape).mT.double()
         start = matrix if columns is None else matrix[:, columns]
         has_shift = reader.bias is not None or reader.norm is not None
-        fitted, shift = equations.solve(start, ridge, has_shift)
+        # Fewer rows than inputs would fit anything: the price of moving grows with their ratio.
+        price = ridge * (1 + _PER_ROW * start.shape[1] / equations.count)
+        fitted, shift = equations.solve(start, price, has_shift)
         before = self._shift(reader, groups)
         self.result.errors[reader.weight] = (
             equations.error(start, before, outputs),
