@@ -75,7 +75,7 @@ def integer_layers(path: Path) -> tuple[int, int]:
         if any(part in node.op_type for part in ("Conv", "MatMul", "Gemm", "LSTM"))
         and weights & set(node.input)
     ]
-    names = ("QLinear", "QGemm", "Integer", "DynamicQuantize")
+    names = ("QLinear", "QGemm", "Integer", "DynamicQuantize", "NBits")
     integer = [kind for kind in layers if any(name in kind for name in names)]
     return len(integer), len(layers)
 

@@ -49,7 +49,6 @@ zeros_like = torch.zeros_like
 # at full vector speed instead of selecting element by element.
 _SAMPLED_FROM = 1 << 20
 _SAMPLE_SIZE = 1 << 16
-_COUNTED = 1 << 18  # entries of a tensor, about, that a histogram looks at
 _PIECE = 1 << 17  # entries that fit into the cache
 
 
@@ -119,20 +118,14 @@ def max_over(tensor: Tensor, axis: int) -> Tensor:
 
 
 def histogram(tensor: Tensor, bins: int, low: float, high: float) -> NDArray[np.float64]:
-    """Return how many entries fall into each of equal bins from ``low`` to ``high``.
-
-    Of a large tensor every n-th entry is looked at, and counts n times.
-    """
+    """Return how many entries fall into each of equal bins from ``low`` to ``high``."""
     flat = _in_memory_order(tensor).flatten()
-    step = builtins.max(flat.numel() // _COUNTED, 1) | 1
-    while tensor.dim() and math.gcd(step, tensor.shape[-1]) > 1:  # not the same columns in all rows
-        step += 2
     counts = torch.zeros(bins, dtype=torch.int64, device=tensor.device)
-    for piece in torch.split(flat[::step], _PIECE):
+    for piece in torch.split(flat, _PIECE):
         places = (piece.float() - low).mul_(bins / (high - low))
         whole = places.to(torch.int16 if bins < 1 << 15 else torch.int64)  # small ones are faster
         counts += torch.bincount(whole.clamp_(0, bins - 1), minlength=bins)
-    array: NDArray[np.float64] = counts.double().mul_(step).cpu().numpy()
+    array: NDArray[np.float64] = counts.double().cpu().numpy()
     return array
 
 
