@@ -69,9 +69,9 @@ def test_a_replica_is_masked_by_the_mask_it_holds() -> None:
     replica = replicate(model, is_first=False)
     mask_of(replica.body).zero_()
     assert not replica.body.weight.any()
-    assert torch.equal(
-        replica(toy.probe()), replica.head(replica.body.bias.tanh()).expand(toy.BATCH, 1)
-    )
+    alone = replica.head(replica.body.bias.tanh()).expand(toy.BATCH, 1)
+    # One row and a batch may be added up in another order, depending on the processor.
+    torch.testing.assert_close(replica(toy.probe()), alone, rtol=1e-12, atol=1e-12)
     assert mask_of(model.body).any()
     assert torch.equal(model(toy.probe()), expected)
 

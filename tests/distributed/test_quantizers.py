@@ -23,7 +23,7 @@ def make() -> nn.Sequential:
 
 def batches(rank: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(rank)
-    return [torch.randn(16, 4, generator=generator) * (1 + 2 * rank) for _ in range(3)]
+    return [torch.randn(1024, 4, generator=generator) * (1 + 2 * rank) for _ in range(3)]
 
 
 def ranges_of(quantizer: Any) -> dict[str, torch.Tensor]:

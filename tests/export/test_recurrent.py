@@ -132,7 +132,10 @@ def execute_file(path, x):
     ("change", "reason"),
     [
         ({"quant_bits": 16}, "no integer kernel for int16 weights"),
-        ({"granularity": "per_group", "group_size": 16}, "with a scale per group"),
+        (
+            {"granularity": "per_group", "group_size": 16, "quant_scheme": "symmetric"},
+            "with a scale per group",
+        ),
     ],
     ids=["16 bits", "groups"],
 )
