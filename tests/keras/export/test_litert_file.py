@@ -252,7 +252,10 @@ def test_recurrent_layers_are_exported_with_one_batch_size(tmp_path):
     quantizer = quantized(model, x)
     result = export_litert(quantizer, tmp_path / "model.tflite", x, dynamic_batch=False)
     assert any("lstm" in note and "float32" in note for note in result.notes)
-    assert {layer.op: layer.integer for layer in result.layers} == {"Dense": True, "LSTM": False}
+    assert {layer.op: layer.integer for layer in result.layers} == {
+        "FULLY_CONNECTED": True,
+        "LSTM": False,
+    }
 
 
 def test_embeddings_are_stored_as_integers(tmp_path):
