@@ -64,7 +64,7 @@ class Case:
             return {f"batch {n}": tuple(x[:n] for x in self.inputs) for n in self.batches}
         if not self.lengths:
             return {"": one}
-        return {f"{n} tokens": tuple(x[:, :n] for x in one) for n in self.lengths}
+        return {f"{n} token{'s' * (n > 1)}": tuple(x[:, :n] for x in one) for n in self.lengths}
 
 
 def lite_case(name: str, side: int) -> Case:
