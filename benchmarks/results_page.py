@@ -121,15 +121,15 @@ def trained(record: Record) -> Iterator[str]:
         f"median of {record['rounds']} rounds in turns. "
         f"The CNNs see {tested} photos, and the class that float gives is right; MiniLM finds {tested} "
         "Reuters news by their titles (R@1); stories15M has 4-bit weights, its head included, which the "
-        "other tool leaves in float. No training, default settings. This CPU has no VNNI, so that kernels for "
-        "8 bits can overflow; Lilliput's files are made so that they do not, and on other CPUs the tools will "
-        "be closer."
+        "other tool leaves in float. No training, default settings. This CPU has no VNNI, so that kernels "
+        "for 8 bits can overflow; Lilliput's files are made so that they do not, and on other CPUs the tools "
+        "will be closer."
     )
     if "resemblyzer" in record["networks"]:
         yield ""
         yield (
-            "Resemblyzer's first LSTM layer is excluded from quantization, as the export's own note advised on "
-            "these recordings; with it the embeddings are much less precise."
+            "Resemblyzer's first LSTM layer is excluded from quantization, as the export's own note advised "
+            "on these recordings; with it the embeddings are much less precise."
         )
 
 
