@@ -53,13 +53,11 @@ class CollectingMasker(ChannelMasker):
 
     def what_is_missing(self) -> str:
         """Return how many batches which layer still has to see."""
-        every = self.pruner.get_modules_wrapper()
-        wrappers = [w for w in every if not getattr(w, "is_collected", False)]
+        wrappers = [w for w in self.pruner.get_modules_wrapper() if not w.is_collected]
         if not wrappers:
             return ""
-        seen = {wrapper: getattr(wrapper, "batches", 0) for wrapper in wrappers}
-        least = min(wrappers, key=lambda wrapper: seen[wrapper])
-        left = self.training_batches - seen[least]
+        least = min(wrappers, key=lambda wrapper: wrapper.batches)
+        left = self.training_batches - least.batches
         return f"{left} of {self.training_batches} batches are missing for layer {least.name!r}" + (
             f" and {len(wrappers) - 1} others" if len(wrappers) > 1 else ""
         )

@@ -98,6 +98,12 @@ class LeastSquaresMasker(CollectingMasker):
         least = min([seen.batches for seen in self.returned.values()], default=0)
         return self._is_finished or least >= self.training_batches
 
+    def what_is_missing(self) -> str:
+        """Return how many batches are still to be seen."""
+        least = min([seen.batches for seen in self.returned.values()], default=0)
+        left = self.training_batches - least
+        return "" if self.is_ready() else f"{left} of {self.training_batches} batches are missing"
+
     def finish(self) -> None:
         """Stop collecting, and mark the statistics as complete."""
         for each in self.pruner.layout.pruned:
