@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from data import labelled_photos
 from record import RESULTS, write_json
-from timing import call, latency_ratio
 from torch import Tensor, nn
 from trained_nets import decode, load_lite
 
@@ -101,7 +100,7 @@ def distill(model: nn.Module, teacher: nn.Module, photos: Tensor, minutes: float
 
 def measure(name: str, shares: list[float], minutes: float, calibrated: int) -> dict[str, Any]:
     photos, original = Photographs(SIDES[name], calibrated), load_lite(name)
-    (x, labels), one = photos.test, photos.test[0][:1]
+    x, labels = photos.test
     wanted = outputs(original, x)
     fruit = Fruit(outputs(original, photos.train[0]), photos.train[1])
     whole = fruit.accuracy(wanted, labels)
@@ -111,7 +110,6 @@ def measure(name: str, shares: list[float], minutes: float, calibrated: int) -> 
         start = time.process_time()
         model = shrink(original, share, photos.batches)
         row: dict[str, Any] = {"share": share, "cpu_seconds": time.process_time() - start}
-        row["latency"] = latency_ratio(lambda: call(original, one), lambda: call(model, one), 9)  # noqa: B023
 
         def judge(key: str, model: nn.Module = model, row: dict[str, Any] = row) -> None:
             received = outputs(model, x)

@@ -177,17 +177,17 @@ def criteria(record: Record) -> Iterator[str]:
 def pruned(record: Record) -> Iterator[str]:
     rows = []
     for name, network in record["networks"].items():
-        rows.append([f"**{name}**", "", "", percent(network["fruit"]), "1"])
+        rows.append([f"**{name}**", "", "", percent(network["fruit"])])
         for row in network["rows"]:
             for state in ("untrained", "distilled"):
                 if state in row:
                     figures = [percent(row[state][x]) for x in ("same", "fruit")]
-                    rows.append([percent(row["share"]), state, *figures, f"{row['latency']:.2f}"])
-    yield from table(["MACs", "", "same class as float", "kind of fruit", "latency"], rows)
+                    rows.append([percent(row["share"]), state, *figures])
+    yield from table(["MACs", "", "same class as float", "kind of fruit"], rows)
     yield ""
     yield (
-        "`LeastSquaresPruner` and `reconstruct` on photos without labels; distilled: some minutes of CPU "
-        f"time more, with the original as teacher. {record['tested']} other photos."
+        f"`LeastSquaresPruner` and `reconstruct` see {network['calibrated']} photos without labels; judged on "
+        f"{record['tested']} others. Distilled: trained some minutes more, the original as teacher."
     )
 
 
