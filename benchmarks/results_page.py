@@ -186,8 +186,8 @@ def pruned(record: Record) -> Iterator[str]:
     yield from table(["MACs", "", "same class as float", "kind of fruit"], rows)
     yield ""
     yield (
-        f"`LeastSquaresPruner` and `reconstruct` see {network['calibrated']} photos without labels; judged on "
-        f"{record['tested']} others. Distilled: trained some minutes more, the original as teacher."
+        f"`LeastSquaresPruner` and `reconstruct` see {network['calibrated']} photos without labels; judged "
+        f"on {record['tested']} others. Distilled: trained some minutes more, the original as teacher."
     )
 
 
