@@ -1,10 +1,8 @@
 """The page on mobile networks, run on the real network and real photos."""
 
-import sys
-
 import pytest
-from test_language_models import run
-from test_pages import REPO, blocks, words
+from real_pages import printed_by
+from test_pages import blocks, words
 
 PAGE = "docs/int8_mobile.md"
 PREPARE = """
@@ -26,19 +24,9 @@ for i, photo in enumerate([*train[::4][:160], *test[::6][:200]]):
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """Return what the page prints, in a folder with the packages and photos that it asks for."""
-    for package in ("PIL", "pyarrow", "onnxruntime"):
-        pytest.importorskip(package, reason=f"the page and its photos need {package}")
-    folder = tmp_path_factory.mktemp("mobile")
-    prepare = f"import sys; sys.path.insert(0, {str(REPO / 'benchmarks')!r})\n{PREPARE}"
-    done = run([sys.executable, "-c", prepare], folder)
-    if done.returncode and "failed (" in done.stderr:
-        pytest.skip(f"the data cannot be had: {done.stderr.splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
-    (folder / "page.py").write_text("\n".join(blocks(PAGE, "python")), encoding="utf-8")
-    done = run([sys.executable, "page.py"], folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return printed_by(
+        PAGE, tmp_path_factory.mktemp("mobile"), PREPARE, ("PIL", "pyarrow", "onnxruntime")
+    )
 
 
 @pytest.mark.slow

@@ -1,12 +1,10 @@
 """The page on language models, run on the real model and a real text."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
-from test_pages import REPO, blocks, words
+from real_pages import printed_by
+from test_pages import blocks, words
 
 PAGE = "docs/language_models.md"
 PREPARE = """
@@ -18,29 +16,11 @@ np.save("tokens.npy", windows(24, 129).numpy())
 """
 
 
-def run(command, folder):
-    paths = os.pathsep.join(filter(None, [str(REPO / "src"), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-
-
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """Return what the page prints, in a folder with the model and the tokens that it asks for."""
-    for package in ("transformers", "onnxruntime"):
-        pytest.importorskip(package, reason=f"the page needs {package}")
-    folder = tmp_path_factory.mktemp("language")
-    prepare = f"import sys; sys.path.insert(0, {str(REPO / 'benchmarks')!r})\n{PREPARE}"
-    done = run([sys.executable, "-c", prepare], folder)
-    if done.returncode and "failed (" in done.stderr:
-        pytest.skip(f"the data cannot be had: {done.stderr.splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
-    (folder / "page.py").write_text("\n".join(blocks(PAGE, "python")), encoding="utf-8")
-    done = run([sys.executable, "page.py"], folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return printed_by(
+        PAGE, tmp_path_factory.mktemp("language"), PREPARE, ("transformers", "onnxruntime")
+    )
 
 
 @pytest.mark.slow

@@ -4,23 +4,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from test_pages import REPO, blocks, words
 
-import lilliput
-
-REPO = Path(lilliput.__file__).parent.parent.parent
-PAGE = REPO / "docs" / "recurrent.md"
-
-
-def blocks(language):
-    text = PAGE.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-
-
-def words(line):
-    return re.sub(r"[\d.,+\-÷×±%]+", " ", line).split()
+PAGE = "docs/recurrent.md"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +28,7 @@ def printed(tmp_path_factory):
     finally:
         sys.path.remove(str(REPO / "benchmarks"))
     folder = tmp_path_factory.mktemp("recurrent")
-    (folder / "page.py").write_text("\n".join(blocks("python")), encoding="utf-8")
+    (folder / "page.py").write_text("\n".join(blocks(PAGE, "python")), encoding="utf-8")
     paths = [str(REPO / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "page.py"],
@@ -73,6 +61,6 @@ def test_units_are_cut_exactly_and_file_and_model_cost_the_same(printed):
 @pytest.mark.slow
 def test_the_page_shows_what_it_prints_but_for_times_and_the_cpu(printed):
     lines = [words(line) for line in printed.splitlines()]
-    for line in "".join(blocks("text")).splitlines():
+    for line in "".join(blocks(PAGE, "text")).splitlines():
         if not re.search(r"latency|smaller on disk|VNNI|relative error|dB|measured with", line):
             assert words(line) in lines, f"the page shows {line!r}"

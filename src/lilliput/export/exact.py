@@ -11,7 +11,6 @@ from lilliput.export.packed import Packed
 
 Array = np.ndarray[Any, Any]
 INTEGER_LSTM = "DynamicQuantizeLSTM"
-DOMAIN = "com.microsoft"
 _INPUTS = 8  # that LSTM has, too; then come scales and zero points
 
 

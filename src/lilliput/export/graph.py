@@ -24,7 +24,8 @@ _SLICE = re.compile(r"\.slice\((-?\w+), (-?\w+), (-?\w+)\)\.(\d+)")
 
 # Nodes that multiply by weights, or two activations: what integer kernels are for.
 LAYERS = frozenset(MACS)
-_OWN_ATTENTION = ("com.microsoft", "Attention")  # another operator than the one of ONNX
+CONTRIB = "com.microsoft"  # the domain of ONNX Runtime's own operators
+_OWN_ATTENTION = (CONTRIB, "Attention")  # another operator than the one of ONNX
 
 
 @dataclass(eq=False)
@@ -206,7 +207,7 @@ def only_reader(value: ir.Value) -> ir.Node | None:
 def layers_of(graph: ir.Graph) -> Iterator[ir.Node]:
     """Yield the nodes that are layers."""
     for node in graph:
-        is_known = node.domain in ("", "com.microsoft")
+        is_known = node.domain in ("", CONTRIB)
         if node.op_type in LAYERS and is_known and (node.domain, node.op_type) != _OWN_ATTENTION:
             yield node
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from lilliput.export.assumed import Assumed, OpenSizes
-from lilliput.export.axes import BATCH, Axis, expected_axes
+from lilliput.export.axes import Axis, expected_axes
 from lilliput.export.dynamic_shapes import input_names
-from lilliput.export.other_sizes import OtherSizeError
+from lilliput.export.other_sizes import BATCH, OtherSizeError
 from lilliput.export.places import Simulation
 from lilliput.export.trace import TraceError
 

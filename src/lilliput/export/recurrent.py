@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.exact import DOMAIN, INTEGER_LSTM
-from lilliput.export.graph import Draft, integer_attribute
+from lilliput.export.exact import INTEGER_LSTM
+from lilliput.export.graph import CONTRIB, Draft, integer_attribute
 from lilliput.export.layer import some_of
 from lilliput.export.moved import Moved, moved_integers
 
@@ -33,7 +33,7 @@ _BITS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT
 
 def is_recurrent(node: ir.Node) -> bool:
     """Whether a node is a recurrent layer, in float or on integers."""
-    return node.op_type in _RECURRENT and node.domain in ("", DOMAIN)
+    return node.op_type in _RECURRENT and node.domain in ("", CONTRIB)
 
 
 def order_gates(draft: Draft) -> None:
@@ -64,13 +64,13 @@ def write_integer_lstms(draft: Draft) -> None:
             inputs[position], *more = _packed(draft, weight)
             inputs += more
         kept = [x for name, x in node.attributes.items() if name != "layout"]
-        new = ir.Node(DOMAIN, INTEGER_LSTM, inputs, kept, num_outputs=len(node.outputs))
+        new = ir.Node(CONTRIB, INTEGER_LSTM, inputs, kept, num_outputs=len(node.outputs))
         new.metadata_props.update(node.metadata_props)
         draft.graph.insert_before(node, new)
         for old, made in zip(node.outputs, new.outputs, strict=True):
             made.shape, made.type = old.shape, old.type
             draft.replace(old, made)
-        draft.model.opset_imports[DOMAIN] = 1
+        draft.model.opset_imports[CONTRIB] = 1
     draft.sweep()
 
 

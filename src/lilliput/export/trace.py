@@ -19,9 +19,10 @@ from lilliput.backends.wrapping import marking, step_aside
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
 from lilliput.export.assumed import OpenSizes, open_sizes
-from lilliput.export.axes import BATCH, Axis, batch_axis, find_axes, resized
+from lilliput.export.axes import Axis, batch_axis, find_axes, resized
 from lilliput.export.cells import translations, whole_layers
 from lilliput.export.dynamic_shapes import asked_axes, input_names
+from lilliput.export.other_sizes import BATCH
 from lilliput.export.places import (
     DOMAIN,
     Array,
