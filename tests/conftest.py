@@ -1,6 +1,16 @@
-"""At the end of every run: what was skipped, and why."""
+"""What holds for every run: the same tests in the same order, and at its end what was skipped, and why."""
 
 from collections import Counter
+
+import pytest
+
+
+def pytest_collection_modifyitems(items):
+    """Refuse sets of parameters: their order differs by process, and workers must agree on it."""
+    for item in items:
+        for mark in item.iter_markers("parametrize"):
+            if any(isinstance(values, set | frozenset) for values in mark.args[1:]):
+                raise pytest.UsageError(f"{item.nodeid}: parametrize over a list, not a set")
 
 
 def pytest_terminal_summary(terminalreporter):
