@@ -263,7 +263,7 @@ class Receipt:
 
     def _latencies(self, one: float | None, two: float | None) -> tuple[str, str, str]:
         first, second, ratio = _pair(one, two, _milliseconds)
-        word = "noisy" if self.doubt.startswith("noisy") else "other runtime"
+        word = "noisy" if self.doubt.startswith("noisy") else "not comparable"
         return first, second, word if self.doubt else ratio
 
     def _advice(self) -> list[str]:
