@@ -35,18 +35,12 @@ _HOMES = {
     ),
     "lilliput.pruning": (
         "AGPPruner",
-        "AGP_Pruner",
-        "AGPruner",
-        "ActivationAPoZRankFilterPruner",
         "ActivationAPoZRankPruner",
-        "ActivationMeanRankFilterPruner",
         "ActivationMeanRankPruner",
         "ChannelMasker",
         "ChannelPruner",
         "FPGMPruner",
-        "L1FilterPruner",
         "L1NormPruner",
-        "L2FilterPruner",
         "L2NormPruner",
         "LeastSquaresPruner",
         "LevelPruner",
@@ -56,7 +50,6 @@ _HOMES = {
         "SensitivityAnalysis",
         "SensitivityPruner",
         "SlimPruner",
-        "TaylorFOWeightFilterPruner",
         "TaylorFOWeightPruner",
     ),
     "lilliput.quantization": (
@@ -64,15 +57,9 @@ _HOMES = {
         "DoReFaQuantizer",
         "LSQPlusQuantizer",
         "LSQQuantizer",
-        "LsqPlusQuantizer",
-        "LsqQuantizer",
         "NaiveQuantizer",
-        "ObserverQuantizer",
         "PTQQuantizer",
-        "PtqQuantizer",
         "QATQuantizer",
-        "QAT_Quantizer",
-        "QATquantizer",
         "RangeQuantizer",
     ),
     "lilliput.algorithms": (
@@ -91,6 +78,8 @@ __all__ = ["__version__", *sorted(_HOME_OF)]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
+        if name[:1].isupper():  # else a submodule, or what tools ask every module for
+            raise import_module("lilliput.algorithms").no_such_name("lilliput", name)
         raise AttributeError(f"module 'lilliput' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value

@@ -52,3 +52,23 @@ def list_pruners(pattern: str = "*") -> list[str]:
 def list_quantizers(pattern: str = "*") -> list[str]:
     """Return the names of the quantizers that match a glob."""
     return quantizers.names(pattern)
+
+
+def no_such_name(module: str, name: str) -> AttributeError:
+    """Return what a missing public name raises; one that an algorithm had in NNI says today's.
+
+    Examples
+    --------
+    >>> print(no_such_name("lilliput.torch", "QAT_Quantizer"))
+    module 'lilliput.torch' has no attribute 'QAT_Quantizer': it is QATQuantizer today, and NNI's name \
+works in programs that run by python -m lilliput.compat.nni.
+    """
+    text = f"module {module!r} has no attribute {name!r}"
+    for registry in (pruners, quantizers):
+        if name[:1].isupper() and name in registry:
+            today = registry.get(name).__name__
+            return AttributeError(
+                f"{text}: it is {today} today, and NNI's name works in programs that run by "
+                "python -m lilliput.compat.nni."
+            )
+    return AttributeError(text)

@@ -29,10 +29,13 @@ class Problem:
         Where, as a reader would say it: ``"rule 2 → op_types"``.
     message : str
         What was received, what was expected, and the fix.
+    is_unmatched : bool
+        Whether it is only that nothing in the model has such a name or type.
     """
 
     path: str
     message: str
+    is_unmatched: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message

@@ -34,15 +34,11 @@ from lilliput.ops.qparams import Grid, QParams
 if TYPE_CHECKING:
     from lilliput.export.keras import ExportResult, export_litert, export_onnx, litert_latency
     from lilliput.pruning import (
-        AGP_Pruner,
         AGPPruner,
-        AGPruner,
         ChannelMasker,
         ChannelPruner,
         FPGMPruner,
-        L1FilterPruner,
         L1NormPruner,
-        L2FilterPruner,
         L2NormPruner,
         LevelPruner,
         LinearPruner,
@@ -55,12 +51,8 @@ if TYPE_CHECKING:
         BNNQuantizer,
         DoReFaQuantizer,
         NaiveQuantizer,
-        ObserverQuantizer,
         PTQQuantizer,
-        PtqQuantizer,
-        QAT_Quantizer,
         QATQuantizer,
-        QATquantizer,
         RangeQuantizer,
     )
     from lilliput.report.build import build_report
@@ -95,8 +87,6 @@ _LAZY = {
 
 __all__ = [
     "AGPPruner",
-    "AGP_Pruner",
-    "AGPruner",
     "BNNQuantizer",
     "ChannelGroups",
     "ChannelMasker",
@@ -109,24 +99,18 @@ __all__ = [
     "FPGMPruner",
     "Figures",
     "Grid",
-    "L1FilterPruner",
     "L1NormPruner",
-    "L2FilterPruner",
     "L2NormPruner",
     "LayerInfo",
     "LevelPruner",
     "LinearPruner",
     "ModuleWrapper",
     "NaiveQuantizer",
-    "ObserverQuantizer",
     "OneShotPruner",
     "PTQQuantizer",
     "Pruner",
     "PrunerModuleWrapper",
-    "PtqQuantizer",
     "QATQuantizer",
-    "QAT_Quantizer",
-    "QATquantizer",
     "QParams",
     "QuantGrad",
     "QuantType",
@@ -163,7 +147,7 @@ def __getattr__(name: str) -> Any:
             value = getattr(import_module(home), name)
             globals()[name] = value
             return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise import_module("lilliput.algorithms").no_such_name(__name__, name)
 
 
 def __dir__() -> list[str]:

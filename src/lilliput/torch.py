@@ -33,19 +33,13 @@ from lilliput.ops.qparams import Grid, QParams
 if TYPE_CHECKING:
     from lilliput.export import ExportResult, export_onnx
     from lilliput.pruning import (
-        ActivationAPoZRankFilterPruner,
         ActivationAPoZRankPruner,
-        ActivationMeanRankFilterPruner,
         ActivationMeanRankPruner,
-        AGP_Pruner,
         AGPPruner,
-        AGPruner,
         ChannelMasker,
         ChannelPruner,
         FPGMPruner,
-        L1FilterPruner,
         L1NormPruner,
-        L2FilterPruner,
         L2NormPruner,
         LeastSquaresPruner,
         LevelPruner,
@@ -55,23 +49,16 @@ if TYPE_CHECKING:
         SensitivityAnalysis,
         SensitivityPruner,
         SlimPruner,
-        TaylorFOWeightFilterPruner,
         TaylorFOWeightPruner,
     )
     from lilliput.quantization import (
         BNNQuantizer,
         DoReFaQuantizer,
         LSQPlusQuantizer,
-        LsqPlusQuantizer,
         LSQQuantizer,
-        LsqQuantizer,
         NaiveQuantizer,
-        ObserverQuantizer,
         PTQQuantizer,
-        PtqQuantizer,
-        QAT_Quantizer,
         QATQuantizer,
-        QATquantizer,
         RangeQuantizer,
     )
     from lilliput.recovery.recalibrate import recalibrate
@@ -116,11 +103,7 @@ _LAZY = {
 
 __all__ = [
     "AGPPruner",
-    "AGP_Pruner",
-    "AGPruner",
-    "ActivationAPoZRankFilterPruner",
     "ActivationAPoZRankPruner",
-    "ActivationMeanRankFilterPruner",
     "ActivationMeanRankPruner",
     "BNNQuantizer",
     "ChannelGroups",
@@ -133,9 +116,7 @@ __all__ = [
     "FPGMPruner",
     "Figures",
     "Grid",
-    "L1FilterPruner",
     "L1NormPruner",
-    "L2FilterPruner",
     "L2NormPruner",
     "LSQPlusQuantizer",
     "LSQQuantizer",
@@ -143,20 +124,14 @@ __all__ = [
     "LeastSquaresPruner",
     "LevelPruner",
     "LinearPruner",
-    "LsqPlusQuantizer",
-    "LsqQuantizer",
     "ModelSpeedup",
     "ModuleWrapper",
     "NaiveQuantizer",
-    "ObserverQuantizer",
     "OneShotPruner",
     "PTQQuantizer",
     "Pruner",
     "PrunerModuleWrapper",
-    "PtqQuantizer",
     "QATQuantizer",
-    "QAT_Quantizer",
-    "QATquantizer",
     "QParams",
     "QuantGrad",
     "QuantType",
@@ -172,7 +147,6 @@ __all__ = [
     "SensitivityPruner",
     "SlimPruner",
     "SpeedupResult",
-    "TaylorFOWeightFilterPruner",
     "TaylorFOWeightPruner",
     "WeightMasker",
     "build_report",
@@ -199,7 +173,7 @@ def __getattr__(name: str) -> Any:
             value = getattr(import_module(home), name)
             globals()[name] = value
             return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise import_module("lilliput.algorithms").no_such_name(__name__, name)
 
 
 def __dir__() -> list[str]:

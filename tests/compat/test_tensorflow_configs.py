@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from lilliput import AGPPruner, LevelPruner
-from lilliput.config.dialects import translate
+from lilliput.compat.nni.dialects import translate
 from lilliput.errors import ConfigError
 
 TF = "tfAGPruner: [{final_sparsity: 0.6, op_types: [Conv2D]}]\n"

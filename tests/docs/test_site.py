@@ -115,28 +115,15 @@ def exported(facade):
     )
 
 
-def older_names():
-    """Return what the tables of older names hold in their first column."""
-    tables = [
-        (REPO / "docs" / "reference" / f"{page}.md").read_text("utf-8").partition("Older names")[2]
-        for page in ("pruning", "quantization")
-    ]
-    return {
-        x
-        for row in "".join(tables).split("\n")
-        for x in re.findall(r"`(\w+)`", row[: row.find("|", 2)])
-    }
-
-
 def test_every_name_for_torch_is_in_the_reference(pages):
-    names = [name for name in exported("torch") if name not in older_names()]
+    names = exported("torch")
     assert not [name for name in names if not documented(pages, f"lilliput.torch.{name}")]
 
 
 def test_every_name_for_keras_is_in_the_reference(pages, site):
     shared = set(pages[site / "reference" / "keras.html"].text)
     for name in exported("keras"):
-        is_shared = name in older_names() or documented(pages, f"lilliput.torch.{name}")
+        is_shared = documented(pages, f"lilliput.torch.{name}")
         has_entry = documented(pages, f"lilliput.keras.{name}")
         assert has_entry or (is_shared and name in shared), name
 

@@ -4,14 +4,14 @@ import lilliput
 import lilliput.keras
 
 NAMES = """
-    AGPPruner AGP_Pruner AGPruner BNNQuantizer ChannelGroups ChannelMasker ChannelPruner
-    CompressionCallback CompressionState Compressor DoReFaQuantizer ExportResult FPGMPruner Figures Grid
-    L1FilterPruner L1NormPruner L2FilterPruner L2NormPruner LayerInfo LevelPruner LinearPruner
-    ModuleWrapper NaiveQuantizer ObserverQuantizer OneShotPruner PTQQuantizer Pruner PrunerModuleWrapper
-    PtqQuantizer QATQuantizer QAT_Quantizer QATquantizer QParams QuantGrad QuantType QuantizationReport
-    Quantizer QuantizerModuleWrapper RangeQuantizer Receipt Report ScoreMasker SensitivityAnalysis
-    SensitivityPruner SpeedupResult WeightMasker build_report channel_groups export_litert export_onnx
-    litert_latency measure measure_all open_file quantization_report snapshot speedup strip take_receipt
+    AGPPruner BNNQuantizer ChannelGroups ChannelMasker ChannelPruner CompressionCallback
+    CompressionState Compressor DoReFaQuantizer ExportResult FPGMPruner Figures Grid L1NormPruner
+    L2NormPruner LayerInfo LevelPruner LinearPruner ModuleWrapper NaiveQuantizer OneShotPruner
+    PTQQuantizer Pruner PrunerModuleWrapper QATQuantizer QParams QuantGrad QuantType
+    QuantizationReport Quantizer QuantizerModuleWrapper RangeQuantizer Receipt Report ScoreMasker
+    SensitivityAnalysis SensitivityPruner SpeedupResult WeightMasker build_report channel_groups
+    export_litert export_onnx litert_latency measure measure_all open_file quantization_report
+    snapshot speedup strip take_receipt
 """
 
 

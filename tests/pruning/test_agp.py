@@ -5,7 +5,7 @@ from torch import nn
 
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.ops.schedule import cubic_sparsity
-from lilliput.torch import AGP_Pruner, AGPPruner, AGPruner
+from lilliput.torch import AGPPruner
 
 RULE = {
     "initial_sparsity": 0.1,
@@ -55,17 +55,13 @@ def test_sparsity_is_another_name_of_final_sparsity():
     assert int((masks[0][0] == 0).sum()) == 300
 
 
-def test_all_names_are_one_class():
-    assert AGPruner is AGPPruner is AGP_Pruner
-
-
 def test_the_2019_form_binds_later_and_reads_a_yaml_section(tmp_path):
     path = tmp_path / "prune.yaml"
     path.write_text(
         "AGPruner:\n  config:\n    - {start_epoch: 0, end_epoch: 4, frequency: 2, "
         "initial_sparsity: 0.05, final_sparsity: 0.60, support_type: default}\n"
     )
-    pruner = AGPruner([])
+    pruner = AGPPruner([])
     pruner.load_configure(path)
     model = pruner(nn.Linear(10, 10))
     counts = []

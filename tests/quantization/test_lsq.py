@@ -9,9 +9,7 @@ from lilliput.backends.torch.fakequant import learned_fake_quantize
 from lilliput.errors import ConfigError
 from lilliput.torch import (
     LSQPlusQuantizer,
-    LsqPlusQuantizer,
     LSQQuantizer,
-    LsqQuantizer,
     QuantType,
 )
 
@@ -430,10 +428,6 @@ def test_learned_scales_travel_with_state_and_with_the_state_dict(cls, tmp_path)
         else:
             other.load_state_dict(model.state_dict())
         assert torch.equal(other.eval()(numbers(4, 10)), expected), way
-
-
-def test_names_of_other_times_are_the_same_classes():
-    assert LsqQuantizer is LSQQuantizer and LsqPlusQuantizer is LSQPlusQuantizer
 
 
 @pytest.mark.parametrize("algorithm", [LSQQuantizer, LSQPlusQuantizer])

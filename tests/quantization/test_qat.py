@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lilliput.errors import ConfigError, StageError
-from lilliput.torch import LevelPruner, QAT_Quantizer, QATQuantizer, QATquantizer, QuantType
+from lilliput.torch import LevelPruner, QATQuantizer, QuantType
 
 
 def numbers(*shape, seed=0, dtype=torch.float32):
@@ -442,10 +442,6 @@ def test_training_makes_up_for_much_of_what_rounding_costs():
     trained.train()
     fit(trained, 100, 0.002)
     assert loss(trained) < rounded * 0.6
-
-
-def test_names_of_other_times_are_the_same_class():
-    assert QAT_Quantizer is QATquantizer is QATQuantizer
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, 1.5, float("nan")])

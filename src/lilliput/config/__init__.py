@@ -1,1 +1,1 @@
-"""1. What the user asks: rules, files, dialects, selection."""
+"""1. What the user asks: rules, files, selection."""

@@ -147,7 +147,7 @@ def write_rules(rules: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]
         if not isinstance(rules, (list, tuple)):
             _fail(f"expected a list of rules to write, received {_kind(rules)}")
         plain = _plain(rules)
-        data = _dump(plain, file.suffix)
+        data = dump(plain, file.suffix)
         if parse_text(data, file.suffix) != plain:
             _fail(f"these rules cannot be written exactly as {file.suffix}; are all keys strings?")
     except BadFileError as error:
@@ -328,7 +328,8 @@ def _kind(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def _dump(plain: list[Any], suffix: str) -> bytes:
+def dump(plain: Any, suffix: str) -> bytes:
+    """Return plain values as YAML or JSON, as the suffix says."""
     try:
         if suffix.lower() not in _YAML_SUFFIXES:
             return (json.dumps(plain, indent=2) + "\n").encode()
@@ -337,7 +338,7 @@ def _dump(plain: list[Any], suffix: str) -> bytes:
         _fail(str(error))
 
 
-def _dump_yaml(plain: list[Any]) -> bytes:
+def _dump_yaml(plain: Any) -> bytes:
     from ruamel.yaml import YAML
     from ruamel.yaml.representer import SafeRepresenter
 

@@ -1,4 +1,4 @@
-"""From what the user wrote (dicts, a file, an old dialect) to typed rules, or all errors at once."""
+"""From what the user wrote (dicts or a file) to typed rules, or all errors at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from lilliput.config.dialects import translate
 from lilliput.config.files import read_rules
 from lilliput.config.spec import Rule
 from lilliput.errors import MOST_PROBLEMS, ConfigError, Problem, nearest
@@ -47,7 +46,7 @@ def parse_rules(
     Parameters
     ----------
     config_list : list of dict, dict, or path of a YAML or JSON file
-        What the user asks for, in the modern keys or in those of NNI v0 to v3.
+        What the user asks for; rules in the keys of an older config language are translated.
     rule : type of Rule
         The keys that the algorithm understands.
     algorithm : str
@@ -69,27 +68,48 @@ def parse_rules(
     raw = _as_rule_list(config_list, sections, framework)
     if isinstance(raw, Problem):
         return ParsedRules([], [], [raw])
-    translation = translate(raw)
-    for note in translation.notes:
-        log.warning("%s", note)
     rules: list[Rule] = []
     origins: list[int] = []
-    problems = list(translation.problems)
-    for origin, entry in zip(translation.origins, translation.rules, strict=True):
+    problems: list[Problem] = []
+    for origin, entry in enumerate(raw):
         if len(problems) > MOST_PROBLEMS:
             break
         place = f"rule {origin}"
         if not isinstance(entry, Mapping):
             problems.append(Problem(place, f"received {shown(entry)}, expected a dict of keys."))
             continue
-        try:
-            rules.append(rule.model_validate(dict(entry)))
-            origins.append(origin)
-        except ValidationError as error:
-            problems.extend(_explain(error, place, rule, algorithm, users_of_key or {}))
-            rules.extend(_selection_only(entry))
+        for spelled in _in_todays_keys(entry, origin, rule, problems):
+            try:
+                rules.append(rule.model_validate(dict(spelled)))
+            except ValidationError as error:
+                problems.extend(_explain(error, place, rule, algorithm, users_of_key or {}))
+                rules.extend(_selection_only(spelled))
             origins.extend([origin] * (len(rules) - len(origins)))
     return ParsedRules(rules, origins, list(dict.fromkeys(problems))[: MOST_PROBLEMS + 1])
+
+
+def _in_todays_keys(
+    entry: Mapping[str, Any], origin: int, rule: type[Rule], problems: list[Problem]
+) -> list[Mapping[str, Any]]:
+    """Return a rule as it is if the schema knows it, else as the older spellings read."""
+    if _is_known(entry, rule):
+        return [entry]
+    from lilliput.compat.nni.dialects import translate  # needed by older config lists only
+
+    translation = translate([entry], first=origin)
+    for note in translation.notes:
+        log.warning("%s", note)
+    problems += translation.problems
+    return list(translation.rules)
+
+
+def _is_known(entry: Mapping[str, Any], rule: type[Rule]) -> bool:
+    try:
+        rule.model_validate(dict(entry))
+    except ValidationError:
+        return False
+    # A rule may permit keys beside its own, and an older key is not to be taken for one of those.
+    return all(key in rule.model_fields for key in entry)
 
 
 def schema(rule: type[BaseModel]) -> dict[str, Any]:

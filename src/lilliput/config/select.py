@@ -126,7 +126,7 @@ def select(
             chosen = replace(layer, config=rule.settings())
             decisions.append(Decision(chosen, numbers[taker], rule.exclude))
     if not problems and not any(d.rule is not None and not d.excluded for d in decisions):
-        problems.append(Problem("", f"no layer is left to compress. {inventory}"))
+        problems.append(Problem("", f"no layer is left to compress. {inventory}", True))
     return Selection(tuple(decisions), tuple(problems))
 
 
@@ -215,14 +215,15 @@ class _Inventory:
     def find_problems(self, rule: Rule, place: str, has_hits: bool) -> list[Problem]:
         """Return which names of a rule are not in the model, or that it takes no layer."""
         problems = [
-            Problem(f"{place} → op_types", f"{shown(name)} matches no layer.{hint} {self}")
+            Problem(f"{place} → op_types", f"{shown(name)} matches no layer.{hint} {self}", True)
             for name, hint in self._unknown_types(rule)
         ]
         for entry in rule.op_names or []:
             pattern = entry.removeprefix("!")
             text = self._fault_of_name(pattern)
             if text:
-                problems.append(Problem(f"{place} → op_names", text))
+                is_valid = not pattern.startswith("re:") or _compile(pattern[3:]) is not None
+                problems.append(Problem(f"{place} → op_names", text, is_valid))
             if len(problems) > MOST_PROBLEMS:
                 break
         if not problems and not has_hits and not rule.exclude:
@@ -231,7 +232,7 @@ class _Inventory:
             hint = " Patterns stay within the default types; give op_types for others."
             hint = hint if rule.op_names and not rule.op_types else ""
             text = f"{wanted or 'the default types'} matches no layer.{hint} {self}"
-            problems.append(Problem(place, text))
+            problems.append(Problem(place, text, True))
         return problems
 
     def _unknown_types(self, rule: Rule) -> Iterable[tuple[str, str]]:

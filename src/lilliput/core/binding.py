@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +14,8 @@ from lilliput.config.select import Selection, select
 from lilliput.config.spec import Rule
 from lilliput.errors import ConfigError, Problem, UnsupportedModelError
 from lilliput.registry import pruners, quantizers
+
+log = logging.getLogger("lilliput")
 
 
 def select_layers(compressor: Any, backend: Backend) -> Selection:
@@ -29,6 +33,8 @@ def select_layers(compressor: Any, backend: Backend) -> Selection:
     own = compressor.default_types
     defaults = backend.default_types if own is None else own
     selection = select(layers, parsed.rules, defaults, parsed.origins, backend.is_known_type)
+    if not cls.strict_names:
+        selection = _without_unmatched(selection, cls.__name__)
     problems = list(parsed.problems)
     if parsed.rules:
         problems += selection.problems
@@ -48,6 +54,15 @@ def names_of(cls: type) -> list[str]:
     return [cls.__name__, *pruners.names_of(known), *quantizers.names_of(known)]
 
 
+def _without_unmatched(selection: Selection, title: str) -> Selection:
+    """Log which names match nothing, and leave what else is wrong."""
+    for problem in selection.problems:
+        if problem.is_unmatched:
+            log.warning("%s: %s", title, problem)
+    others = tuple(problem for problem in selection.problems if not problem.is_unmatched)
+    return replace(selection, problems=others)
+
+
 def _parse(compressor: Any, backend: Backend) -> ParsedRules:
     cls = type(compressor)
     rule: type[Rule] = cls.rule
@@ -57,12 +72,10 @@ def _parse(compressor: Any, backend: Backend) -> ParsedRules:
     config_list = compressor.config_list
     if config_list is None:
         config_list = [{"op_types": ["default"]}]
-    return parse_rules(
-        config_list, rule, cls.__name__, names_of(cls), backend.name, _users_of_keys()
-    )
+    return parse_rules(config_list, rule, cls.__name__, names_of(cls), backend.name, keys_in_use())
 
 
-def _users_of_keys() -> dict[str, Sequence[str]]:
+def keys_in_use() -> dict[str, Sequence[str]]:
     """Return, for every config key, the registered algorithms that understand it."""
     import_module("lilliput.algorithms")  # they register when they are imported
     users: dict[str, list[str]] = {}

@@ -69,6 +69,9 @@ class Compressor(OlderNames):
     backends: ClassVar[tuple[str, ...]] = ("torch", "keras")
     tracked: ClassVar[tuple[str, ...]] = ()  # attributes that belong to the saved state
     adapts: ClassVar[type | None] = None  # the algorithm that this class gives an older form
+    strict_names: ClassVar[bool] = (
+        True  # False: a name that matches no layer is logged, not refused
+    )
     wrapper_type: ClassVar[Any] = None  # None: the framework's own, for this kind of compressor
 
     # Class-level values, so that a subclass whose __init__ never calls super() works as well.

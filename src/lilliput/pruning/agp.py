@@ -41,6 +41,3 @@ class AGPPruner(ScheduledPruner):
     """
 
     schedule = staticmethod(cubic_sparsity)
-
-
-AGPruner = AGP_Pruner = AGPPruner

@@ -45,6 +45,3 @@ class ActivationAPoZRankPruner(ActivationPruner):
     """
 
     masker_type = APoZMasker
-
-
-ActivationAPoZRankFilterPruner = ActivationAPoZRankPruner

@@ -35,6 +35,3 @@ class L1NormPruner(ChannelPruner):
     """Prune the filters of smallest L1 norm; see :class:`~lilliput.pruning.channels.ChannelPruner`."""
 
     masker_type = L1NormMasker
-
-
-L1FilterPruner = L1NormPruner

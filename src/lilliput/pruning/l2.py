@@ -33,6 +33,3 @@ class L2NormPruner(ChannelPruner):
     """Prune the filters of smallest L2 norm; see :class:`~lilliput.pruning.channels.ChannelPruner`."""
 
     masker_type = L2NormMasker
-
-
-L2FilterPruner = L2NormPruner

@@ -42,6 +42,3 @@ class ActivationMeanRankPruner(ActivationPruner):
     """
 
     masker_type = MeanActivationMasker
-
-
-ActivationMeanRankFilterPruner = ActivationMeanRankPruner

@@ -80,6 +80,3 @@ class TaylorFOWeightPruner(CollectingPruner):
 
     def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
         self._backend.run(self.bound_model, batches, forward, self.masker.before_step)
-
-
-TaylorFOWeightFilterPruner = TaylorFOWeightPruner

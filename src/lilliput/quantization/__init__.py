@@ -4,13 +4,11 @@ from lilliput.quantization.bnn import BNNQuantizer
 from lilliput.quantization.dorefa import DoReFaQuantizer
 from lilliput.quantization.lsq import (
     LSQPlusQuantizer,
-    LsqPlusQuantizer,
     LSQQuantizer,
-    LsqQuantizer,
 )
 from lilliput.quantization.naive import NaiveQuantizer
-from lilliput.quantization.ptq import ObserverQuantizer, PTQQuantizer, PtqQuantizer
-from lilliput.quantization.qat import QAT_Quantizer, QATQuantizer, QATquantizer
+from lilliput.quantization.ptq import PTQQuantizer
+from lilliput.quantization.qat import QATQuantizer
 from lilliput.quantization.ranges import RangeQuantizer
 
 __all__ = [
@@ -18,14 +16,8 @@ __all__ = [
     "DoReFaQuantizer",
     "LSQPlusQuantizer",
     "LSQQuantizer",
-    "LsqPlusQuantizer",
-    "LsqQuantizer",
     "NaiveQuantizer",
-    "ObserverQuantizer",
     "PTQQuantizer",
-    "PtqQuantizer",
     "QATQuantizer",
-    "QAT_Quantizer",
-    "QATquantizer",
     "RangeQuantizer",
 ]

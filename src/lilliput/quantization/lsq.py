@@ -210,7 +210,3 @@ class LSQPlusQuantizer(LSQQuantizer):
     """
 
     learns_offset = True
-
-
-LsqQuantizer = LSQQuantizer
-LsqPlusQuantizer = LSQPlusQuantizer

@@ -403,6 +403,3 @@ def _check_adaround(given: Any) -> Mapping[str, Any] | None:
                 f"adaround: {key} received {value!r}, expected a {what} from {low} to {high}."
             )
     return dict(given)
-
-
-ObserverQuantizer = PtqQuantizer = PTQQuantizer

@@ -179,6 +179,3 @@ class QATQuantizer(RangeQuantizer):
             scale, zero = fit(low, high, self.grid(wrapper, target))
             wrapper.set_attribute(f"{target}_scale", scale)
             wrapper.set_attribute(f"{target}_zero_point", zero)
-
-
-QAT_Quantizer = QATquantizer = QATQuantizer

@@ -8,16 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from lilliput.cli.command import command
-from lilliput.cli.rules import check_rules, class_of, is_recipe, to_yaml
+from lilliput.cli.migrate import Algorithm, migrate
+from lilliput.cli.rules import check_rules, class_of, is_recipe
 from lilliput.cli.table import Table
 from lilliput.cli.terminal import Terminal, some
-from lilliput.errors import ConfigError, nearest
+from lilliput.errors import ConfigError
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="A config list or a recipe, YAML or JSON.")
-]
-Algorithm = Annotated[
-    str | None, typer.Option("--algorithm", "-a", help="Whose config list it is: 'lilliput list'.")
 ]
 ModelOption = Annotated[
     str | None,
@@ -136,41 +134,6 @@ def _schema_of(name: str) -> dict[str, Any]:
 
     class_of(name, extra=("recipe", "report"))
     return config_schema(name)
-
-
-def migrate(
-    terminal: Terminal,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A config list of NNI v0 to v3, YAML or JSON.")
-    ],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it, not print it.")
-    ] = None,
-    algorithm: Algorithm = None,
-    framework: Annotated[
-        str, typer.Option("--framework", help="Whose section of the file: torch or keras.")
-    ] = "torch",
-) -> None:
-    """Translate a config list of any NNI generation into today's keys."""
-    from lilliput.config.dialects import translate
-    from lilliput.config.files import read_rules, write_rules
-    from lilliput.core.binding import names_of
-
-    if framework not in ("torch", "keras"):
-        hint = nearest(framework, ("torch", "keras"))
-        raise ConfigError(f"--framework: received {framework!r}, expected torch or keras.{hint}")
-    names = names_of(class_of(algorithm)) if algorithm else []
-    translation = translate(read_rules(file, names, framework))
-    if translation.problems:
-        raise ConfigError(translation.problems, title=str(file))
-    for note in translation.notes:
-        terminal.note(f"note: {note}")
-    data = {"rules": translation.rules, "notes": translation.notes, "file": output}
-    if output is None or terminal.dry_run:
-        terminal.result(data, to_yaml(translation.rules))
-        return
-    write_rules(translation.rules, output)
-    terminal.result(data, str(output))
 
 
 def register(app: typer.Typer, is_rich: bool) -> None:

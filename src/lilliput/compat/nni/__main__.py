@@ -13,10 +13,13 @@ from lilliput.errors import LilliputError
 USAGE = """\
 usage: python -m lilliput.compat.nni [--force] script.py [arguments ...]
        python -m lilliput.compat.nni [--force] -m module [arguments ...]
+       python -m lilliput.compat.nni --check file.py|folder ...
 
 Run a program that was written for NNI's model compression, unchanged, with Lilliput.
 
   --force   run it with Lilliput even though the real NNI is installed
+  --check   run nothing: list what the programs use of NNI, and whether it runs here;
+            the exit code is 0 if all of it does, 1 if not
 """
 
 
@@ -27,6 +30,8 @@ def main(arguments: list[str]) -> None:
     if rest[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return
+    if rest[:1] == ["--check"] and rest[1:]:
+        raise SystemExit(_check(rest[1:]))
     as_module = rest[:1] == ["-m"]
     program = rest[1:] if as_module else rest
     if not program or program[0].startswith("-"):
@@ -47,6 +52,22 @@ def main(arguments: list[str]) -> None:
     if Path(program[0]).is_file() and not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(program[0]))  # noqa: PTH120
     runpy.run_path(program[0], run_name="__main__")
+
+
+def _check(paths: list[str]) -> int:
+    """Print what programs use of NNI; return the exit code."""
+    from lilliput.compat.nni.check import check_files, summary
+
+    try:
+        reports = []
+        for report in check_files(paths):
+            print(report)
+            reports.append(report)
+    except LilliputError as error:
+        print(f"lilliput.compat.nni: {error}", file=sys.stderr)
+        return 1
+    print(summary(reports))
+    return 0 if all(report.runs for report in reports) else 1
 
 
 if __name__ == "__main__":

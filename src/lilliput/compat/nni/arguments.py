@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lilliput.errors import ConfigError
 
 Form = inspect.Signature
+
+
+class Unknown:
+    """An argument whose value only a run can tell: it fits any parameter, and survives arithmetic."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return another unknown."""
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __sub__(self, other: Any) -> Any:
+        return self
+
+    __add__ = __mul__ = __radd__ = __rmul__ = __rsub__ = __sub__
 
 
 def _is_trainer(value: Any) -> bool:
@@ -58,16 +79,21 @@ def form(text: str) -> Form:
 
 
 def read_arguments(
-    title: str, forms: Sequence[Form], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    title: str,
+    forms: Sequence[Form],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    with_defaults: bool = True,
 ) -> dict[str, Any]:
-    """Return the arguments of a call by name, with the defaults of the form that it fits."""
+    """Return the arguments of a call by name, by default with those that the form adds."""
     for candidate in forms:
         try:
             bound = candidate.bind(*args, **kwargs)
         except TypeError:
             continue
         if all(value is None or _fits(name, value) for name, value in bound.arguments.items()):
-            bound.apply_defaults()
+            if with_defaults:
+                bound.apply_defaults()
             return dict(bound.arguments)
     received = [*(type(x).__name__ for x in args), *(f"{key}=…" for key in kwargs)]
     listed = "".join(f"\n  {title}{candidate}" for candidate in forms)
@@ -75,4 +101,4 @@ def read_arguments(
 
 
 def _fits(name: str, value: Any) -> bool:
-    return name not in _KINDS or bool(_KINDS[name](value))
+    return isinstance(value, Unknown) or name not in _KINDS or bool(_KINDS[name](value))

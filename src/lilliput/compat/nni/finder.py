@@ -15,7 +15,6 @@ from lilliput.compat.nni.names import (
     available,
     children,
     explain_missing,
-    names_at,
     resolve,
 )
 from lilliput.compat.nni.tables import PATHS
@@ -63,11 +62,11 @@ class ShimFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a shim module, None for what NNI never had."""
+        """Return the spec of a shim module; what is missing below ``nni`` is explained, not found."""
         if fullname in PATHS:
             return ModuleSpec(fullname, ShimLoader(), origin="lilliput.compat.nni", is_package=True)
         parent, _, name = fullname.rpartition(".")
-        if parent in PATHS and name in names_at(parent):
+        if parent in PATHS:
             raise UnavailableImportError(explain_missing(parent, name), name=fullname)
         return None
 

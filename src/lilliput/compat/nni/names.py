@@ -59,14 +59,23 @@ def resolve(path: str, name: str) -> Any:
 
 def explain_missing(path: str, name: str) -> str:
     """Say that a name cannot be had, and what can."""
-    if name in NAMES["tuning"] and "tuning" in PATHS[path]:
+    if path == "nni":
         return f"{path}.{name} is not available: Lilliput replaces NNI's model compression only."
     usable = available(path)
     listed = f"Available in {path}: {', '.join(sorted(usable))}." if usable else ""
     if name in names_at(path):
         version = f"this version of Lilliput ({__version__})"
         return f"{path}.{name} is not available in {version}. {listed}"
-    return f"module {path!r} has no attribute {name!r}.{nearest(name, names_at(path))} {listed}"
+    hint = nearest(name, names_at(path))
+    return (
+        f"{path}.{name} is not here: the shim has the names that NNI documented, not its internal "
+        f"modules.{hint} {listed}"
+    )
+
+
+def find_name(path: str, name: str) -> Any:
+    """Return the object behind a name, None if NNI had none at that path or there is none here."""
+    return _find(path, name) if name in names_at(path) and name not in children(path) else None
 
 
 def _find(path: str, name: str) -> Any:

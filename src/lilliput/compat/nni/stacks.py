@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from lilliput.compat.nni.arguments import Form, read_arguments
+from lilliput.compat.nni.failures import as_schema_errors
 from lilliput.compat.nni.gradients import wants_grid, with_grid
 from lilliput.compat.nni.rules import has_own_sparsity, in_total, on_schedule
 from lilliput.compat.nni.training import call_trainer, training_mode
@@ -53,6 +54,7 @@ class Adapted(Compressor):
     """What all classes behind NNI's paths have in common."""
 
     forms: ClassVar[tuple[Form, ...]] = ()
+    strict_names = False  # NNI warned, and went on with what did match
     trainer: Any = None
     criterion: Any = None
     evaluator: Any = None
@@ -108,6 +110,10 @@ class Adapted(Compressor):
         # The last of v1's iterations has the final sparsity; v2 counts one iteration more.
         last = self.iterations if total else (self.iterations - 1) * self.epochs
         return on_schedule(rules, last, self.epochs)
+
+    def _bind(self) -> None:
+        with as_schema_errors():
+            super()._bind()
 
     # -- training inside compress() --------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Read the config spellings of NNI 2019, v1, v2 and v3 as today's config language.
 
-Each generation is a few rows in the tables of ``_nni_keys``; :func:`translate` applies them to a
+Each generation is a few rows in the tables of ``keys``; :func:`translate` applies them to a
 config list and says, rule by rule, what it read as what. It never guesses: a key without an exact
 equivalent, or two keys that contradict each other, become a :class:`~lilliput.errors.Problem`.
 Unknown keys and values of the wrong kind stay in place, because the validator reports them better.
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lilliput.config._nni_keys import (
+from lilliput.compat.nni.keys import (
     COMPOUNDS,
     GRAPH_TYPES,
     NEW_SELECTORS,
@@ -63,13 +63,15 @@ class Translation:
     problems: list[Problem] = field(default_factory=list)
 
 
-def translate(rules: Sequence[Mapping[str, Any]]) -> Translation:
+def translate(rules: Sequence[Mapping[str, Any]], first: int = 0) -> Translation:
     """Translate a config list of any NNI generation; never raises and never changes its input.
 
     Parameters
     ----------
     rules : sequence of mapping
         The config list as the user wrote it. One mapping alone is read as a list of one.
+    first : int
+        The number of the first of these rules in the user's list, for notes and problems.
 
     Returns
     -------
@@ -95,7 +97,7 @@ def translate(rules: Sequence[Mapping[str, Any]]) -> Translation:
         message = f"expected a list of rules, received {shown(rules)}."
         result.problems.append(Problem("", message))
         return result
-    for index, item in enumerate(items):
+    for index, item in enumerate(items, first):
         rule = _converted(dict, item) if isinstance(item, Mapping) else None
         if rule is None:
             result.rules.append(item)

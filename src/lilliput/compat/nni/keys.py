@@ -1,4 +1,4 @@
-"""The keys of each NNI generation, as tables; :mod:`lilliput.config.dialects` applies them."""
+"""The keys of each NNI generation, as tables; :mod:`lilliput.compat.nni.dialects` applies them."""
 
 from __future__ import annotations
 

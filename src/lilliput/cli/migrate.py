@@ -1,0 +1,104 @@
+"""``lilliput config migrate``: config lists and whole projects written for NNI, in today's spelling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lilliput.cli.rules import class_of, to_yaml
+from lilliput.cli.terminal import Terminal
+from lilliput.errors import ConfigError, nearest
+
+Algorithm = Annotated[
+    str | None, typer.Option("--algorithm", "-a", help="Whose config list it is: 'lilliput list'.")
+]
+
+
+def migrate(
+    terminal: Terminal,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="A config list of NNI v0 to v3, YAML or JSON; or programs and folders of both.",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it, not print it.")
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", "--apply", help="Change the files, not only show the diff.")
+    ] = False,
+    algorithm: Algorithm = None,
+    framework: Annotated[
+        str, typer.Option("--framework", help="Whose section of the file: torch or keras.")
+    ] = "torch",
+) -> None:
+    """Translate config lists of any NNI generation, and the programs that hold them."""
+    if framework not in ("torch", "keras"):
+        hint = nearest(framework, ("torch", "keras"))
+        raise ConfigError(f"--framework: received {framework!r}, expected torch or keras.{hint}")
+    file = files[0]
+    if len(files) > 1 or write or file.suffix == ".py" or file.is_dir():
+        if output is not None or algorithm is not None:
+            raise ConfigError("--output and --algorithm go with one config list, without --write.")
+        _migrate_project(terminal, files, write)
+    else:
+        _migrate_list(terminal, file, output, algorithm, framework)
+
+
+def _migrate_list(
+    terminal: Terminal, file: Path, output: Path | None, algorithm: str | None, framework: str
+) -> None:
+    from lilliput.compat.nni.dialects import translate
+    from lilliput.config.files import read_rules, write_rules
+    from lilliput.core.binding import names_of
+
+    names = names_of(class_of(algorithm)) if algorithm else []
+    translation = translate(read_rules(file, names, framework))
+    if translation.problems:
+        raise ConfigError(translation.problems, title=str(file))
+    for note in translation.notes:
+        terminal.note(f"note: {note}")
+    data = {"rules": translation.rules, "notes": translation.notes, "file": output}
+    if output is None or terminal.dry_run:
+        terminal.result(data, to_yaml(translation.rules))
+        return
+    write_rules(translation.rules, output)
+    terminal.result(data, str(output))
+
+
+def _migrate_project(terminal: Terminal, paths: list[Path], write: bool) -> None:
+    from lilliput.compat.nni.projects import find_changes
+
+    changes = find_changes(paths)
+    changed = [change for change in changes if change.before != change.after]
+    for change in changes:
+        for note in change.notes:
+            terminal.note(f"note: {note}")
+        for verdict in change.report.verdicts if change.report else ():
+            if not verdict.runs:
+                terminal.note(f"note: {change.file}:{verdict}")
+    is_written = write and not terminal.dry_run
+    if is_written:
+        for change in changed:
+            change.write()
+    verb = "changed" if is_written else "to change"
+    data = {"files": [_entry(change) for change in changes], "written": is_written}
+    summary = f"{len(changed)} of {len(changes)} files {verb}"
+    hint = "" if is_written or not changed else "; --write changes them"
+    terminal.result(data, *(change.diff.rstrip() for change in changed), f"{summary}{hint}")
+
+
+def _entry(change: Any) -> dict[str, Any]:
+    verdicts = change.report.verdicts if change.report else ()
+    uses = [{"line": v.line, "name": v.name, "runs": v.runs, "text": v.text} for v in verdicts]
+    return {
+        "file": change.file,
+        "is_changed": change.before != change.after,
+        "diff": change.diff,
+        "uses": uses,
+        "notes": list(change.notes),
+    }
