@@ -20,6 +20,8 @@ RUN += ["docs/keras.md", "docs/migrating_from_tfmot.md", "docs/migrating_from_pr
 RUN += ["docs/migrating_from_torch_pruning.md", "docs/tutorial.md", "docs/index.md"]
 RUN += ["docs/receipt_and_report.md", "docs/recipes.md", "docs/training_libraries.md"]
 RUN += ["docs/channels_are_labels.md", "docs/several_inputs.md", "docs/pruning_without_training.md"]
+# run with the slow tests
+LONG = ["docs/index.md", "docs/migrating_from_tfmot.md", "docs/sensitivity.md", "docs/recipes.md"]
 BEGIN_AS = {"docs/index.md": "docs/tutorial.md"}  # uses what the other page defines at first
 TALKATIVE = {"docs/training_libraries.md"}  # other libraries warn here, of things of their own
 NEEDS = {
@@ -52,9 +54,15 @@ def files(page):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("pages")
-    pages = {page: (files(page), page not in TALKATIVE) for page in RUN if can_run(page)}
+    asked = {
+        item.callspec.params["page"]
+        for item in request.session.items
+        if item.path == Path(__file__) and "results" in item.fixturenames
+    }
+    pages = {page: (files(page), page not in TALKATIVE) for page in RUN if page in asked}
+    pages = {page: settings for page, settings in pages.items() if can_run(page)}
     done = subprocess.run(
         [
             *(sys.executable, "-W", "error", "-W", "ignore:__array__:DeprecationWarning"),
@@ -70,7 +78,11 @@ def results(tmp_path_factory):
     return json.loads((folder / "results.json").read_text(encoding="utf-8")), folder
 
 
-@pytest.mark.parametrize("page", RUN)
+def marked(pages):
+    return [pytest.param(page, marks=[pytest.mark.slow] * (page in LONG)) for page in pages]
+
+
+@pytest.mark.parametrize("page", marked(RUN))
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, results):
     found, folder = results
     if not can_run(page):
@@ -86,7 +98,7 @@ def words(line):
     return re.sub(r"[\d.,+\-÷×±%]+", " ", line).split()
 
 
-@pytest.mark.parametrize("page", SHOWN)
+@pytest.mark.parametrize("page", marked(SHOWN))
 def test_the_output_shown_is_the_output_printed_but_for_numbers(page, results):
     printed = [words(line) for line in results[0][page]["printed"].splitlines()]
     for line in "".join(blocks(page, "text")).splitlines():

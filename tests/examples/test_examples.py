@@ -179,6 +179,7 @@ def in_a_new_process(command, folder, timeout=240, **environment):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     out = in_a_new_process([*launch, str(EXAMPLES / "ddp.py")], tmp_path)

@@ -59,7 +59,12 @@ def test_a_float_file_costs_what_its_model_does(make, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_layers": 2}, {"bidirectional": True}, {"bias": False}], ids=str
+    "options",
+    [
+        {"num_layers": 2, "bidirectional": True},
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ({}, {"bias": False})),
+    ],
+    ids=str,
 )
 def test_an_lstm_runs_on_integers_and_is_counted(options, tmp_path):
     torch.manual_seed(0)

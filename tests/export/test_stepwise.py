@@ -57,6 +57,7 @@ def calibrated(model: nn.Module, **rule: object) -> PTQQuantizer:
     return quantizer
 
 
+@pytest.mark.slow
 def test_every_tensor_of_a_residual_net_is_within_one_step(tmp_path: Path) -> None:
     quantizer = calibrated(make())
     result = export_onnx(quantizer, tmp_path / "net.onnx", batches(1)[0])

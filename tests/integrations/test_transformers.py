@@ -96,7 +96,11 @@ def test_a_pruner_without_a_model_takes_that_of_the_trainer(tmp_path):
     assert int((raw == 0).sum()) == 512  # of 640: masked in place, not in forward only
 
 
-@pytest.mark.parametrize("stop", [STEPS, STEPS + 2], ids=["after an epoch", "within an epoch"])
+@pytest.mark.parametrize(
+    "stop",
+    [pytest.param(STEPS, marks=pytest.mark.slow), STEPS + 2],
+    ids=["after an epoch", "within an epoch"],
+)
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path, stop):
     def prepare(folder):
         model = Net()

@@ -454,6 +454,7 @@ def killable(model, quality, finetune, folder):
     return pruner(model, func=quality, finetuner=finetune, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of POSIX")
 def test_a_run_killed_in_a_scan_and_in_finetuning_ends_as_if_nothing_had_happened(tmp_path):
     program = tmp_path / "program.py"

@@ -64,6 +64,7 @@ def test_a_finished_run_is_not_run_again(small):
     assert (result.folder / "run.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_a_run_stopped_again_and_again_ends_with_the_same_files(small, tmp_path, digest):
     result, events = small
     texts = {event.number: event.text for event in events if event.number < event.total}
@@ -203,6 +204,7 @@ def test_what_does_not_fit_the_model_is_said_before_anything_runs(tmp_path):
     assert not (tmp_path / "run" / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_runs_are_chained_by_their_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     head = {"lilliput": 1, "model": "recipe_toy:build", "data": "recipe_toy:batches"}

@@ -294,6 +294,7 @@ def test_a_model_that_answers_otherwise_without_its_caches_is_refused():
     assert torch.equal(model(x), expected)
 
 
+@pytest.mark.slow
 def test_levit_of_transformers():
     from transformers import LevitConfig, LevitForImageClassification
 
@@ -343,7 +344,9 @@ def llama():
     return LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=1))
 
 
-@pytest.mark.parametrize(("make", "kind"), [(gpt2, "Conv1D"), (llama, "Linear")])
+@pytest.mark.parametrize(
+    ("make", "kind"), [(gpt2, "Conv1D"), pytest.param(llama, "Linear", marks=pytest.mark.slow)]
+)
 def test_language_models_with_their_default_configs(make, kind, tmp_path):
     torch.manual_seed(0)
     model, x = make().eval(), {"input_ids": torch.randint(2, 64, (2, 6))}

@@ -31,6 +31,7 @@ print((peak() - before) / weights)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read in Linux's units")
 def test_the_peak_of_a_cut_is_at_most_four_times_the_weights():
     """60 MB of weights; a quarter of the bound is room for the allocator of another machine."""

@@ -72,6 +72,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 def test_masks_and_ranges_are_the_same_on_both_devices():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True

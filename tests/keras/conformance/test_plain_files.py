@@ -28,6 +28,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_files_of_compressed_models_load_elsewhere(tmp_path):
     paths, expected = [], []
     for kind in (TinyCNN, TinyLSTM, TinyAttention):

@@ -41,7 +41,10 @@ def fit(make, epochs=3, **options):
     [
         pytest.param(lambda m, o: QATQuantizer(m, [{"quant_bits": 4}], o), marks=pytest.mark.slow),
         lambda m, o: QATQuantizer(m, [{"quant_bits": 4}], o, quant_start_step=3),
-        lambda m, o: QATQuantizer(m, [{"quant_bits": 4}], o, EXAMPLE, freeze_norm_step=3),
+        pytest.param(
+            lambda m, o: QATQuantizer(m, [{"quant_bits": 4}], o, EXAMPLE, freeze_norm_step=3),
+            marks=pytest.mark.slow,
+        ),
         lambda m, o: AGPPruner(m, [{"final_sparsity": 0.8, "end_epoch": 2}], o),
     ],
     ids=["ranges become known", "quantization begins", "norms freeze", "sparsity grows"],

@@ -27,6 +27,7 @@ def pruned_and_quantized():
     return model, quantized(model, batch), batch
 
 
+@pytest.mark.slow
 def test_a_litert_file_comes_back_with_its_result(pruned_and_quantized, tmp_path):
     model, _, x = pruned_and_quantized
     place = tmp_path / "model.tflite"
@@ -58,6 +59,7 @@ def test_an_onnx_file_comes_back_and_so_do_coarser_scales(tmp_path):
     assert float(keras.ops.max(wrapper.weight_coarse)) > 1.1
 
 
+@pytest.mark.slow
 def test_what_is_wrong_there_is_raised_here(tmp_path):
     model, x = sequential((6,), layers.Dense(4)), data(2, 6)
     PTQQuantizer(model, [{"op_types": ["Dense"]}]).compress()
