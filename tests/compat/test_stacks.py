@@ -28,26 +28,57 @@ def evaluator():
     return evaluator
 
 
-def test_evaluators_of_other_libraries_name_their_callback():
+def test_an_evaluator_says_which_trainer_it_expects():
     from nni.compression import LightningEvaluator, TransformersEvaluator
 
-    with pytest.raises(StageError, match=r"lilliput.integrations.lightning.CompressionCallback"):
+    with pytest.raises(ConfigError, match=r"received a plain NoneType.*nni.trace\(Trainer\)"):
         LightningEvaluator(None, None)
-    with pytest.raises(StageError, match=r"lilliput.integrations.transformers.CompressionCallback"):
+    with pytest.raises(ConfigError, match="expected a transformers Trainer"):
         TransformersEvaluator(None)
 
 
-def test_what_is_not_imitated_is_refused(evaluator):
-    from nni.compression.pruning import LevelPruner as Third
-    from nni.compression.pytorch.pruning import LevelPruner
-    from nni.compression.quantization import PtqQuantizer
+def test_what_has_no_sense_is_refused_with_the_way_out(evaluator):
+    from nni.compression.pruning import LevelPruner, TaylorPruner
+    from nni.compression.pytorch.pruning import L1NormPruner
+    from nni.compression.quantization import PtqQuantizer, QATQuantizer
 
-    with pytest.raises(ConfigError, match="mode 'balance' is not available"):
-        LevelPruner(nn.Linear(4, 4), RULES, "balance", [2, 2])
-    with pytest.raises(StageError, match="make both compressors on the same model"):
-        Third.from_compressor(None, RULES)
-    with pytest.raises(StageError, match=r"calibrate\(batches\)"):
-        PtqQuantizer(evaluator.model, [{"quant_types": ["weight"]}], evaluator).compress()
+    model, rules = evaluator.model, [{"op_types": ["Linear"], "sparse_ratio": 0.5}]
+    quant = [{"op_types": ["Linear"], "target_names": ["weight"], "quant_dtype": "int8"}]
+    with pytest.raises(ConfigError, match="mode 'balance' is one of LevelPruner"):
+        L1NormPruner(nn.Linear(4, 4), RULES, "balance")
+    with pytest.raises(ConfigError, match="received 'NoneType', expected a pruner or quantizer"):
+        LevelPruner.from_compressor(None, rules)
+    with pytest.raises(StageError, match="calibration runs the evaluator's steps"):
+        PtqQuantizer(model, quant, None).compress(1, None)
+    with pytest.raises(StageError, match="prunes at once"):
+        LevelPruner(model, rules, evaluator).compress(10, None)
+    pruner = LevelPruner(model, rules)
+    with pytest.raises(StageError, match="evaluator= to from_compressor"):
+        QATQuantizer.from_compressor(pruner, quant).compress(10, None)
+    with pytest.raises(ConfigError, match="neither max_steps nor max_epochs"):
+        TaylorPruner.from_compressor(pruner, rules, 2, evaluator=evaluator).compress()
+
+
+def test_a_class_that_is_traced_stays_a_class_and_notes_its_arguments():
+    import nni
+
+    @nni.trace
+    class Data:
+        def __init__(self, size, *, shuffle=False):
+            super(Data, self).__init__()  # noqa: UP008
+            self.size, self.shuffle = size, shuffle
+
+    class More(Data):
+        pass
+
+    made = Data(3, shuffle=True)
+    assert isinstance(made, Data) and isinstance(More(1), Data)
+    assert (made.trace_symbol, made.trace_args, made.trace_kwargs) == (
+        Data,
+        (3,),
+        {"shuffle": True},
+    )
+    assert not hasattr(More(1), "trace_args")
 
 
 def test_a_call_that_fits_no_form_is_shown_the_forms():

@@ -40,11 +40,99 @@ def test_v30_qat(program):
     ran = program("v30_qat")
     assert ran["runs"] == [(6, None)]
     entry = ran["calibration_config"]["fc"]
-    assert {key: entry[f"{key}_bits"] for key in ("input", "weight", "output")} == dict.fromkeys(
-        ("input", "weight", "output"), 8
+    assert set(entry) == {"_input_0", "weight", "_output_0"}
+    for target in entry.values():  # what v3 did where a rule says nothing more
+        assert (target["quant_dtype"], target["quant_scheme"]) == ("int8", "symmetric")
+    scale = entry["weight"]["scale"]
+    torch.testing.assert_close(scale, ran["raw"].abs().max() / 127)
+    integers = (ran["raw"] / scale).round().clamp(-127, 127)
+    torch.testing.assert_close(ran["seen"], integers * scale)
+    assert entry["_input_0"]["tracked_min"] <= 0 < entry["_input_0"]["tracked_max"]
+
+
+def int8(tensor):
+    scale = tensor.abs().max() / 127
+    return (tensor / scale).round() * scale
+
+
+def trained_by_hand(ran, steps, mask_at, starts):
+    """Train the program's network in plain PyTorch, with masks and rounding written out."""
+    model = ran["Net"]()
+    model.load_state_dict(ran["before"])
+    model.train()
+    raw, mask = model.fc.weight, torch.ones_like(model.fc.weight)
+    weights = [raw, model.fc.bias, *list(model.parameters())[:-2]]
+    del model.fc._parameters["weight"]
+    for step, batch in enumerate(ran["batches"](steps)):
+        for parameter in weights:
+            parameter.grad = None
+        masked = raw * mask
+        rounded = masked + (int8(masked.detach()) - masked).detach() if step >= starts else masked
+        model.fc.weight = rounded
+        ran["training_step"](batch, model).backward()
+        with torch.no_grad():
+            for parameter in weights:
+                parameter -= 0.05 * parameter.grad
+            share = mask_at(step + 1)
+            if share is not None:
+                scores = torch.where(mask == 0, -1.0, raw.abs()).flatten()
+                mask = mask.flatten()
+                mask[scores.argsort()[: round(share * scores.numel())]] = 0
+                mask = mask.reshape(raw.shape)
+            raw *= mask
+    return raw.detach(), mask
+
+
+def test_v30_fusion(program):
+    ran = program("v30_fusion")
+    assert ran["fused"] == [ran["quantizer"], ran["scheduled"]]
+    assert ran["runs"] == [(10, None)]
+    curve = {2 * n: 0.8 * (1 - (1 - n / 3) ** 3) for n in range(1, 4)}
+    raw, mask = trained_by_hand(ran, 10, curve.get, starts=2)
+    assert torch.equal(ran["masks"]["fc"]["weight"], mask)
+    assert int((mask == 0).sum()) == 1024
+    torch.testing.assert_close(ran["raw"], raw)
+    torch.testing.assert_close(ran["seen"], int8(raw))
+    torch.testing.assert_close(
+        ran["calibration_config"]["fc"]["weight"]["scale"], raw.abs().max() / 127
     )
-    scale = entry["weight_scale"].reshape(-1, *[1] * (ran["raw"].dim() - 1))
-    integers = ran["seen"] / scale
-    torch.testing.assert_close(integers, integers.round())
-    assert (ran["seen"] - ran["raw"]).abs().max() <= scale.max() / 2 + 1e-6
-    assert entry["tracked_min_input"] <= 0 < entry["tracked_max_input"]
+    assert torch.nn.Linear in ran["kinds"]  # unwrapped
+
+
+def test_v30_fused_pruners(program):
+    ran = program("v30_fused_pruners")
+    assert ran["runs"] == [(5, None)]
+    assert set(ran["masks"]) == {"conv1", "conv2"}
+    gone = smallest(ran["before"]["conv1.weight"].abs().sum((1, 2, 3)), 4)
+    assert torch.equal(rows(ran["masks"]["conv1"]["weight"]), gone)
+    assert torch.equal(rows(ran["model"].conv1.weight), gone)
+    score = sum(ran["seen"][:3]).sum((1, 2, 3))
+    assert torch.equal(rows(ran["masks"]["conv2"]["weight"]), smallest(score, 4))
+    assert len(ran["model"].fc.weight.unique()) <= 255
+
+
+def test_v30_ptq(program):
+    ran = program("v30_ptq")
+    assert ran["runs"] == [(4, None)]
+    assert ran["after"].keys() == ran["before"].keys()
+    for key, value in ran["before"].items():
+        assert torch.equal(ran["after"][key], value), key  # the norms' statistics as well
+    plain = ran["Net"]()
+    plain.load_state_dict(ran["before"])
+    seen = {name: [] for name in ("conv2", "fc")}
+    for name, tensors in seen.items():
+        plain.get_submodule(name).register_forward_hook(
+            lambda _, inputs, output, tensors=tensors: tensors.append((inputs[0], output))
+        )
+    with torch.no_grad():
+        for data, _ in ran["batches"](4):
+            plain.eval()(data)
+    for name, tensors in seen.items():
+        for target, side in (("_input_0", 0), ("_output_0", 1)):
+            entry = ran["calibration_config"][name][target]
+            low = min(float(x[side].min()) for x in tensors)
+            high = max(float(x[side].max()) for x in tensors)
+            torch.testing.assert_close(float(entry["tracked_min"]), low)
+            torch.testing.assert_close(float(entry["tracked_max"]), high)
+            scale = (max(high, 0) - min(low, 0)) / 254
+            torch.testing.assert_close(float(entry["scale"]), scale, rtol=1e-5, atol=0)

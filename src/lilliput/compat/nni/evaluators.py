@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from lilliput.errors import ConfigError, StageError
+from lilliput.errors import ConfigError
 
 
 class Evaluator:
     """The base of evaluators; subclasses train a model for some steps or epochs."""
 
     optimizer: Any = None
+    dummy_input: Any = None
+    compressors: tuple[Any, ...] = ()  # who follows the training, while it runs
+    is_looking: bool = False  # whether its steps run without changing a weight
+
+    @contextmanager
+    def serving(self, *compressors: Any, is_looking: bool = False) -> Iterator[None]:
+        """Name the compressors that follow what is trained meanwhile."""
+        before = self.compressors, self.is_looking
+        self.compressors, self.is_looking = compressors, is_looking
+        try:
+            yield
+        finally:
+            self.compressors, self.is_looking = before
 
     def train(
         self, model: Any, max_steps: int | None = None, max_epochs: int | None = None
@@ -71,7 +85,12 @@ class TorchEvaluator(Evaluator):
             *(model, self.optimizers, self.training_step),
             *(self.lr_schedulers, max_steps, max_epochs),
         )
-        self.training_func(*offered[: _places(self.training_func)])
+        arguments = offered[: _places(self.training_func)]
+        if not self.is_looking:
+            self.training_func(*arguments)
+            return
+        with in_evaluation(model), without_steps(self.optimizer):
+            self.training_func(*arguments)
 
     def evaluate(self, model: Any) -> Any:
         """Run the evaluation function."""
@@ -87,33 +106,35 @@ def _places(function: Callable[..., Any]) -> int:
     return sum(kind in named for kind in kinds)
 
 
-class _Elsewhere(Evaluator):
-    """An evaluator around another library's trainer, which makes its own optimizer."""
+@contextmanager
+def without_steps(*optimizers: Any) -> Iterator[None]:
+    """Let optimizers make no step: a closure is called, and nothing is changed."""
 
-    library = way = ""
+    def hold(optimizer: Any) -> Callable[..., Any]:
+        def step(closure: Callable[[], Any] | None = None) -> Any:
+            optimizer._opt_called = True  # what schedulers of the learning rate ask for
+            return None if closure is None else closure()
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise StageError(
-            f"{type(self).__name__}: {self.library} makes the optimizer inside its own loop, which is "
-            f"followed by a callback here. {self.way}"
-        )
+        return step
+
+    before = [(optimizer, optimizer.__dict__.get("step")) for optimizer in optimizers]
+    for optimizer in optimizers:
+        optimizer.step = hold(optimizer)
+    try:
+        yield
+    finally:
+        for optimizer, own in before:
+            del optimizer.step
+            if own is not None:
+                optimizer.step = own
 
 
-class LightningEvaluator(_Elsewhere):
-    """Refused, with the callback that does the same."""
-
-    library = "Lightning"
-    way = (
-        "Give lilliput.integrations.lightning.CompressionCallback(pruner) to the Trainer, call "
-        "pruner.compress() and trainer.fit()."
-    )
-
-
-class TransformersEvaluator(_Elsewhere):
-    """Refused, with the callback that does the same."""
-
-    library = "the Trainer of Transformers"
-    way = (
-        "Add lilliput.integrations.transformers.CompressionCallback(pruner) to the Trainer, call "
-        "pruner.compress() and trainer.train()."
-    )
+@contextmanager
+def in_evaluation(model: Any) -> Iterator[None]:
+    """Keep a model in evaluation mode, whatever its training function says."""
+    model.eval()
+    model.train = lambda mode=True: model
+    try:
+        yield
+    finally:
+        del model.train

@@ -113,15 +113,9 @@ def _in_form(found: Any, stack: str) -> Any:
         return found
     if "torch" not in getattr(found, "backends", ()):
         return found
-    from lilliput.compat.nni.constructors import FORMS
-    from lilliput.compat.nni.stacks import adapt  # here: it needs torch
-    from lilliput.compat.nni.stepwise import StepwisePruner
-    from lilliput.pruning.scheduled import ScheduledPruner
+    from lilliput.compat.nni.generations import adapt  # here: it needs torch
 
-    if stack == "third" and issubclass(found, ScheduledPruner):
-        members = {"__module__": found.__module__, "adapts": found}
-        return type(found.__name__, (StepwisePruner, found), members)
-    return adapt(found, stack, FORMS[stack].get(found.__name__, ()))
+    return adapt(found, stack)
 
 
 def _registered(part: str, name: str) -> Any:

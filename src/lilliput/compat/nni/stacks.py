@@ -7,26 +7,27 @@ and answers in the form of its generation; everything else is inherited.
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from lilliput.compat.nni.arguments import Form, read_arguments
+from lilliput.compat.nni.balance import balanced
 from lilliput.compat.nni.failures import as_schema_errors
 from lilliput.compat.nni.gradients import wants_grid, with_grid
 from lilliput.compat.nni.rules import has_own_sparsity, in_total, on_schedule
 from lilliput.compat.nni.training import call_trainer, training_mode
 from lilliput.compat.nni.wrappers import SeenPrunerWrapper, SeenQuantizerWrapper
-from lilliput.errors import ConfigError, StageError
+from lilliput.errors import ConfigError
+from lilliput.ops.channels import channel_rows
 from lilliput.pruning.collecting import CollectingPruner
 from lilliput.pruning.scheduled import ScheduledPruner
 from lilliput.torch import (
     Compressor,
+    LevelPruner,
     Pruner,
-    PTQQuantizer,
     QuantGrad,
     Quantizer,
     QuantType,
@@ -47,7 +48,7 @@ _KEPT = {
     *("model", "config_list", "optimizer", "training_batches", "activation", "training_epochs"),
     *("scale", "pruning_algorithm", "pruning_params", "quant_start_step", "example_inputs"),
 }
-_IGNORED = ("log_dir", "keep_intermediate_result", "existed_wrappers", "is_bias_correction")
+_IGNORED = ("log_dir", "keep_intermediate_result", "existed_wrappers")
 
 
 class Adapted(Compressor):
@@ -61,12 +62,20 @@ class Adapted(Compressor):
     finetuner: Any = None
     iterations: int = 0
     epochs: int = 1
+    slim_ranks_all: ClassVar[bool] = (
+        True  # whether SlimPruner's sparsity is that of all layers together
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        epochs = None
         if self.forms and not self._is_of_today(args, kwargs):
             given = read_arguments(type(self).__name__, self.forms, args, kwargs)
             args, kwargs = (), self._translated(given)
+            if self.evaluator is not None and self.evaluator.optimizer is None:
+                epochs = kwargs.pop("training_epochs", None)  # its library makes an optimizer later
         super().__init__(*args, **kwargs)
+        if epochs and isinstance(self, SlimPruner):
+            self.masker.training_epochs = epochs
 
     def _is_of_today(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call names arguments that only the constructor of today has."""
@@ -88,18 +97,27 @@ class Adapted(Compressor):
             self.filters_only, given["example_inputs"] = True, inputs
         elif isinstance(self, Quantizer) and inputs is not None:
             given["example_inputs"] = inputs
-        if mode == "global" or given.pop("global_sort", False) or isinstance(self, SlimPruner):
+        is_slim = isinstance(self, SlimPruner) and self.slim_ranks_all
+        if mode == "global" or given.pop("global_sort", False) or is_slim:
             rules = in_total(rules)
         if isinstance(self, ScheduledPruner):
             rules = self._scheduled(rules, given)
         given["config_list"] = rules
-        if mode not in ("normal", "global", "dependency_aware"):
+        if mode == "balance":
+            self._balance(given)
+        elif mode not in ("normal", "global", "dependency_aware"):
             raise ConfigError(f"{type(self).__name__}: mode {mode!r} is not available.")
         given = {key: value for key, value in given.items() if value is not None}
         unused = [key for key, value in given.items() if key not in (*_KEPT, *_IGNORED) and value]
         if unused:
             raise ConfigError(f"{type(self).__name__}: {unused[0]} is not available here.")
         return {key: value for key, value in given.items() if key in _KEPT}
+
+    def _balance(self, given: dict[str, Any]) -> None:
+        pruner: Any = self
+        if not isinstance(self, LevelPruner):
+            raise ConfigError(f"{type(self).__name__}: mode 'balance' is one of LevelPruner.")
+        pruner.masker_type = balanced(given.pop("balance_gran", None))
 
     def _scheduled(self, rules: Any, given: dict[str, Any]) -> Any:
         total = given.pop("total_iteration", None)
@@ -119,36 +137,57 @@ class Adapted(Compressor):
 
     def compress(self, *args: Any, **kwargs: Any) -> Any:
         """Compress the model; a trainer or evaluator that the constructor got runs here."""
-        model = super().compress(*args, **kwargs)
+        model = self.attach(*args, **kwargs)
         if self.trainer is not None or self.evaluator is not None or self.finetuner is not None:
             with training_mode(self.bound_model):
                 self._train_inside()
         return model
 
+    def attach(self, *args: Any, **kwargs: Any) -> Any:
+        """Compress as the class of today does, without training."""
+        return super().compress(*args, **kwargs)
+
     def _train_inside(self) -> None:
-        pruner: Any = self
         if isinstance(self, SlimPruner):
-            for epoch in range(self.masker.training_epochs):
-                self._train_once(epoch)
-            pruner.update_epoch(self.masker.training_epochs)
+            self._train_slim(self.masker.training_epochs)
         elif isinstance(self, CollectingPruner) and not self.masker.is_ready():
             self._train_once(0, max_steps=self.masker.training_batches)
-            if not self.masker.is_ready():
-                self.masker.finish()
-                self.update_mask()
+            self.finish_collecting()
         elif isinstance(self, ScheduledPruner):
+            pruner: Any = self
             for epoch in range(self.iterations * self.epochs):
                 pruner.update_epoch(epoch)
                 self._train_once(epoch)
             pruner.update_epoch(self.iterations * self.epochs)
 
+    def _train_slim(self, epochs: int) -> None:
+        pruner: Any = self
+        if self.evaluator is not None and epochs:
+            self.run_evaluator(None, epochs)
+        else:
+            for epoch in range(epochs):
+                self._train_once(epoch)
+        pruner.update_epoch(epochs)
+
     def _train_once(self, epoch: int, max_steps: int | None = None) -> None:
         if self.evaluator is not None:
-            self.evaluator.train(self.bound_model, max_steps, None if max_steps else 1)
+            self.run_evaluator(max_steps, None)
         elif self.finetuner is not None:
             self.finetuner(self.bound_model)
         elif self.trainer is not None:
             call_trainer(self.trainer, self.bound_model, self.optimizer, self.criterion, epoch)
+
+    def run_evaluator(self, max_steps: int | None, max_epochs: int | None) -> None:
+        """Train with the evaluator, while this pruner or quantizer follows its steps."""
+        with self.evaluator.serving(self):
+            self.evaluator.train(self.bound_model, max_steps, max_epochs)
+
+    def finish_collecting(self) -> None:
+        """Prune by what was seen, if the training ended before all its batches came."""
+        pruner: Any = self
+        if not pruner.masker.is_ready():
+            pruner.masker.finish()
+            pruner.update_mask()
 
     # -- what NNI's compressors could be asked -----------------------------------------------------------
 
@@ -242,6 +281,17 @@ class Wrappers(list[Any]):
 class SecondStackPruner(AdaptedPruner):
     """A pruner of v2's second stack or of v3: ``compress()`` returns the model and its masks."""
 
+    def _check_masks(self, wrapper: Any, answer: Any) -> dict[str, Any]:
+        """Mask a bias along with its weight: it goes where all of its weights are gone."""
+        masks = super()._check_masks(wrapper, answer)
+        layer, mask = wrapper.layer_info, masks.get("weight_mask")
+        bias = getattr(wrapper.module, layer.owners[0].bias_name or "", None)
+        if mask is not None and "bias_mask" not in masks and isinstance(bias, torch.Tensor):
+            rows = channel_rows(mask, layer.out_axis, layer.out_groups).amax(1)
+            if rows.shape == bias.shape and len(layer.owners) == 1:
+                masks["bias_mask"] = self._backend.to_flags(rows)
+        return masks
+
     def compress(self, *args: Any, **kwargs: Any) -> Any:
         """Compress the model and return it with its masks."""
         return super().compress(*args, **kwargs), self.get_masks()
@@ -263,66 +313,3 @@ class SecondStackPruner(AdaptedPruner):
     def get_best_result(self) -> tuple[Any, ...]:
         """Return ``(task, model, masks, score, config_list)`` of an iterative pruner's last task."""
         return self.iterations, self.bound_model, self.get_masks(), None, self.config_list
-
-
-class Fused:
-    """What v3 offered to chain compressors."""
-
-    @classmethod
-    def from_compressor(cls, *args: Any, **kwargs: Any) -> Any:
-        """Refuse, with the way to do the same."""
-        raise StageError(
-            f"{cls.__name__}.from_compressor: make both compressors on the same model instead, each with "
-            "its config list and the optimizer; masks come first and integers second, in any order."
-        )
-
-
-class ThirdStackPruner(Fused, SecondStackPruner):
-    """A pruner of v3: ``compress(max_steps, max_epochs)``."""
-
-    def compress(self, max_steps: int | None = None, max_epochs: int | None = None) -> Any:
-        """Compress the model and return it with its masks."""
-        return super().compress()
-
-
-class ThirdStackQuantizer(Fused, AdaptedQuantizer):
-    """A quantizer of v3: trains inside ``compress()`` and returns the model and its calibration."""
-
-    def compress(self, max_steps: int | None = None, max_epochs: int | None = None) -> Any:
-        """Train with the evaluator, and return the model with its ranges."""
-        from lilliput.compat.nni.calibration import calibration_config
-
-        if isinstance(self, PTQQuantizer):
-            raise StageError(
-                f"{type(self).__name__}: an evaluator trains, and calibration only looks. Use "
-                "lilliput.torch.PTQQuantizer(model, config_list), compress() and calibrate(batches)."
-            )
-        Compressor.compress(self)
-        if self.evaluator is not None and (max_steps or max_epochs):
-            with training_mode(self.bound_model):
-                self.evaluator.train(self.bound_model, max_steps, max_epochs)
-        return self.bound_model, calibration_config(self)
-
-    unwrap_model = SecondStackPruner.unwrap_model
-    wrap_model = SecondStackPruner.wrap_model
-
-
-BASES: dict[str, dict[str, type]] = {
-    "first": {"compressor": Adapted, "pruner": AdaptedPruner, "quantizer": AdaptedQuantizer},
-    "second": {"compressor": Adapted, "pruner": SecondStackPruner, "quantizer": AdaptedQuantizer},
-    "third": {"compressor": Adapted, "pruner": ThirdStackPruner, "quantizer": ThirdStackQuantizer},
-}
-
-
-def adapt(cls: type[Compressor], stack: str, forms: Sequence[Form]) -> type:
-    """Return today's class in the form of a generation."""
-    base = BASES[stack][cls.kind]
-    if cls in (Compressor, Pruner, Quantizer):
-        return base
-    members = {
-        "__module__": cls.__module__,
-        "__doc__": inspect.getdoc(cls),
-        "adapts": cls,
-        "forms": tuple(forms),
-    }
-    return type(cls.__name__, (base, cls), members)

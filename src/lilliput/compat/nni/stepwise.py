@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lilliput.compat.nni.rules import on_schedule
-from lilliput.compat.nni.stacks import ThirdStackPruner
-from lilliput.compat.nni.training import training_mode
-from lilliput.core.compressor import Compressor
+from lilliput.compat.nni.third import ThirdStackPruner
 from lilliput.errors import ConfigError
 from lilliput.pruning.scheduled import ScheduledPruner
 
@@ -34,14 +32,19 @@ class StepwisePruner(ThirdStackPruner, ScheduledPruner):
                 f"{type(self).__name__}: a schedule of steps needs an evaluator, here or in its pruner."
             )
         self.interval_steps, self.total_times = interval_steps, total_times
-        self.steps = 0
+        self.steps, self.others = 0, pruner.others
         pruner.strip()  # it was made for its settings, and follows no training itself
         batches = getattr(pruner.masker, "training_batches", None)
+        self.targets_by_rule = pruner.targets_by_rule
+        if any(target is not None and target.threshold for target in self.targets_by_rule):
+            raise ConfigError(
+                f"{type(self).__name__}: a schedule moves 'sparse_ratio'; 'sparse_threshold' has none."
+            )
         super(ThirdStackPruner, self).__init__(
             pruner.bound_model,
             on_schedule(pruner.config_list, total_times),
             self.evaluator.optimizer,
-            pruning_algorithm=type(pruner).adapts,
+            pruning_algorithm=_with_masker(type(pruner).adapts, pruner.masker_type),
             pruning_params=None if batches is None else {"training_batches": batches},
         )
 
@@ -52,11 +55,20 @@ class StepwisePruner(ThirdStackPruner, ScheduledPruner):
         if rest == 0 and times <= self.total_times:
             self.update_epoch(times)
 
+    def needs_training(self) -> bool:
+        """Whether pruning happens in training; always."""
+        return True
+
     def compress(self, max_steps: int | None = None, max_epochs: int | None = None) -> Any:
         """Train with the evaluator while pruning; return the model and its masks."""
-        Compressor.compress(self)
         if max_steps is None and max_epochs is None:
             max_steps = self.interval_steps * self.total_times
-        with training_mode(self.bound_model):
-            self.evaluator.train(self.bound_model, max_steps, max_epochs)
+        self.train_together(max_steps, max_epochs)
         return self.bound_model, self.get_masks()
+
+
+def _with_masker(cls: Any, masker_type: type) -> type:
+    """Return an algorithm with the criterion that v3's rules made of its own."""
+    if cls.masker_type is masker_type:
+        return cls  # type: ignore[no-any-return]
+    return type(cls.__name__, (cls,), {"masker_type": masker_type})

@@ -31,6 +31,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "speedup": ("ModelSpeedup", "apply_compression_results"),
     "utils": ("count_flops_params", "SensitivityAnalysis"),
     "sensitivity": ("SensitivityAnalysis",),
+    "utils of v3": ("auto_set_denpendency_group_ids",),
     "evaluators": ("Evaluator", "TorchEvaluator", "LightningEvaluator", "TransformersEvaluator"),
     "tensorflow": ("Compressor", "Pruner", "Quantizer", "LayerInfo"),
     "tensorflow bases of 2019": ("TfCompressor", "TfPruner", "TfQuantizer"),
@@ -92,8 +93,9 @@ HERE = {
     "trace": "tracing",
     "Evaluator": "evaluators",
     "TorchEvaluator": "evaluators",
-    "LightningEvaluator": "evaluators",
-    "TransformersEvaluator": "evaluators",
+    "LightningEvaluator": "library_evaluators",
+    "TransformersEvaluator": "library_evaluators",
+    "auto_set_denpendency_group_ids": "dependency_groups",
 }
 
 _ALGORITHMS = ("pruners", "quantizers")
@@ -151,5 +153,5 @@ PATHS: dict[str, tuple[str, ...]] = {
     "nni.compression.pruning": ("pruners",),
     "nni.compression.quantization": ("quantizers",),
     "nni.compression.speedup": ("speedup",),
-    "nni.compression.utils": ("utils",),
+    "nni.compression.utils": ("utils", "utils of v3", "evaluators"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ def trace(cls_or_func: T, **_: Any) -> T:
     """Return what makes the same objects, with ``trace_symbol``, ``trace_args`` and ``trace_kwargs``.
 
     NNI needed them to make an optimizer anew for a wrapped model; here parameters stay the same, so an
-    optimizer is used as it is.
+    optimizer is used as it is. A class may be decorated as well; it stays a class.
 
     Examples
     --------
@@ -22,13 +23,39 @@ def trace(cls_or_func: T, **_: Any) -> T:
     >>> type(optimizer) is torch.optim.SGD, optimizer.trace_kwargs["lr"]
     (True, 0.1)
     """
+    if isinstance(cls_or_func, type) and _is_being_defined(cls_or_func):
+        return _noting(cls_or_func)  # type: ignore[no-any-return]
     assigned = (*functools.WRAPPER_ASSIGNMENTS,)
 
     @functools.wraps(cls_or_func, assigned=assigned, updated=())
     def make(*args: Any, **kwargs: Any) -> Any:
         made = cls_or_func(*args, **kwargs)
-        for name, value in (("symbol", cls_or_func), ("args", args), ("kwargs", kwargs)):
-            setattr(made, f"trace_{name}", value)
+        _note(made, cls_or_func, args, kwargs)
         return made
 
     return make  # type: ignore[return-value]
+
+
+def _is_being_defined(cls: type) -> bool:
+    """Whether a class has no name in its module yet, as when it is decorated."""
+    module = sys.modules.get(cls.__module__)
+    return getattr(module, cls.__name__, None) is not cls
+
+
+def _noting(cls: Any) -> Any:
+    """Have the constructor of a user's own class note its arguments."""
+    constructor = cls.__init__
+
+    @functools.wraps(constructor)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        constructor(self, *args, **kwargs)
+        if type(self) is cls:
+            _note(self, cls, args, kwargs)
+
+    cls.__init__ = construct
+    return cls
+
+
+def _note(made: Any, symbol: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for name, value in (("symbol", symbol), ("args", args), ("kwargs", kwargs)):
+        setattr(made, f"trace_{name}", value)

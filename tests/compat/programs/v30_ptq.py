@@ -1,0 +1,68 @@
+"""v3.0: post-training quantization, calibrated by the steps of an evaluator."""
+
+import nni
+import torch
+import torch.nn.functional as F
+from nni.compression import TorchEvaluator
+from nni.compression.quantization import PtqQuantizer
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 8, 3)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 8, 3)
+        self.bn2 = nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8 * 16, 10)
+
+    def forward(self, x):
+        x = torch.relu(self.bn1(self.conv1(x)))
+        x = torch.relu(self.bn2(self.conv2(x)))
+        return self.fc(x.flatten(1))
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        data = torch.randn(16, 1, 8, 8, generator=generator)
+        yield data, torch.randint(10, (16,), generator=generator)
+
+
+def training_step(batch, model):
+    data, target = batch
+    return F.cross_entropy(model(data), target)
+
+
+def training_func(model, optimizer, training_step, lr_scheduler, max_steps, max_epochs):
+    runs.append((max_steps, max_epochs))
+    model.train()
+    for batch in batches(max_steps or 4 * max_epochs):
+        optimizer.zero_grad()
+        training_step(batch, model).backward()
+        optimizer.step()
+
+
+runs = []
+model = Net()
+before = {key: value.clone() for key, value in model.state_dict().items()}
+optimizer = nni.trace(torch.optim.SGD)(model.parameters(), lr=0.05)
+evaluator = TorchEvaluator(training_func, optimizer, training_step)
+
+for data, _ in batches(3):  # statistics for the norms
+    model(data)
+before = {key: value.clone() for key, value in model.state_dict().items()}
+config_list = [
+    {
+        "op_names": ["conv2", "fc"],
+        "target_names": ["_input_", "weight", "_output_"],
+        "quant_dtype": "int8",
+        "quant_scheme": "affine",
+    }
+]
+quantizer = PtqQuantizer(model, config_list, evaluator)
+_, calibration_config = quantizer.compress(max_steps=4, max_epochs=None)
+output = model.eval()(next(batches(1))[0])
+quantizer.unwrap_model()
+after = {key: value.clone() for key, value in model.state_dict().items()}
