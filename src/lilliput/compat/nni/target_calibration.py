@@ -6,7 +6,6 @@ from typing import Any
 
 from lilliput.torch import QuantType
 
-
 _TARGETS = {"input": "_input_0", "weight": "weight", "output": "_output_0"}
 
 
