@@ -24,6 +24,7 @@ from lilliput.export.integers import name_of, read
 from lilliput.export.layer import Layer, some_of
 from lilliput.export.layers import integer_type
 from lilliput.export.lookups import gather_integers, whole_tables
+from lilliput.export.means import split_means
 from lilliput.export.places import note_defaults
 from lilliput.export.recurrent import order_gates, unpack_recurrent, write_integer_lstms
 
@@ -215,7 +216,7 @@ TARGETS = {
         (order_gates, flatten_linears),
         (
             *(clip_integers, widen_weights, unfold_gemms, gather_integers),
-            *(write_integer_lstms, unpack_recurrent),
+            *(write_integer_lstms, unpack_recurrent, split_means),
         ),
     ),
     "openvino": _Target((order_gates,), (refuse_ragged, widen_weights, unfold_gemms)),
