@@ -66,4 +66,3 @@ def test_other_means_stay_as_they_are(tmp_path):
     for wanted, received, near in zip(simulated, received_all, expected, strict=True):
         assert received.shape == near.shape
         np.testing.assert_allclose(received, wanted.numpy(), atol=1e-5)
-

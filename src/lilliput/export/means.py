@@ -1,6 +1,6 @@
 """Write the mean over height and width as ONNX Runtime computes it quickly: one axis at a time.
 
-Around integer convolutions ONNX Runtime keeps channels last. A mean over the two axes in the middle then takes
+Around integer convolutions ONNX Runtime keeps channels last. A mean over the two axes in the middle takes
 some fifteen times as long as two means one after the other, the width first: in networks with
 squeeze-and-excitation blocks that was a third of all time.
 """
