@@ -78,6 +78,26 @@ def test_config_migrate(lilliput, place):
     assert lilliput("config", "check", "new.yaml").code == 0
 
 
+def test_config_migrate_of_a_project_shows_a_diff_and_writes_on_request(lilliput, place):
+    (place / "src").mkdir()
+    old = "import nni\nconfig_list = [{'sparse_ratio': 0.5}]\nnni.report_final_result(1)\n"
+    (place / "src" / "train.py").write_text(old)
+    ended = lilliput("config", "migrate", "src")
+    assert (
+        "-config_list = [{'sparse_ratio': 0.5}]\n+config_list = [{'sparsity': 0.5}]\n" in ended.out
+    )
+    assert "1 of 1 files to change; --write changes them" in ended.out
+    assert "train.py:3: nni.report_final_result: not here: " in ended.err
+    assert (place / "src" / "train.py").read_text() == old
+    found = as_json(lilliput("config", "migrate", "src", "--write", "--json"))
+    assert found["written"] and found["files"][0]["is_changed"]
+    assert (place / "src" / "train.py").read_text() == old.replace("sparse_ratio", "sparsity")
+    assert (
+        "--output and --algorithm go with one"
+        in lilliput("config", "migrate", "src", "-o", "x").err
+    )
+
+
 def test_inspect(lilliput, place):
     found = as_json(lilliput("inspect", "tiny_cli:build", "--input-shape", "2x1x6x6", "--json"))
     assert found["parameters"] == 80 + 584 + 132 and found["macs"] == 36 * (72 + 576) + 128

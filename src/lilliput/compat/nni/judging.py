@@ -114,11 +114,12 @@ def _judge_arguments(use: CallUse, name: str, called: Any, is_method: bool) -> V
     except (LilliputError, TypeError) as error:
         first = str(error).splitlines()[0]
         return Verdict(use.line, shown, f"not here: {first}", runs=False)
+    written = named_arguments(called, args, kwargs)
     spelled = f"{called.adapts.__name__}({', '.join(today)})"
-    written = f"{name}({', '.join(named_arguments(called, args, kwargs))})"
-    return Verdict(
-        use.line, shown, UNCHANGED if spelled == written else f"runs, spelled today {spelled}"
-    )
+    if spelled == f"{name}({', '.join(written)})":
+        return Verdict(use.line, shown, UNCHANGED)
+    loop = " and your own training loop" if _TRAINING & {*written} else ""
+    return Verdict(use.line, shown, f"runs, spelled today {spelled}{loop}")
 
 
 def given_arguments(node: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -155,6 +156,8 @@ def constructor_of_today(
     forms = getattr(called, "forms", ())
     if not forms:
         return None
+    if len(args) == 1 and not kwargs:
+        return ["config_list"]  # of 2019 and 1.1: the model comes later
     stand_in = called.__new__(called)
     if stand_in._is_of_today(args, kwargs):
         return None
@@ -162,14 +165,23 @@ def constructor_of_today(
     bound = {name: _neutral(name, value) for name, value in given.items()}
     today = stand_in._translated(bound)
     defaults = inspect.signature(called.adapts).parameters
-    return [
-        key if key in _POSITIONAL else f"{key}=…"
-        for key, value in today.items()
-        if key in _POSITIONAL or key not in defaults or defaults[key].default != value
-    ]
+    return _in_order(
+        [
+            key
+            for key, value in today.items()
+            if key not in defaults or key in _POSITIONAL or defaults[key].default != value
+        ]
+    )
 
 
 _POSITIONAL = ("model", "config_list", "optimizer")
+_TRAINING = {"trainer=…", "evaluator=…", "finetuner=…"}
+
+
+def _in_order(names: Sequence[str]) -> list[str]:
+    """Return arguments as they are written: those that go by position first."""
+    first = [name for name in _POSITIONAL if name in names]
+    return first + [f"{name}=…" for name in names if name not in first]
 
 
 def _neutral(name: str, value: Any) -> Any:
@@ -179,8 +191,10 @@ def _neutral(name: str, value: Any) -> Any:
 
 def named_arguments(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """Return the arguments that a call names, in the order of its form."""
+    if len(args) == 1 and not kwargs:
+        return ["config_list"]
     given = read_arguments(called.__name__, called.forms, args, kwargs, with_defaults=False)
-    return [key if key in _POSITIONAL else f"{key}=…" for key in given]
+    return _in_order(list(given))
 
 
 def _bind(

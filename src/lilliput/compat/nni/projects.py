@@ -35,7 +35,7 @@ class Change:
     def diff(self) -> str:
         """The change as a unified diff, empty if there is none."""
         old, new = (data.decode().splitlines(keepends=True) for data in (self.before, self.after))
-        name = self.file.as_posix()
+        name = self.file.as_posix().lstrip("/")
         return "".join(_terminated(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")))
 
     def write(self) -> None:

@@ -117,8 +117,9 @@ def _written(made: dict[str, Any], rule: Rule, text: _Text) -> str:
         if isinstance(key, ast.Constant)
     }
     came_from = {_RENAMED.get(str(key), str(key)): key for key in nodes}
+    places = {key: place for place, key in enumerate(came_from)}
     pairs = []
-    for key, value in made.items():
+    for key, value in sorted(made.items(), key=lambda item: places.get(item[0], len(places))):
         old = came_from.get(key)
         is_same = old is not None and rule.values[str(old)] == value
         shown = text.of(nodes[old]) if is_same else _shown(value, quote)

@@ -69,6 +69,8 @@ def _is_used_alike(tree: ast.Module, bindings: Bindings, meaning: Meaning, found
             if not _is_alike(found, parent):
                 return False
         elif Meaning(meaning.path, True) in said:
+            if isinstance(node, ast.Call) and isinstance(parent, (ast.Assign, ast.Expr)):
+                continue
             call = parents.get(parent) if parent is not None else None
             if not (isinstance(parent, ast.Attribute) and isinstance(call, ast.Call)):
                 return False
@@ -82,8 +84,8 @@ def _is_used_alike(tree: ast.Module, bindings: Bindings, meaning: Meaning, found
 
 def _loads(tree: ast.Module, bindings: Bindings) -> Iterator[tuple[ast.expr, list[Meaning]]]:
     for node in ast.walk(tree):
-        is_read = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
-        if isinstance(node, (ast.Name, ast.Attribute)) and is_read:
+        is_read = isinstance(getattr(node, "ctx", None), ast.Load)
+        if isinstance(node, ast.Call) or (isinstance(node, (ast.Name, ast.Attribute)) and is_read):
             yield node, bindings.meanings(node)
 
 

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-from lilliput.compat.nni.keys import OLD_KEYS
+from lilliput.compat.nni.keys import OLD_KEYS, PRUNING_KEYS, QUANTIZATION_KEYS, RULE_KEYS
 from lilliput.compat.nni.names import names_at
 from lilliput.compat.nni.scopes import Bindings
 from lilliput.compat.nni.tables import PATHS
@@ -169,7 +169,7 @@ def is_rules(node: ast.expr) -> TypeGuard[ast.List]:
     """Whether an expression is a list of dicts with keys of a config language."""
     if not isinstance(node, ast.List) or not node.elts:
         return False
-    known = {*OLD_KEYS, "op_types", "op_names", "exclude", "sparsity", "quant_types"}
+    known = {*OLD_KEYS, *RULE_KEYS, *PRUNING_KEYS, *QUANTIZATION_KEYS}
     return all(isinstance(rule, ast.Dict) for rule in node.elts) and any(
         isinstance(key, ast.Constant) and key.value in known
         for rule in node.elts
