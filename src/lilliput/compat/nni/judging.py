@@ -130,9 +130,11 @@ def given_arguments(node: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _value(node: ast.expr) -> Any:
     try:
-        return ast.literal_eval(node)
+        value = ast.literal_eval(node)
     except ValueError:
         return Unknown()
+    is_plain = value is None or isinstance(value, (bool, int, float, str))
+    return value if is_plain else Unknown()  # rules are judged on their own
 
 
 def is_open(node: ast.Call) -> bool:

@@ -11,7 +11,7 @@ from lilliput.compat.nni.dialects import Translation, translate
 from lilliput.compat.nni.judging import UNCHANGED, Verdict
 from lilliput.compat.nni.names import find_name
 from lilliput.compat.nni.uses import RulesUse, split
-from lilliput.errors import nearest
+from lilliput.errors import Problem, nearest
 
 
 class Expression(str):
@@ -70,10 +70,38 @@ def value_of(node: ast.expr) -> Any:
 def judge_rules(use: RulesUse) -> Iterator[Verdict]:
     """Say of each key of a config list whether the classes it is for read it, and as what."""
     known = _known_keys(use.paths)
-    for index, item in enumerate(use.node.elts):
-        if isinstance(item, ast.Dict):
-            rule = read_rule(item)
+    rules = [read_rule(item) for item in use.node.elts if isinstance(item, ast.Dict)]
+    faults = own_faults(use.paths, rules)
+    for index, rule in enumerate(rules):
+        if faults is None:
             yield from _judge(rule, index, translate([rule.values], first=index), known)
+        else:
+            yield from _judge_own(rule, index, faults)
+
+
+def own_faults(paths: tuple[str, ...], rules: list[Rule]) -> list[Problem] | None:
+    """Return what is wrong with rules that their class reads in a way of its own, None for others."""
+    values = [{key: _assumed(key, value) for key, value in rule.values.items()} for rule in rules]
+    readers = [getattr(find_name(*split(path)), "faults_of", None) for path in paths]
+    found = [reader(values) for reader in readers if reader is not None]
+    if all(faults is None for faults in found):
+        return None
+    return [fault for faults in found for fault in faults or ()]
+
+
+def _assumed(key: str, value: Any) -> Any:
+    """Return a number for one that only a run can tell."""
+    return 0.5 if isinstance(value, Expression) and "spars" in key else value
+
+
+def _judge_own(rule: Rule, index: int, faults: list[Problem]) -> Iterator[Verdict]:
+    for key, line in rule.lines.items():
+        name = f"rule {index} → {key}"
+        fault = next((x for x in faults if x.path.startswith(name)), None)
+        if fault is None or isinstance(rule.values[key], Expression):
+            yield Verdict(line, name, UNCHANGED)
+        else:
+            yield Verdict(line, name, f"not here: {fault.message}", runs=False)
 
 
 def _judge(rule: Rule, index: int, translation: Translation, known: set[str]) -> Iterator[Verdict]:

@@ -14,6 +14,7 @@ from typing import Any
 from lilliput.compat.nni.check import FileReport, check_source, programs
 from lilliput.compat.nni.dialects import translate
 from lilliput.compat.nni.rewriting import rewrite
+from lilliput.compat.nni.target_quant_rules import is_of_v3
 from lilliput.config.files import BadFileError, dump, parse_text, read_bytes
 from lilliput.errors import ConfigError
 from lilliput.files import write_atomically
@@ -107,6 +108,8 @@ def _translated(value: Any, notes: list[str]) -> Any:
         return {key: _translated(held, notes) for key, held in value.items()}
     if not isinstance(value, list) or not all(isinstance(rule, dict) for rule in value):
         return value
+    if any(map(is_of_v3, value)):
+        return value  # its quantizers have other defaults than today's
     translation = translate(value)
     if translation.problems or not translation.notes or not _are_rules(translation.rules):
         return value

@@ -15,9 +15,10 @@ from typing import Any
 
 from lilliput.compat.nni.dialects import translate
 from lilliput.compat.nni.keys import RENAMES
-from lilliput.compat.nni.literals import Expression, Rule, read_rule
+from lilliput.compat.nni.literals import Expression, Rule, own_faults, read_rule
 from lilliput.compat.nni.scopes import Bindings
 from lilliput.compat.nni.surety import today_for_sure
+from lilliput.compat.nni.target_quant_rules import is_of_v3
 from lilliput.compat.nni.uses import find_uses
 
 _RENAMED = {old: new for old, new, _ in RENAMES}
@@ -75,9 +76,11 @@ class _Text:
 
 def _lists(tree: ast.Module, text: _Text) -> Iterator[Edit]:
     for use in find_uses(tree).rules:
-        for item in use.node.elts:
-            rule = read_rule(item) if isinstance(item, ast.Dict) else None
-            if rule is None or not rule.is_complete or _has_comment(text.of(rule.node)):
+        rules = [read_rule(item) for item in use.node.elts if isinstance(item, ast.Dict)]
+        if own_faults(use.paths, rules) is not None or any(is_of_v3(rule.values) for rule in rules):
+            continue  # what such a rule leaves out is not what it is today
+        for rule in rules:
+            if not rule.is_complete or _has_comment(text.of(rule.node)):
                 continue
             translation = translate([rule.values])
             if translation.problems or not translation.notes or not _is_sure(rule):

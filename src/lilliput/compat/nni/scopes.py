@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+_MAKES = ".from_compressor"  # a method of a class that makes an object of it
+
 
 @dataclass(frozen=True)
 class Meaning:
@@ -103,7 +105,8 @@ class Bindings(ast.NodeVisitor):
         elif isinstance(node, ast.Call):
             for meaning in self._meanings(node.func, scope):
                 is_path = meaning is not None and not meaning.is_object
-                yield Meaning(meaning.path, True) if meaning and is_path else None
+                made = meaning.path.removesuffix(_MAKES) if meaning and is_path else ""
+                yield Meaning(made, True) if made else None
         elif isinstance(node, ast.IfExp):
             yield from self._meanings(node.body, scope)
             yield from self._meanings(node.orelse, scope)

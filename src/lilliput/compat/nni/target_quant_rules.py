@@ -56,9 +56,9 @@ def target_quant_rules(model: Any, config_list: Any, rule_type: type[Rule], titl
     title : str
         Name of the quantizer, for messages.
     """
-    if not isinstance(config_list, (list, tuple)) or not any(map(_is_of_v3, config_list)):
+    if not isinstance(config_list, (list, tuple)) or not any(map(is_of_v3, config_list)):
         return config_list
-    settings = [_read(i, rule, title) for i, rule in enumerate(config_list)]
+    settings = [read_settings(i, rule, title) for i, rule in enumerate(config_list)]
     known = rule_type.model_fields
     merged = _merged(model, config_list, settings)
     rules = []
@@ -72,7 +72,8 @@ def target_quant_rules(model: Any, config_list: Any, rule_type: type[Rule], titl
     return rules
 
 
-def _is_of_v3(rule: Any) -> bool:
+def is_of_v3(rule: Any) -> bool:
+    """Whether a rule is one of v3 for a quantizer, by which what it leaves out means v3's default."""
     if not isinstance(rule, Mapping) or rule.get("exclude"):
         return False
     dtype = rule.get("quant_dtype")
@@ -84,9 +85,9 @@ def _selectors(rule: Mapping[str, Any]) -> dict[str, Any]:
     return {key: rule[key] for key in _SELECTORS if key in rule}
 
 
-def _read(index: int, rule: Any, title: str) -> Settings | None:
+def read_settings(index: int, rule: Any, title: str) -> Settings | None:
     """Return the settings of each target of a rule; under '' where it names no target."""
-    if not _is_of_v3(rule):
+    if not is_of_v3(rule):
         return None
 
     def fail(key: str, text: str) -> ConfigError:

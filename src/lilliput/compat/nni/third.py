@@ -10,10 +10,14 @@ from lilliput.compat.nni.evaluators import Evaluator
 from lilliput.compat.nni.stacks import Adapted, AdaptedPruner, AdaptedQuantizer, SecondStackPruner
 from lilliput.compat.nni.target_calibration import calibration_by_target
 from lilliput.compat.nni.target_masks import target_masker
-from lilliput.compat.nni.target_quant_rules import fused_names, target_quant_rules
+from lilliput.compat.nni.target_quant_rules import (
+    fused_names,
+    read_settings,
+    target_quant_rules,
+)
 from lilliput.compat.nni.target_rules import Target, split_rules
 from lilliput.compat.nni.training import training_mode
-from lilliput.errors import ConfigError, StageError
+from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.pruning.collecting import CollectingPruner
 from lilliput.torch import PTQQuantizer, SlimPruner
 
@@ -156,6 +160,14 @@ class ThirdStackPruner(Fused, SecondStackPruner):
             given["training_epochs"] = 1 if self.slim_steps else 0
         return super()._translated(given)
 
+    @classmethod
+    def faults_of(cls, rules: list[Any]) -> list[Problem] | None:
+        """Return what is wrong with rules in the keys of v3 alone, None if they are not in those."""
+        try:
+            return [] if split_rules(rules, cls.__name__)[1] else None
+        except ConfigError as error:
+            return list(error.problems)
+
     def target_of(self, wrapper: Any) -> Target:
         """Return what v3's rule for a layer asks."""
         taken = {d.layer.name: d.rule for d in self.selection.decisions if d.is_chosen}
@@ -208,6 +220,15 @@ class ThirdStackQuantizer(Fused, AdaptedQuantizer):
         if fused:
             translated["example_inputs"] = evaluator.dummy_input  # type: ignore[union-attr]
         return translated
+
+    @classmethod
+    def faults_of(cls, rules: list[Any]) -> list[Problem] | None:
+        """Return what is wrong with rules in the keys of v3 alone, None if they are not in those."""
+        try:
+            found = [read_settings(i, rule, cls.__name__) for i, rule in enumerate(rules)]
+        except ConfigError as error:
+            return list(error.problems)
+        return [] if any(settings is not None for settings in found) else None
 
     def compress(self, max_steps: int | None = None, max_epochs: int | None = None) -> Any:
         """Train with the evaluator, and return the model with its ranges."""
