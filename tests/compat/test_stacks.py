@@ -132,13 +132,95 @@ def test_masks_can_be_loaded_again_and_the_model_wrapped_again():
     assert not model[0].weight.any()
 
 
-def test_the_mode_global_ranks_over_all_layers():
-    from nni.compression.pytorch.pruning import FPGMPruner
+def zero_rows(mask):
+    return (mask == 0).flatten(1).all(1).nonzero().flatten().tolist()
+
+
+def test_the_mode_global_takes_a_share_of_all_weights_by_scores_as_they_are():
+    from nni.compression.pytorch.pruning import L1NormPruner
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8))
-    pruner = FPGMPruner(model, RULES, "global")
-    assert pruner.config_list == [{"op_types": ["Linear"], "total_sparsity": 0.5}]
-    _, masks = pruner.compress()
-    gone = sum(int((m["weight"] == 0).all(1).sum()) for m in masks.values())
-    assert gone == 8
+    with torch.no_grad():
+        model[0].weight *= 1.5
+    scores = [layer.weight.detach().abs().sum(1) for layer in model]
+    _, masks = L1NormPruner(model, RULES, "global").compress()
+    left, gone = 48, [[], []]  # half of 32 + 64 weights
+    for _, layer, row in sorted((float(x), i, j) for i in (0, 1) for j, x in enumerate(scores[i])):
+        if left < (4, 8)[layer]:
+            break
+        left -= (4, 8)[layer]
+        gone[layer].append(row)
+    assert [zero_rows(masks[name]["weight"]) for name in ("0", "1")] == [sorted(x) for x in gone]
+    assert gone[0] and gone[1] and len(gone[0]) != len(gone[1])
+
+
+def test_global_sort_of_the_first_stack_ranks_filters_of_all_layers():
+    from nni.algorithms.compression.pytorch.pruning import TaylorFOWeightFilterPruner
+
+    def trainer(model, optimizer, criterion, epoch):
+        optimizer.zero_grad()
+        criterion(model(x), x[:, :8]).backward()
+        scores.extend(
+            (layer.weight * layer.weight.grad).square().sum(1).detach() for layer in model
+        )
+        optimizer.step()
+
+    torch.manual_seed(0)
+    model, x, scores = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(16, 8), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    pruner = TaylorFOWeightFilterPruner(
+        model, RULES, optimizer, trainer, nn.MSELoss(), 1, global_sort=True
+    )
+    pruner.compress()
+    lowest = torch.cat(scores).argsort()[:8].tolist()
+    found = [zero_rows(wrapper.weight_mask) for wrapper in pruner.get_modules_wrapper()]
+    assert found == [sorted(i for i in lowest if i < 8), sorted(i - 8 for i in lowest if i >= 8)]
+
+
+def test_masks_that_were_never_calculated_are_not_handed_out(tmp_path):
+    from nni.algorithms.compression.pytorch.pruning import AGPPruner, TaylorFOWeightFilterPruner
+    from nni.compression.pytorch.pruning import ActivationMeanRankPruner
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    missing = "2 of 2 batches are missing for layer '0' and 1 others"
+    pruner = TaylorFOWeightFilterPruner(model, RULES, optimizer, statistics_batch_num=2)
+    pruner.compress()
+    with pytest.raises(StageError, match=missing):
+        pruner.export_model(str(tmp_path / "model.pth"), str(tmp_path / "mask.pth"))
+    with pytest.raises(StageError, match=missing):
+        pruner.get_masks()
+    assert list(tmp_path.iterdir()) == []
+    pruner._unwrap_model()
+    with pytest.raises(StageError, match=missing):
+        ActivationMeanRankPruner(model, RULES, None, 2).compress()
+    rules = [{"op_types": ["Linear"], "final_sparsity": 0.5, "end_epoch": 1}]
+    scheduled = AGPPruner(model, rules, optimizer, pruning_algorithm="taylorfo")
+    scheduled.compress()
+    scheduled.update_epoch(1)
+    with pytest.raises(StageError, match="20 of 20 batches are missing"):
+        scheduled.export_model(str(tmp_path / "model.pth"), str(tmp_path / "mask.pth"))
+
+
+@pytest.mark.parametrize("name", ["L1NormPruner", "FPGMPruner"])
+def test_dependent_layers_have_the_sparsity_that_was_asked_in_the_second_stack(name):
+    import nni.compression.pytorch.pruning as pruning
+
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Conv2d(8, 8, 1) for _ in range(3))
+
+        def forward(self, x):
+            return self.c(self.a(x) + self.b(x))
+
+    torch.manual_seed(0)
+    rules = [{"op_names": ["a", "b"], "sparsity": 0.75}]
+    options = {"mode": "dependency_aware", "dummy_input": torch.randn(1, 8, 4, 4)}
+    _, masks = getattr(pruning, name)(Sum(), rules, **options).compress()
+    assert {name: float((mask["weight"] == 0).float().mean()) for name, mask in masks.items()} == {
+        "a": 0.75,
+        "b": 0.75,
+    }
+    assert zero_rows(masks["a"]["weight"]) == zero_rows(masks["b"]["weight"])

@@ -40,6 +40,7 @@ calls = []
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 criterion = torch.nn.CrossEntropyLoss()
+before = {key: value.clone() for key, value in model.state_dict().items()}
 
 pruner = SlimPruner(
     model,

@@ -7,7 +7,16 @@ from importlib import import_module
 from typing import Any
 
 from lilliput import __version__
-from lilliput.compat.nni.tables import FOR_TENSORFLOW, HERE, NAMES, PATHS, RENAMED, STACKS, TODAY
+from lilliput.compat.nni.tables import (
+    FOR_TENSORFLOW,
+    HERE,
+    INTERNAL,
+    NAMES,
+    PATHS,
+    RENAMED,
+    STACKS,
+    TODAY,
+)
 from lilliput.errors import ConfigError, LilliputError, nearest
 
 
@@ -61,7 +70,7 @@ def explain_missing(path: str, name: str) -> str:
     """Say that a name cannot be had, and what can."""
     if path == "nni":
         return f"{path}.{name} is not available: Lilliput replaces NNI's model compression only."
-    usable = available(path)
+    usable = [found for found in available(path) if not _is_internal(path, found)]
     listed = f"Available in {path}: {', '.join(sorted(usable))}." if usable else ""
     if name in names_at(path):
         version = f"this version of Lilliput ({__version__})"
@@ -71,6 +80,11 @@ def explain_missing(path: str, name: str) -> str:
         f"{path}.{name} is not here: the shim has the names that NNI documented, not its internal "
         f"modules.{hint} {listed}"
     )
+
+
+def _is_internal(path: str, name: str) -> bool:
+    """Whether a name can be imported, but not used."""
+    return any(name in NAMES[part] for part in PATHS[path] if part in INTERNAL)
 
 
 def find_name(path: str, name: str) -> Any:
@@ -83,6 +97,8 @@ def _find(path: str, name: str) -> Any:
     part = next(part for part in PATHS[path] if name in NAMES[part])
     if name in HERE and part not in FOR_TENSORFLOW:
         return getattr(import_module(f"lilliput.compat.nni.{HERE[name]}"), name)
+    if part in INTERNAL:
+        return getattr(import_module("lilliput.compat.nni.internals"), name)
     if part == "tuning":
         return None
     candidates = (name, *RENAMED.get(name, ()))

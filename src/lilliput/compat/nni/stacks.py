@@ -8,7 +8,7 @@ and answers in the form of its generation; everything else is inherited.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -18,11 +18,14 @@ from lilliput.compat.nni.balance import balanced
 from lilliput.compat.nni.failures import as_schema_errors
 from lilliput.compat.nni.gradients import wants_grid, with_grid
 from lilliput.compat.nni.rules import has_own_sparsity, in_total, on_schedule
+from lilliput.compat.nni.target_masks import target_masker
+from lilliput.compat.nni.target_rules import Target, split_rules
 from lilliput.compat.nni.training import call_trainer, training_mode
 from lilliput.compat.nni.wrappers import SeenPrunerWrapper, SeenQuantizerWrapper
-from lilliput.errors import ConfigError
+from lilliput.errors import ConfigError, StageError
 from lilliput.ops.channels import channel_rows
 from lilliput.pruning.collecting import CollectingPruner
+from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.pruning.scheduled import ScheduledPruner
 from lilliput.torch import (
     Compressor,
@@ -98,8 +101,8 @@ class Adapted(Compressor):
         elif isinstance(self, Quantizer) and inputs is not None:
             given["example_inputs"] = inputs
         is_slim = isinstance(self, SlimPruner) and self.slim_ranks_all
-        if mode == "global" or given.pop("global_sort", False) or is_slim:
-            rules = in_total(rules)
+        if given.pop("global_sort", False) or mode == "global" or is_slim:
+            rules = self._ranked_globally(rules)
         if isinstance(self, ScheduledPruner):
             rules = self._scheduled(rules, given)
         given["config_list"] = rules
@@ -112,6 +115,10 @@ class Adapted(Compressor):
         if unused:
             raise ConfigError(f"{type(self).__name__}: {unused[0]} is not available here.")
         return {key: value for key, value in given.items() if key in _KEPT}
+
+    def _ranked_globally(self, rules: Any) -> Any:
+        """Let each rule's sparsity hold for all its layers together."""
+        return in_total(rules)
 
     def _balance(self, given: dict[str, Any]) -> None:
         pruner: Any = self
@@ -228,6 +235,52 @@ class AdaptedPruner(Adapted, Pruner):
     """A pruner behind NNI's paths."""
 
     wrapper_type = SeenPrunerWrapper
+    targets_by_rule: tuple[Target | None, ...] = ()  # what rules say that those of today cannot
+
+    def follow_targets(self, targets: Sequence[Target | None]) -> None:
+        """Have the criterion answer as rules of NNI ask; see :mod:`target_masks`."""
+        pruner: Any = self
+        self.targets_by_rule = tuple(targets)
+        pruner.masker_type = target_masker(pruner.masker_type)
+
+    def target_of(self, wrapper: Any) -> Target:
+        """Return what v3's rule for a layer asks."""
+        taken = {d.layer.name: d.rule for d in self.selection.decisions if d.is_chosen}
+        found = self.targets_by_rule[taken[wrapper.name] or 0]
+        return Target(ratio=0.0) if found is None else found
+
+    def _ranked_globally(self, rules: Any) -> Any:
+        """As in :meth:`Adapted._ranked_globally`, of all weights, by scores as they are."""
+        masker_type = getattr(self, "masker_type", None)
+        if getattr(masker_type, "scores_compare", True):
+            return in_total(rules)
+        rules, targets = split_rules(in_total(rules), type(self).__name__, always=True)
+        self.follow_targets(targets)
+        return rules
+
+    def get_masks(self) -> dict[str, dict[str, Any]]:
+        """As in :meth:`Adapted.get_masks`; refuses while the masks have yet to come."""
+        self._check_computed("its masks")
+        return super().get_masks()
+
+    def _check_computed(self, what: str) -> None:
+        pruner: Any = self
+        if not self._has_compressed or not self._is_waiting():
+            return
+        raise StageError(
+            f"{type(self).__name__}: {what} would hold nothing but ones, as they were never calculated: "
+            f"{pruner.masker.what_is_missing()}. Train further first."
+        )
+
+    def _is_waiting(self) -> bool:
+        """Whether the criterion has to see more before it can say what the rules ask for."""
+        pruner: Any = self
+        if isinstance(self, ScheduledPruner):
+            layers = self.get_modules_wrapper()
+            return any(self.target_sparsity(w, self.now_epoch) > 0 for w in layers) and (
+                not pruner.masker.is_ready() and all(bool(w.weight_mask.all()) for w in layers)
+            )
+        return isinstance(self, OneShotPruner) and bool(self._missing())
 
     def export_model(
         self,
@@ -238,6 +291,7 @@ class AdaptedPruner(Adapted, Pruner):
         device: Any = None,
     ) -> None:
         """Write the model, and the masks in the nested form of NNI's files."""
+        self._check_computed("the file of masks")
         super().export_model(model_path, None, onnx_path, input_shape, device)
         if mask_path is not None:
             torch.save(self.get_masks(), mask_path)

@@ -32,6 +32,35 @@ NAMES: dict[str, tuple[str, ...]] = {
     "utils": ("count_flops_params", "SensitivityAnalysis"),
     "sensitivity": ("SensitivityAnalysis",),
     "utils of v3": ("auto_set_denpendency_group_ids",),
+    # What follows can be imported; using it shows how the same is written here.
+    "distillers": ("DynamicLayerwiseDistiller", "Adaptive1dLayerwiseDistiller"),
+    "data collectors": (
+        *("DataCollector", "HookCollectorInfo", "WeightDataCollector"),
+        *("WeightTrainerBasedDataCollector", "SingleHookTrainerBasedDataCollector"),
+        *("TrainerBasedDataCollector", "EvaluatorBasedDataCollector"),
+        *("EvaluatorBasedHookDataCollector", "TargetDataCollector"),
+        *("EvaluatorBasedTargetDataCollector",),
+    ),
+    "metrics calculators": (
+        *("MetricsCalculator", "NormMetricsCalculator", "MultiDataNormMetricsCalculator"),
+        *("HookDataNormMetricsCalculator", "DistMetricsCalculator", "APoZRankMetricsCalculator"),
+        *("MeanRankMetricsCalculator", "StraightMetricsCalculator"),
+    ),
+    "sparsity allocators": (
+        *("SparsityAllocator", "NormalSparsityAllocator", "BankSparsityAllocator"),
+        *("GlobalSparsityAllocator", "Conv2dDependencyAwareAllocator"),
+        *("DependencyAwareAllocator", "BalancedSparsityAllocator"),
+    ),
+    "schedulers": (
+        *("PruningScheduler", "BasePruningScheduler", "Task", "TaskResult", "TaskGenerator"),
+        *("FunctionBasedTaskGenerator", "AGPTaskGenerator", "LinearTaskGenerator"),
+        *("LotteryTicketTaskGenerator", "SimulatedAnnealingTaskGenerator"),
+    ),
+    "target spaces": (
+        *("TargetType", "TargetSpace", "PruningTargetSpace", "QuantizationTargetSpace"),
+        *("DistillationTargetSpace", "ModuleSetting", "PruningSetting", "QuantizationSetting"),
+        *("Scaling", "trans_legacy_config_list", "select_modules_by_config"),
+    ),
     "evaluators": ("Evaluator", "TorchEvaluator", "LightningEvaluator", "TransformersEvaluator"),
     "tensorflow": ("Compressor", "Pruner", "Quantizer", "LayerInfo"),
     "tensorflow bases of 2019": ("TfCompressor", "TfPruner", "TfQuantizer"),
@@ -85,6 +114,9 @@ STACKS = (
     ("nni.compression.pytorch.pruning", "second"),
     ("nni.compression.pruning", "third"),
     ("nni.compression.quantization", "third"),
+    ("nni.compression.base", "third"),
+    ("nni.contrib", "third"),
+    ("nni.compression.pytorch.base", "second"),
     ("nni", "first"),
 )
 
@@ -97,6 +129,9 @@ HERE = {
     "TransformersEvaluator": "library_evaluators",
     "auto_set_denpendency_group_ids": "dependency_groups",
 }
+
+_COLLECTED = ("data collectors", "metrics calculators", "sparsity allocators")
+INTERNAL = (*_COLLECTED, "schedulers", "target spaces", "distillers")
 
 _ALGORITHMS = ("pruners", "quantizers")
 _V0 = ("framework", "bases of 2019", *_ALGORITHMS)
@@ -131,7 +166,9 @@ PATHS: dict[str, tuple[str, ...]] = {
     # v2.0 to v2.10
     "nni.compression.pytorch": (*_V1, "evaluators"),
     "nni.compression.pytorch.compressor": ("framework",),
-    "nni.compression.pytorch.pruning": ("pruners", "maskers"),
+    "nni.compression.pytorch.pruning": ("pruners", "maskers", "schedulers"),
+    "nni.compression.pytorch.pruning.tools": (*_COLLECTED, "schedulers"),
+    "nni.compression.pytorch.base": ("framework", "schedulers"),
     "nni.compression.pytorch.quantization": ("quantizers",),
     "nni.compression.pytorch.speedup": ("speedup",),
     "nni.compression.pytorch.utils": ("utils",),
@@ -148,10 +185,25 @@ PATHS: dict[str, tuple[str, ...]] = {
     "nni.algorithms.compression.tensorflow.pruning.one_shot": ("tensorflow pruners",),
     "nni.algorithms.compression.v2": (),
     "nni.algorithms.compression.v2.pytorch": ("evaluators",),
-    "nni.algorithms.compression.v2.pytorch.pruning": ("pruners",),
+    "nni.algorithms.compression.v2.pytorch.base": ("framework", "schedulers"),
+    "nni.algorithms.compression.v2.pytorch.pruning": ("pruners", "schedulers"),
+    "nni.algorithms.compression.v2.pytorch.pruning.tools": (*_COLLECTED, "schedulers"),
     # v3.0
     "nni.compression.pruning": ("pruners",),
     "nni.compression.quantization": ("quantizers",),
     "nni.compression.speedup": ("speedup",),
     "nni.compression.utils": ("utils", "utils of v3", "evaluators"),
+    "nni.compression.distillation": ("distillers",),
+    "nni.compression.base": (),
+    "nni.compression.base.compressor": ("framework",),
+    "nni.compression.base.config": ("target spaces",),
+    "nni.compression.base.setting": ("target spaces",),
+    "nni.compression.base.target_space": ("target spaces",),
+    # v3.0rc1, which had both stacks
+    "nni.contrib": (),
+    "nni.contrib.compression": ("framework", "evaluators"),
+    "nni.contrib.compression.pruning": ("pruners",),
+    "nni.contrib.compression.quantization": ("quantizers",),
+    "nni.contrib.compression.distillation": ("distillers",),
+    "nni.contrib.compression.utils": ("utils of v3", "evaluators"),
 }

@@ -63,8 +63,12 @@ class Target:
     masked: tuple[str, ...] = ("weight", "bias")
 
 
-def split_rules(config_list: Any, title: str) -> tuple[Any, list[Target | None]]:
+def split_rules(
+    config_list: Any, title: str, always: bool = False
+) -> tuple[Any, list[Target | None]]:
     """Return rules of today and what v3's rules say beyond them; no targets if there is nothing.
+
+    With ``always``, there are targets in any case.
 
     Examples
     --------
@@ -75,7 +79,9 @@ def split_rules(config_list: Any, title: str) -> tuple[Any, list[Target | None]]
     >>> targets[0].granularity
     'in_channel'
     """
-    if not isinstance(config_list, (list, tuple)) or not any(map(_goes_beyond, config_list)):
+    if not isinstance(config_list, (list, tuple)):
+        return config_list, []
+    if not always and not any(map(_goes_beyond, config_list)):
         return config_list, []
     reader = _Reader(title)
     rules: list[Any] = []

@@ -6,160 +6,41 @@ from typing import Any
 
 import torch
 
-from lilliput.compat.nni.evaluators import Evaluator
-from lilliput.compat.nni.stacks import Adapted, AdaptedPruner, AdaptedQuantizer, SecondStackPruner
+from lilliput.compat.nni.fusion import Fused
+from lilliput.compat.nni.stacks import AdaptedPruner, AdaptedQuantizer, SecondStackPruner
 from lilliput.compat.nni.target_calibration import calibration_by_target
-from lilliput.compat.nni.target_masks import target_masker
 from lilliput.compat.nni.target_quant_rules import (
     fused_names,
     read_settings,
     target_quant_rules,
 )
-from lilliput.compat.nni.target_rules import Target, split_rules
-from lilliput.compat.nni.training import training_mode
+from lilliput.compat.nni.target_rules import split_rules
+=======
+from lilliput.compat.nni.target_quant_rules import fused_names, target_quant_rules
+from lilliput.compat.nni.target_rules import split_rules
+>>>>>>> 5e3880b (NNI's internals can be imported and explain themselves; its global modes rank as they did, and masks that never came are refused)
 from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.pruning.collecting import CollectingPruner
 from lilliput.torch import PTQQuantizer, SlimPruner
-
-
-class Fused(Adapted):
-    """A compressor that others on the same model may have been made before: v3's fusion.
-
-    Masks come first and integers second, in whichever order they were made. ``compress()`` of the one
-    that was made last trains once, and all of them follow its steps.
-    """
-
-    others: tuple[Any, ...] = ()  # made before, the latest first
-
-    @classmethod
-    def from_compressor(
-        cls,
-        compressor: Any,
-        new_config_list: Any,
-        *args: Any,
-        evaluator: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Return a further compressor of the model that one has, with the same evaluator.
-
-        Parameters
-        ----------
-        compressor : Compressor
-            A pruner or quantizer of v3.
-        new_config_list : list of dict
-            What the new one compresses.
-        *args, **kwargs
-            What the constructor takes behind the evaluator.
-        evaluator : Evaluator, optional
-            Needed where ``compressor`` has none.
-        """
-        if not isinstance(compressor, Fused):
-            raise ConfigError(
-                f"{cls.__name__}.from_compressor: received {type(compressor).__name__!r}, expected a "
-                "pruner or quantizer of nni.compression."
-            )
-        rest = [x for x in args if not isinstance(x, Evaluator)]
-        given = [x for x in (*args, evaluator) if isinstance(x, Evaluator)]
-        evaluator = compressor.evaluator or next(iter(given), None)
-        named = dict(zip(_further_parameters(cls), rest, strict=False))
-        made: Any = cls(
-            compressor.bound_model, new_config_list, evaluator=evaluator, **named, **kwargs
-        )
-        made.others = (compressor, *compressor.others)
-        return made
-
-    @property
-    def fused_compressors(self) -> list[Any]:
-        """All compressors of the model: this one, and those that were made before it."""
-        return [self, *self.others]
-
-    def train_together(self, max_steps: int | None, max_epochs: int | None) -> None:
-        """Attach all compressors, train once while they follow, and finish what each has begun."""
-        if self.evaluator is None:
-            raise StageError(
-                f"{type(self).__name__}: compress() trains, which takes an evaluator; give one to the "
-                "constructor, or evaluator= to from_compressor()."
-            )
-        if max_steps is None and max_epochs is None:
-            raise ConfigError(
-                f"{type(self).__name__}: compress() received neither max_steps nor max_epochs; expected "
-                "one of them, how long to train."
-            )
-        self.attach_all()
-        with training_mode(self.bound_model), self.evaluator.serving(*self.fused_compressors):
-            self.evaluator.train(self.bound_model, max_steps, max_epochs)
-        for compressor in self.fused_compressors:
-            if isinstance(compressor, CollectingPruner):
-                Adapted.finish_collecting(compressor)  # type: ignore[arg-type]
-            elif isinstance(compressor, ThirdStackCalibration) and compressor is not self:
-                compressor.look(max_steps, max_epochs)
-
-    def attach_all(self) -> None:
-        """Put every compressor in force, in the order in which they were made."""
-        for compressor in reversed(self.fused_compressors):
-            if compressor.optimizer is None and self.evaluator is not None:
-                compressor.bind_optimizer(self.evaluator.optimizer)
-            if not compressor.is_wrapped:
-                compressor.attach()
-
-    def needs_training(self) -> bool:
-        """Whether this one has something to do in training."""
-        return isinstance(self, CollectingPruner) and not self.masker.is_ready()
-
-    def get_masks(self) -> dict[str, dict[str, Any]]:
-        """Return the masks of every pruner on the model, as ``{layer: {'weight': mask}}``."""
-        found: dict[str, dict[str, Any]] = {}
-        for compressor in reversed(self.fused_compressors):
-            for name, masks in Adapted.get_masks(compressor).items():
-                found[name] = _together(found.get(name, {}), masks)
-        return found
-
-    def unwrap_model(self) -> Any:
-        """Leave the model as a plain one, pruned weights are zeros."""
-        for compressor in self.fused_compressors:
-            compressor._unwrap_model()
-        return self.bound_model
-
-    def wrap_model(self) -> Any:
-        """Put all masks and quantizers in force again."""
-        for compressor in reversed(self.fused_compressors):
-            compressor._wrap_model()
-        return self.bound_model
-
-
-def _further_parameters(cls: type[Adapted]) -> list[str]:
-    """Return what a constructor takes behind the evaluator, by position."""
-    first = next(iter(cls.forms), None)
-    known = ("model", "config_list", "evaluator", "existed_wrappers")
-    return [] if first is None else [name for name in first.parameters if name not in known]
-
-
-def _together(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the masks of two pruners of one layer: what either removes is gone."""
-    return {
-        key: one[key] * other[key] if key in one and key in other else one.get(key, other.get(key))
-        for key in {**one, **other}
-    }
 
 
 class ThirdStackPruner(Fused, SecondStackPruner):
     """A pruner of v3: ``compress(max_steps, max_epochs)``."""
 
     slim_ranks_all = False
-    targets_by_rule: tuple[Target | None, ...] = ()  # what rules say in the keys of v3 alone
     slim_steps: int = 0
 
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
         rules, targets = split_rules(given.get("config_list"), type(self).__name__)
-        given["config_list"], self.targets_by_rule = rules, tuple(targets)
-        pruner: Any = self
+        given["config_list"] = rules
         if targets:
-            pruner.masker_type = target_masker(pruner.masker_type)
+            self.follow_targets(targets)
         if isinstance(self, SlimPruner):
             self.slim_steps = given.pop("training_steps") or 0
             given["training_epochs"] = 1 if self.slim_steps else 0
         return super()._translated(given)
 
+<<<<<<< HEAD
     @classmethod
     def faults_of(cls, rules: list[Any]) -> list[Problem] | None:
         """Return what is wrong with rules in the keys of v3 alone, None if they are not in those."""
@@ -167,12 +48,6 @@ class ThirdStackPruner(Fused, SecondStackPruner):
             return [] if split_rules(rules, cls.__name__)[1] else None
         except ConfigError as error:
             return list(error.problems)
-
-    def target_of(self, wrapper: Any) -> Target:
-        """Return what v3's rule for a layer asks."""
-        taken = {d.layer.name: d.rule for d in self.selection.decisions if d.is_chosen}
-        found = self.targets_by_rule[taken[wrapper.name] or 0]
-        return Target(ratio=0.0) if found is None else found
 
     def _check_masks(self, wrapper: Any, answer: Any) -> dict[str, Any]:
         if self.targets_by_rule:
@@ -278,14 +153,14 @@ class ThirdStackCalibration(ThirdStackQuantizer, PTQQuantizer):
             self.train_together(max_steps, max_epochs)
         else:
             self.attach_all()
-        self.look(max_steps, max_epochs)
+            self.finish_training(max_steps, max_epochs)
         return self.bound_model, self.get_calibration_config()
 
     def needs_training(self) -> bool:
         """Whether ranges come from training; never."""
         return False
 
-    def look(self, max_steps: int | None, max_epochs: int | None) -> None:
+    def finish_training(self, max_steps: int | None, max_epochs: int | None) -> None:
         """Run the evaluator's steps in evaluation mode, and fix the ranges by what they show."""
 
         def run(model: Any, _: Any) -> None:
