@@ -15,10 +15,6 @@ from lilliput.compat.nni.target_quant_rules import (
     target_quant_rules,
 )
 from lilliput.compat.nni.target_rules import split_rules
-=======
-from lilliput.compat.nni.target_quant_rules import fused_names, target_quant_rules
-from lilliput.compat.nni.target_rules import split_rules
->>>>>>> 5e3880b (NNI's internals can be imported and explain themselves; its global modes rank as they did, and masks that never came are refused)
 from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.pruning.collecting import CollectingPruner
 from lilliput.torch import PTQQuantizer, SlimPruner
@@ -40,7 +36,6 @@ class ThirdStackPruner(Fused, SecondStackPruner):
             given["training_epochs"] = 1 if self.slim_steps else 0
         return super()._translated(given)
 
-<<<<<<< HEAD
     @classmethod
     def faults_of(cls, rules: list[Any]) -> list[Problem] | None:
         """Return what is wrong with rules in the keys of v3 alone, None if they are not in those."""
