@@ -195,7 +195,6 @@ PLAN_EDITS: dict[str, Edit] = {
     "index beyond": lambda d: d["cuts"][0].update(keep=[0, 10**9]),
     "negative index": lambda d: d["cuts"][0].update(keep=[-1, 0]),
     "index twice": lambda d: d["cuts"][0].update(keep=[0, 0, 1]),
-    "indices unsorted": lambda d: d["cuts"][0].update(keep=[2, 1, 0]),
     "index as text": lambda d: d["cuts"][0].update(keep=["0"]),
     "cut less": lambda d: d["cuts"].pop(),
     "cut to nothing": lambda d: d["cuts"][0].update(keep=[]),
