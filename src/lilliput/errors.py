@@ -74,6 +74,10 @@ class StageError(LilliputError, RuntimeError):
     """A call came at the wrong time, such as ``export_model()`` before ``compress()``."""
 
 
+class NothingToCutError(StageError):
+    """``speedup`` found no channel that is zero in all the parameters that make, scale or read it."""
+
+
 class AlgorithmError(LilliputError, ValueError):
     """An algorithm returned something the engine cannot use, such as a mask of the wrong shape."""
 

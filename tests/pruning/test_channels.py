@@ -419,6 +419,18 @@ def test_a_budget_is_met_on_a_followed_model(key, count):
     assert all(flags.sum() % 2 == 0 and flags.mean() <= 0.75 for flags in removed.values())
 
 
+def test_positions_in_a_grouped_transposed_convolution_add_the_scores_of_all_groups_up():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConvTranspose2d(4, 8, 2, groups=2), nn.Conv2d(8, 2, 1)).eval()
+    x, weight = torch.randn(2, 4, 3, 3), model[0].weight.detach().clone()
+    rules = [{"op_names": ["0"], "sparsity": 0.5}]
+    L1NormPruner(model, rules, example_inputs=x).compress()
+    gone = weight.abs().sum((0, 2, 3)).argsort()[:2]
+    assert not model[0].weight[:, gone].any()
+    assert int((model[0].weight == 0).sum()) == weight[:, gone].numel()
+    assert torch.equal((model[0].bias == 0).nonzero().flatten() % 4, gone.sort().values.repeat(2))
+
+
 def test_importing_lilliput_loads_nothing_of_the_analysis():
     code = (
         "import sys, lilliput.torch; heavy = ('lilliput.speedup', 'lilliput.pruning.layout'); "

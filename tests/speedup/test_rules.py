@@ -166,6 +166,18 @@ CASES = {
         MAP,
         {"a.weight": {"a.weight:1": up_to(4), "a.bias:0": up_to(4), "b.weight:0": up_to(4)}},
     ),
+    "transposed in groups": (  # the same positions in all of them
+        chain("a", "b"),
+        {"a": nn.ConvTranspose2d(3, 6, 2, groups=3), "b": nn.Conv2d(6, 2, 1)},
+        MAP,
+        {"a.weight": {"a.weight:1": [0, 1], "a.bias:0": [0, 1] * 3, "b.weight:1": [0, 1] * 3}},
+    ),
+    "read in groups, transposed": (
+        chain("a", "b"),
+        {"a": nn.Conv2d(3, 4, 1), "b": nn.ConvTranspose2d(4, 6, 2, groups=2)},
+        MAP,
+        {"a.weight": {f"{x}:0": [0, 1] * 2 for x in ("a.weight", "a.bias", "b.weight")}},
+    ),
     "batch norm": (
         chain("a", "n", "b"),
         {**conv(4), "n": nn.BatchNorm2d(4)},

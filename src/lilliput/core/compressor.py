@@ -303,10 +303,11 @@ class Compressor(OlderNames):
         """
         if not self._has_compressed:
             raise StageError("export_model() came before compress(); call that first.")
-        wrappers = self.every_wrapper()
-        self._backend.export(
-            self.bound_model, wrappers, model_path, mask_path, onnx_path, input_shape, device
-        )
+        self._write_files(model_path, mask_path, onnx_path, input_shape, device)
+
+    def _write_files(self, model_path: Any, mask_path: Any, *onnx: Any) -> None:
+        """Write what :meth:`export_model` has found to be ready."""
+        self._backend.export(self.bound_model, self.every_wrapper(), model_path, mask_path, *onnx)
 
     def __repr__(self) -> str:
         return describe(self)

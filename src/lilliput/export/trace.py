@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.export import _check_norms
+from lilliput.backends.torch.export import check_norms
 from lilliput.backends.torch.instrument import quantizers_in
 from lilliput.backends.wrapping import marking, step_aside
 from lilliput.config.layer import QuantType
@@ -87,7 +87,7 @@ def model_of(quantizer_or_model: Any) -> nn.Module:
             f"received {type(model).__name__}, expected a compressor or a torch.nn.Module."
         )
     plain = unwrapped(model)
-    _check_norms(plain)
+    check_norms(plain)
     return plain
 
 

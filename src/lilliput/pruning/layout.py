@@ -29,6 +29,14 @@ class Member:
     layer: LayerInfo
     slice: Slice
 
+    @property
+    def units(self) -> NDArray[np.int64]:
+        """For each output channel of the layer the unit it belongs to, -1 for none."""
+        units = self.slice.units.ravel()
+        # The weight of a grouped transposed convolution counts the channels of one group, for all groups.
+        is_shared = self.layer.out_groups > 1 and self.slice.dim == self.layer.out_axis
+        return np.tile(units, self.layer.out_groups) if is_shared else units
+
 
 @dataclass(frozen=True, eq=False)
 class Pruned:
@@ -40,13 +48,13 @@ class Pruned:
     @property
     def channels(self) -> int:
         """Channels per unit of the first layer."""
-        return max(1, int((self.members[0].slice.units >= 0).sum()) // self.group.size)
+        return max(1, int((self.members[0].units >= 0).sum()) // self.group.size)
 
     def score(self, scores: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return the score of each unit: its channels' scores added up, averaged over the layers."""
         total = np.zeros(self.group.size)
         for member in self.members:
-            units = member.slice.units.ravel()
+            units = member.units
             inside = units >= 0
             np.add.at(total, units[inside], scores[member.layer.name][inside])
         return total / len({member.layer.name for member in self.members})
@@ -55,7 +63,7 @@ class Pruned:
         """Return which units have no kept channel left in the mask of the first layer they are in."""
         kept, seen = np.zeros((2, self.group.size), bool)
         for member in self.members:
-            units = member.slice.units.ravel()
+            units = member.units
             here = (units >= 0) & ~seen[units]
             np.logical_or.at(kept, units[here], rows_of(member.layer)[here])
             seen[units[here]] = True

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from lilliput.backends.torch.files import parse_tensors
 from lilliput.backends.torch.weights import is_binary
 from lilliput.errors import StateError
-from lilliput.speedup.capture import copy_model
+from lilliput.speedup.capture import plain_copy
 from lilliput.speedup.leave import check_model
 from lilliput.speedup.result import SpeedupResult
 from lilliput.speedup.shrink import speedup
+
+# What safe loading raises at anything but tensors; by way of torch, as nothing here reads pickles itself.
+UnpicklingError = torch.serialization.pickle.UnpicklingError  # type: ignore[attr-defined]
 
 
 class ModelSpeedup:
@@ -51,13 +54,13 @@ class ModelSpeedup:
         check_model(model)
         self.bound_model = model
         self.dummy_input = dummy_input
-        self.masks = _named_masks(masks_file, map_location)
+        self.masks = named_masks(masks_file, map_location)
         self.result: SpeedupResult | None = None
-        _check(model, self.masks)
+        check_masks(model, self.masks)
 
     def speedup_model(self) -> nn.Module:
         """Shrink the model and return it; ``self.result`` has the report."""
-        masked = copy_model(self.bound_model)
+        masked = plain_copy(self.bound_model)
         apply_masks(masked, self.masks)
         trial = speedup(masked, self.dummy_input, extend_masks=True)
         if trial.kind == "graph":
@@ -76,9 +79,9 @@ def apply_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
         parameters[name].masked_fill_(mask.to(parameters[name].device) == 0, 0)
 
 
-def _named_masks(given: Any, map_location: Any) -> dict[str, Tensor]:
+def named_masks(given: Any, map_location: Any = None) -> dict[str, Tensor]:
     """Return masks by the name of their parameter, whatever form they came in."""
-    held = given if isinstance(given, Mapping) else _read(Path(given), map_location)
+    held = given if isinstance(given, Mapping) else read_masks(Path(given), map_location)
     masks: dict[str, Tensor] = {}
     for name, value in held.items():
         if isinstance(value, Mapping):
@@ -89,13 +92,16 @@ def _named_masks(given: Any, map_location: Any) -> dict[str, Tensor]:
     return masks
 
 
-def _read(path: Path, map_location: Any) -> Mapping[str, Any]:
+def read_masks(path: Path, map_location: Any = None) -> Mapping[str, Any]:
+    """Return the tensors in a file, to the CPU unless another place is given; nothing is unpickled."""
     try:
         if path.suffix == ".safetensors":
             return parse_tensors(path.read_bytes())
-        loaded: Mapping[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
-        raise StateError(f"{path}: no readable masks ({error}).") from error
+        place = "cpu" if map_location is None else map_location
+        loaded: Mapping[str, Any] = torch.load(path, map_location=place, weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise StateError(f"{path}: no readable masks ({reason}).") from error
     if not isinstance(loaded, Mapping):
         raise StateError(
             f"{path}: received a {type(loaded).__name__}, expected a mapping of masks."
@@ -103,7 +109,8 @@ def _read(path: Path, map_location: Any) -> Mapping[str, Any]:
     return loaded
 
 
-def _check(model: nn.Module, masks: Mapping[str, Any]) -> None:
+def check_masks(model: nn.Module, masks: Mapping[str, Any]) -> None:
+    """Raise unless masks are of parameters of the model, of their shapes, and zeros and ones."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     faults = []
     for name, mask in masks.items():

@@ -13,7 +13,7 @@ from torch import nn
 
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.instrument import set_narrow
-from lilliput.errors import StageError, UnsupportedModelError
+from lilliput.errors import NothingToCutError, UnsupportedModelError
 from lilliput.speedup.analysis import analyse
 from lilliput.speedup.attributes import (
     Attributes,
@@ -152,7 +152,7 @@ class _Work:
         self.cuts = tuple(in_order(self.analysis, self.removed, found))
         self.edits = find_edits(self.analysis, self.removed)
         if not self.cuts:
-            raise StageError(
+            raise NothingToCutError(
                 f"{find_unready(model)}there is nothing to cut: no channel is zero in all the parameters "
                 "that make, scale or read it. Prune with example_inputs (masks then cover whole groups) "
                 "and a sparsity of at least one channel, or allow extend_masks=True; a model that was "

@@ -40,18 +40,18 @@ def export_plain(
         raise ExportError("model_path, mask_path and onnx_path must be different files.")
     if onnx_path is not None and input_shape is None:
         raise ExportError("onnx_path needs input_shape, such as (1, 3, 224, 224).")
-    _check_norms(unwrapped(model))
+    check_norms(unwrapped(model))
     state = compressed_state_dict(unwrapped(model))
     contents = [_encode(state, model_path)]
     if mask_path is not None:
         contents.append(_encode(_masks_of(unwrapped(model), wrappers), mask_path))
     if onnx_path is not None and input_shape is not None:
-        contents.append(_encode_onnx(model, state, onnx_path, input_shape, device))
+        contents.append(encode_onnx(model, state, onnx_path, input_shape, device))
     for path, data in zip(paths, contents, strict=True):
         write_atomically(path, data)
 
 
-def _check_norms(model: nn.Module) -> None:
+def check_norms(model: nn.Module) -> None:
     """Refuse where a plain model with the same weights would not compute the same."""
     for path, module in model.named_modules():
         if narrow_of(module) is not None:
@@ -147,9 +147,10 @@ def _encode(tensors: Mapping[str, Tensor], path: str) -> bytes:
     return buffer.getvalue()
 
 
-def _encode_onnx(
+def encode_onnx(
     model: nn.Module, state: Mapping[str, Tensor], path: str, shape: tuple[int, ...], device: Any
 ) -> bytes:
+    """Return the plain model with these weights as the bytes of an ONNX file."""
     for name in ("onnx", "onnxscript"):
         require(name, "writing ONNX needs pip install 'lilliput[onnx]'")
     plain = plain_copy(model)

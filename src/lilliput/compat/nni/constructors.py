@@ -59,6 +59,7 @@ _FIRST = {
     "AGPPruner": _SCHEDULED,
     "QATQuantizer": (form("model, config_list, optimizer, dummy_input"),),
     "LSQQuantizer": (form("model, config_list, optimizer, dummy_input"),),
+    "PTQQuantizer": _PLAIN,
 }
 
 _OLD = "trainer, traced_optimizer, criterion"

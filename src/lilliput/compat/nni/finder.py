@@ -17,6 +17,7 @@ from lilliput.compat.nni.names import (
     explain_missing,
     resolve,
 )
+from lilliput.compat.nni.settings import forget_settings
 from lilliput.compat.nni.tables import PATHS
 from lilliput.errors import StageError
 
@@ -108,6 +109,7 @@ def install(force: bool = False) -> None:
 
 def uninstall() -> None:
     """Undo :func:`install`; does nothing if it was not called."""
+    forget_settings()
     for finder in _installed():
         sys.meta_path.remove(finder)
         for name, module in list(sys.modules.items()):

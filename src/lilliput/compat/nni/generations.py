@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 from lilliput.compat.nni.constructors import FORMS
+from lilliput.compat.nni.observing import ObservingQuantizer
 from lilliput.compat.nni.stacks import Adapted, AdaptedPruner, AdaptedQuantizer, SecondStackPruner
 from lilliput.compat.nni.stepwise import StepwisePruner
 from lilliput.compat.nni.third import ThirdStackCalibration, ThirdStackPruner, ThirdStackQuantizer
@@ -28,6 +29,8 @@ def adapt(cls: type[Compressor], stack: str) -> type:
         base = StepwisePruner
     elif stack == "third" and issubclass(cls, PTQQuantizer):
         base = ThirdStackCalibration
+    elif issubclass(cls, PTQQuantizer):
+        base = ObservingQuantizer
     members: dict[str, Any] = {
         "__module__": cls.__module__,
         "__doc__": inspect.getdoc(cls),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from lilliput import __version__
+from lilliput.compat.nni.later import explain
 from lilliput.compat.nni.tables import NAMES
 from lilliput.errors import StageError
 
@@ -96,10 +96,7 @@ class ThresholdPruner(Pruner):
 def message(name: str) -> str:
     """Return why a name of NNI cannot be used, and what to use instead."""
     if name in NAMES["distillers"]:
-        return (
-            f"{name}: distillation comes with the next release of Lilliput, this is {__version__}. Until "
-            "then, add the teacher's loss in your own training step; pruners and quantizers follow it."
-        )
+        return explain(name)
     part = next(part for part in IDEAS if name in NAMES[part])
     purpose, code = IDEAS[part]
     return (

@@ -7,9 +7,11 @@ from importlib import import_module
 from typing import Any
 
 from lilliput import __version__
+from lilliput.compat.nni.later import class_of
 from lilliput.compat.nni.tables import (
     FOR_TENSORFLOW,
     HERE,
+    HERE_IN_V1,
     INTERNAL,
     NAMES,
     PATHS,
@@ -96,7 +98,9 @@ def _find(path: str, name: str) -> Any:
     """Return the object behind a name that NNI had at a path, None if there is none."""
     part = next(part for part in PATHS[path] if name in NAMES[part])
     if name in HERE and part not in FOR_TENSORFLOW:
-        return getattr(import_module(f"lilliput.compat.nni.{HERE[name]}"), name)
+        is_v1 = f"{path}.".startswith("nni.compression.torch.")
+        own = HERE_IN_V1.get(name, name) if is_v1 else name
+        return getattr(import_module(f"lilliput.compat.nni.{HERE[name]}"), own)
     if part in INTERNAL:
         return getattr(import_module("lilliput.compat.nni.internals"), name)
     if part == "tuning":
@@ -105,10 +109,15 @@ def _find(path: str, name: str) -> Any:
     found = next(filter(None, (_registered(part, candidate) for candidate in candidates)), None)
     if part not in FOR_TENSORFLOW:
         found = found or getattr(import_module("lilliput.torch"), TODAY.get(name, name), None)
-        return _in_form(found, stack_of(path))
+        return class_of(name) if found is None else _in_form(found, stack_of(path))
     # What TensorFlow's users subclassed is the same for all frameworks, so none is imported for it.
     found = found or getattr(import_module("lilliput"), TODAY.get(name, name), None)
-    return found if "keras" in getattr(found, "backends", ("keras",)) else None
+    if name != "SlimPruner" and "keras" not in getattr(found, "backends", ("keras",)):
+        return None
+    is_of_2019 = path.startswith("nni.compressors.")
+    from lilliput.compat.nni.tensorflow import in_keras_form
+
+    return found if is_of_2019 or not isinstance(found, type) else in_keras_form(found)
 
 
 def stack_of(path: str) -> str:

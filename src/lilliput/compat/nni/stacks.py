@@ -15,9 +15,11 @@ import torch
 
 from lilliput.compat.nni.arguments import Form, read_arguments
 from lilliput.compat.nni.balance import balanced
+from lilliput.compat.nni.exporting import PrunerFiles, QuantizerFiles
 from lilliput.compat.nni.failures import as_schema_errors
 from lilliput.compat.nni.gradients import wants_grid, with_grid
 from lilliput.compat.nni.rules import has_own_sparsity, in_total, on_schedule
+from lilliput.compat.nni.settings import with_settings
 from lilliput.compat.nni.target_masks import target_masker
 from lilliput.compat.nni.target_rules import Target, split_rules
 from lilliput.compat.nni.training import call_trainer, training_mode
@@ -231,7 +233,7 @@ class Adapted(Compressor):
     show_pruned_weights = get_pruned_weights
 
 
-class AdaptedPruner(Adapted, Pruner):
+class AdaptedPruner(Adapted, PrunerFiles, Pruner):
     """A pruner behind NNI's paths."""
 
     wrapper_type = SeenPrunerWrapper
@@ -282,25 +284,23 @@ class AdaptedPruner(Adapted, Pruner):
             )
         return isinstance(self, OneShotPruner) and bool(self._missing())
 
-    def export_model(
-        self,
-        model_path: str,
-        mask_path: str | None = None,
-        onnx_path: str | None = None,
-        input_shape: tuple[int, ...] | None = None,
-        device: Any = None,
-    ) -> None:
-        """Write the model, and the masks in the nested form of NNI's files."""
+    def _write_files(self, model_path: Any, mask_path: Any, *onnx: Any) -> None:
+        """As in :class:`PrunerFiles`; refuses while the masks have yet to come."""
         self._check_computed("the file of masks")
-        super().export_model(model_path, None, onnx_path, input_shape, device)
-        if mask_path is not None:
-            torch.save(self.get_masks(), mask_path)
+        super()._write_files(model_path, mask_path, *onnx)
 
 
-class AdaptedQuantizer(Adapted, Quantizer):
+class AdaptedQuantizer(Adapted, QuantizerFiles, Quantizer):
     """A quantizer behind NNI's paths."""
 
     wrapper_type = SeenQuantizerWrapper
+    follows_settings: ClassVar[bool] = True  # NNI's own defaults, which a program could set
+
+    def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
+        rules = given.get("config_list")
+        if self.follows_settings:
+            rules = with_settings(getattr(type(self).adapts, "__name__", ""), rules)
+        return super()._translated({**given, "config_list": rules})
 
     def gradient_of(self, wrapper: Any, quant_type: QuantType) -> type[QuantGrad] | None:
         """Return what the gradient does at one quantizer, also for rules of seven arguments."""

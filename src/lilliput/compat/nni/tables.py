@@ -28,8 +28,21 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("ObserverQuantizer", "PtqQuantizer"),
     ),
     "maskers": ("WeightMasker", "LevelPrunerMasker", "StructuredWeightMasker"),
+    "experiments": ("AutoCompressionExperiment", "CompressionExperiment"),
     "speedup": ("ModelSpeedup", "apply_compression_results"),
-    "utils": ("count_flops_params", "SensitivityAnalysis"),
+    "tensorrt": ("ModelSpeedupTensorRT",),
+    "settings": ("set_quant_scheme_dtype",),
+    "counter": ("count_flops_params",),
+    "dependencies": (
+        *("ChannelDependency", "GroupDependency", "CatPaddingDependency"),
+        *("InputChannelDependency",),
+    ),
+    "conflicts": ("fix_mask_conflict",),
+    "utils": (
+        *("count_flops_params", "SensitivityAnalysis", "not_safe_to_prune", "ChannelDependency"),
+        *("GroupDependency", "CatPaddingDependency", "InputChannelDependency"),
+        *("fix_mask_conflict",),
+    ),
     "sensitivity": ("SensitivityAnalysis",),
     "utils of v3": ("auto_set_denpendency_group_ids",),
     # What follows can be imported; using it shows how the same is written here.
@@ -122,6 +135,17 @@ STACKS = (
 
 # Names that are made here, by module.
 HERE = {
+    "ModelSpeedup": "speedup",
+    "ModelSpeedupTensorRT": "tensorrt",
+    "apply_compression_results": "filing",
+    "set_quant_scheme_dtype": "settings",
+    "count_flops_params": "flops",
+    "ChannelDependency": "dependency",
+    "GroupDependency": "dependency",
+    "CatPaddingDependency": "dependency",
+    "InputChannelDependency": "dependency",
+    "not_safe_to_prune": "dependency",
+    "fix_mask_conflict": "conflicts",
     "trace": "tracing",
     "Evaluator": "evaluators",
     "TorchEvaluator": "evaluators",
@@ -132,6 +156,9 @@ HERE = {
 
 _COLLECTED = ("data collectors", "metrics calculators", "sparsity allocators")
 INTERNAL = (*_COLLECTED, "schedulers", "target spaces", "distillers")
+
+# What was another function under the paths of 1.x.
+HERE_IN_V1 = {"count_flops_params": "count_flops_and_params"}
 
 _ALGORITHMS = ("pruners", "quantizers")
 _V0 = ("framework", "bases of 2019", *_ALGORITHMS)
@@ -158,27 +185,36 @@ PATHS: dict[str, tuple[str, ...]] = {
     "nni.compression.torch.quantization": ("quantizers",),
     "nni.compression.torch.speedup": ("speedup",),
     "nni.compression.torch.utils": ("utils",),
+    "nni.compression.torch.utils.counter": ("counter",),
+    "nni.compression.torch.utils.mask_conflict": ("conflicts",),
     "nni.compression.torch.utils.sensitivity_analysis": ("sensitivity",),
+    "nni.compression.torch.utils.shape_dependency": ("dependencies",),
     "nni.compression.tensorflow": ("tensorflow", *_TF_ALGORITHMS),
     "nni.compression.tensorflow.compressor": ("tensorflow",),
     "nni.compression.tensorflow.pruning": ("tensorflow pruners",),
     "nni.compression.tensorflow.pruning.one_shot": ("tensorflow pruners",),
     # v2.0 to v2.10
-    "nni.compression.pytorch": (*_V1, "evaluators"),
+    "nni.compression.pytorch": (*_V1, "evaluators", "experiments"),
     "nni.compression.pytorch.compressor": ("framework",),
     "nni.compression.pytorch.pruning": ("pruners", "maskers", "schedulers"),
     "nni.compression.pytorch.pruning.tools": (*_COLLECTED, "schedulers"),
     "nni.compression.pytorch.base": ("framework", "schedulers"),
     "nni.compression.pytorch.quantization": ("quantizers",),
+    "nni.compression.pytorch.quantization.settings": ("settings",),
+    "nni.compression.pytorch.quantization_speedup": ("tensorrt",),
     "nni.compression.pytorch.speedup": ("speedup",),
     "nni.compression.pytorch.utils": ("utils",),
+    "nni.compression.pytorch.utils.counter": ("counter",),
+    "nni.compression.pytorch.utils.mask_conflict": ("conflicts",),
     "nni.compression.pytorch.utils.sensitivity_analysis": ("sensitivity",),
+    "nni.compression.pytorch.utils.shape_dependency": ("dependencies",),
     "nni.algorithms": (),
     "nni.algorithms.compression": (),
     "nni.algorithms.compression.pytorch": (),
     "nni.algorithms.compression.pytorch.pruning": ("pruners", "maskers"),
     "nni.algorithms.compression.pytorch.pruning.one_shot": ("pruners",),
     "nni.algorithms.compression.pytorch.pruning.weight_masker": ("maskers",),
+    "nni.algorithms.compression.pytorch.auto_compress": ("experiments",),
     "nni.algorithms.compression.pytorch.quantization": ("quantizers",),
     "nni.algorithms.compression.tensorflow": (),
     "nni.algorithms.compression.tensorflow.pruning": ("tensorflow pruners",),
@@ -192,6 +228,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "nni.compression.pruning": ("pruners",),
     "nni.compression.quantization": ("quantizers",),
     "nni.compression.speedup": ("speedup",),
+    "nni.compression.quantization_speedup": ("tensorrt",),
     "nni.compression.utils": ("utils", "utils of v3", "evaluators"),
     "nni.compression.distillation": ("distillers",),
     "nni.compression.base": (),

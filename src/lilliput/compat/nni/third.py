@@ -72,6 +72,7 @@ class ThirdStackPruner(Fused, SecondStackPruner):
 class ThirdStackQuantizer(Fused, AdaptedQuantizer):
     """A quantizer of v3: trains inside ``compress()`` and returns the model and its calibration."""
 
+    follows_settings = False
     fuse_names: tuple[tuple[str, ...], ...] = ()
 
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:

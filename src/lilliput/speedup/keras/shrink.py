@@ -13,7 +13,12 @@ from lilliput.backends.keras.graph import function_of
 from lilliput.backends.keras.instrument import sidecar_of
 from lilliput.backends.keras.kernels import KernelError, kernel_notes
 from lilliput.backends.keras.scopes import sync
-from lilliput.errors import LilliputError, StageError, UnsupportedModelError
+from lilliput.errors import (
+    LilliputError,
+    NothingToCutError,
+    StageError,
+    UnsupportedModelError,
+)
 from lilliput.speedup.keras.analysis import analyse
 from lilliput.speedup.keras.collect import collect
 from lilliput.speedup.keras.cuts import Array, balance, cut_all, find_cuts, find_dead
@@ -181,7 +186,7 @@ class _Work:
         removed = balance(self.analysis, removed)
         self.cuts = tuple(find_cuts(self.analysis, removed))
         if not self.cuts:
-            raise StageError(
+            raise NothingToCutError(
                 "there is nothing to cut: no channel is masked in all the variables that make, scale or "
                 "read it. Prune with L1NormPruner or another structured pruner (masks then cover whole "
                 "groups) and a sparsity of at least one channel, or allow extend_masks=True. A pruner that "

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from lilliput.speedup.axes import Axis
+from lilliput.speedup.axes import FIXED, Axis
 from lilliput.speedup.rules.standardize import explain_standardized, source_of
 from lilliput.speedup.rules.table import rule
 from lilliput.speedup.walk import Value, Walk, zero
@@ -77,8 +77,16 @@ def transposed(walk: Walk, a: SimpleNamespace) -> Value:
     if weight.shape[1] == 1 and weight.shape[0] == a.groups:
         walk.makes(weight, 0)
         return _result(walk, a, weight.axes[0])
-    result: Value = walk.give_up(walk.node)
-    return result
+    return _result(walk, a, _grouped_transposed(walk, channels, a))
+
+
+def _grouped_transposed(walk: Walk, channels: Axis, a: SimpleNamespace) -> Axis:
+    """Let every group lose the same positions: dimension 1 of the weight counts them for all groups."""
+    weight, groups = a.weight, a.groups
+    rows, _ = walk.split(channels, (groups, weight.shape[0] // groups), "in")
+    walk.pin(rows, because="the groups of a transposed convolution stay")
+    walk.makes(weight, 1)
+    return walk.axes.merge([FIXED, weight.axes[1]], (groups, weight.shape[1]))
 
 
 def _result(walk: Walk, a: SimpleNamespace, made: Axis) -> Value:

@@ -1,0 +1,98 @@
+"""Read and write the files of NNI's programs: tensors in nested dicts, saved by torch.
+
+Reading never unpickles objects, so a file from anywhere is safe to open.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lilliput.backends.torch.discover import unwrapped
+from lilliput.backends.torch.export import check_norms, compressed_state_dict, encode_onnx
+from lilliput.errors import ExportError, StateError
+from lilliput.files import write_atomically
+from lilliput.speedup.model_speedup import apply_masks, check_masks, named_masks, read_masks
+
+PathLike = str | os.PathLike[str]
+
+
+def write_tensors(value: Mapping[str, Any], path: PathLike) -> None:
+    """Write nested dicts of tensors and numbers as ``torch.save`` does, whatever the file is called."""
+    target = _checked(path)
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    write_atomically(target, buffer.getvalue())
+
+
+def write_model(
+    model: nn.Module,
+    model_path: PathLike,
+    onnx_path: PathLike | None = None,
+    input_shape: tuple[int, ...] | None = None,
+    device: Any = None,
+) -> None:
+    """Write the state dict of the plain model, with masks applied, and an ONNX file of the same."""
+    _checked(model_path)
+    if onnx_path is not None and input_shape is None:
+        raise ExportError("onnx_path needs input_shape, such as (1, 3, 224, 224).")
+    check_norms(unwrapped(model))
+    state = compressed_state_dict(unwrapped(model))
+    onnx = None
+    if onnx_path is not None and input_shape is not None:
+        _checked(onnx_path)
+        onnx = encode_onnx(model, state, os.fspath(onnx_path), tuple(input_shape), device)
+    write_tensors({key: value.cpu().clone() for key, value in state.items()}, model_path)
+    if onnx is not None and onnx_path is not None:
+        write_atomically(onnx_path, onnx)
+
+
+def read_tensors(given: PathLike | Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    """Return a dict as it is, or the one in a file."""
+    if isinstance(given, Mapping):
+        return given
+    try:
+        return read_masks(Path(given), None)
+    except StateError as error:
+        raise StateError(str(error).replace("masks", what)) from error
+
+
+def apply_compression_results(
+    model: nn.Module, masks_file: PathLike | Mapping[str, Any], map_location: Any = None
+) -> None:
+    """Set the weights that masks remove to zero, in place; for inference, as nothing keeps them there.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model.
+    masks_file : path or dict
+        What ``export_model(mask_path=…)`` wrote, here or in NNI.
+    map_location : optional
+        Where to load the masks to; they follow the weights in any case.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(2, 1))
+    >>> apply_compression_results(model, {"0": {"weight": torch.tensor([[1.0, 0.0]])}})
+    >>> float(model[0].weight[0, 1])
+    0.0
+    """
+    masks = named_masks(masks_file, map_location)
+    check_masks(model, masks)
+    apply_masks(model, masks)
+
+
+def _checked(path: PathLike) -> Path:
+    target = Path(path)
+    if target.is_dir():
+        raise ExportError(f"{target}: it is a folder; give the path of a file.")
+    if not target.parent.is_dir():
+        raise ExportError(f"{target}: its folder does not exist; create it first.")
+    return target

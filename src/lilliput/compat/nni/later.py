@@ -1,0 +1,74 @@
+"""Algorithms of NNI that are still to come: they can be imported, and say on use when they come."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from lilliput import __version__
+from lilliput.errors import StageError
+
+_TRAINING, _SEARCH = "0.4", "0.5"
+
+# name: the release that brings it, and what to take until then
+LATER = {
+    "LotteryTicketPruner": (
+        _TRAINING,
+        "AGPPruner prunes gradually; to rewind, load the early state dict after each pruning.",
+    ),
+    "ADMMPruner": (_TRAINING, "AGPPruner, which prunes gradually in your own training loop."),
+    "MovementPruner": (
+        _TRAINING,
+        "TaylorFOWeightPruner, which ranks by weight times gradient, or AGPPruner on its criterion.",
+    ),
+    "TransformerHeadPruner": (
+        _TRAINING,
+        "L1NormPruner or TaylorFOWeightPruner of lilliput.torch with example_inputs, which remove whole "
+        "heads, and speedup(), which cuts them out.",
+    ),
+    "DynamicLayerwiseDistiller": (
+        _TRAINING,
+        "add the distance to the original model's outputs to your own loss.",
+    ),
+    "Adaptive1dLayerwiseDistiller": (
+        _TRAINING,
+        "add the distance to the original model's outputs to your own loss.",
+    ),
+    "NetAdaptPruner": (_SEARCH, "L1NormPruner with 'max_macs' or 'max_params' in its rule."),
+    "SimulatedAnnealingPruner": (_SEARCH, "SensitivityPruner, or L1NormPruner with 'max_macs'."),
+    "AutoCompressPruner": (_SEARCH, "SensitivityPruner, or L1NormPruner with 'max_macs'."),
+    "AMCPruner": (_SEARCH, "L1NormPruner with 'max_macs' in its rule."),
+    "AutoCompressionExperiment": (_SEARCH, "SensitivityAnalysis and a rule with 'max_macs'."),
+    "CompressionExperiment": (_SEARCH, "SensitivityAnalysis and a rule with 'max_macs'."),
+}
+
+
+@cache
+def class_of(name: str) -> type | None:
+    """Return a class that refuses to be used, None for a name that is not to come.
+
+    Examples
+    --------
+    >>> class_of("LevelPruner") is None, class_of("AMCPruner").__name__
+    (True, 'AMCPruner')
+    """
+    if name not in LATER:
+        return None
+    text = explain(name)
+    return type(name, (_Later,), {"__module__": __name__, "__doc__": text, "not_here": text})
+
+
+class _Later:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise StageError(explain(type(self).__name__))
+
+    @classmethod
+    def from_compressor(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuse, as the constructor does."""
+        raise StageError(explain(cls.__name__))
+
+
+def explain(name: str) -> str:
+    """Say which release brings a name of NNI, and what to take until then."""
+    release, instead = LATER.get(name, ("a later release", ""))
+    return f"{name} comes with Lilliput {release}; this is {__version__}. Until then: {instead}"
