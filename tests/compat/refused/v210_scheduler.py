@@ -2,4 +2,4 @@
 
 from nni.algorithms.compression.v2.pytorch.pruning.tools import LinearTaskGenerator  # not here
 
-generator = LinearTaskGenerator(10, None, [])
+generator = LinearTaskGenerator(10, None, [])  # not here

@@ -126,6 +126,8 @@ def __getattr__(name: str) -> Any:
     parts = ("distillers", *IDEAS)
     if not any(name in NAMES[part] for part in parts):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = type(name, (Refused,), {"__module__": __name__, "__doc__": message(name)})
+    text = message(name)
+    members = {"__module__": __name__, "__doc__": text, "not_here": text.partition(":\n")[0]}
+    found = type(name, (Refused,), members)
     globals()[name] = found
     return found
