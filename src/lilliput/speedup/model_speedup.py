@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lilliput.backends.torch.files import parse_tensors
 from lilliput.backends.torch.weights import is_binary
-from lilliput.errors import StateError
+from lilliput.errors import StateError, UnsupportedModelError
 from lilliput.speedup.capture import plain_copy
 from lilliput.speedup.leave import check_model
 from lilliput.speedup.result import SpeedupResult
@@ -60,15 +60,30 @@ class ModelSpeedup:
 
     def speedup_model(self) -> nn.Module:
         """Shrink the model and return it; ``self.result`` has the report."""
-        masked = plain_copy(self.bound_model)
-        apply_masks(masked, self.masks)
-        trial = speedup(masked, self.dummy_input, extend_masks=True)
-        if trial.kind == "graph":
-            self.result = trial
-            return trial.model
-        apply_masks(self.bound_model, self.masks)
-        self.result = speedup(self.bound_model, self.dummy_input, extend_masks=True)
+        try:
+            self.result = self._cut(allow_graph=False)
+        except UnsupportedModelError:  # parts have to be captured: a copy shows if it is all of it
+            masked = plain_copy(self.bound_model)
+            apply_masks(masked, self.masks)
+            self.result = speedup(masked, self.dummy_input, extend_masks=True)
+            if self.result.kind != "graph":
+                self.result = self._cut(allow_graph=True)
         return self.result.model
+
+    def _cut(self, allow_graph: bool) -> SpeedupResult:
+        """Shrink the model in place; if that fails, its weights are what they were."""
+        parameters = dict(self.bound_model.named_parameters(remove_duplicate=False))
+        held = {name: parameters[name].detach().clone() for name in self.masks}
+        apply_masks(self.bound_model, self.masks)
+        try:
+            return speedup(
+                self.bound_model, self.dummy_input, extend_masks=True, allow_graph=allow_graph
+            )
+        except BaseException:
+            with torch.no_grad():
+                for name, tensor in held.items():
+                    parameters[name].copy_(tensor)
+            raise
 
 
 @torch.no_grad()

@@ -167,7 +167,8 @@ class _Work:
         left = find_left_masks(model)
         if left:
             self.notes.append(f"the zeros of {', '.join(left)} are no longer held in training")
-        self.reference = make_reference(self.masked, example_inputs, has_casts(self.analysis))
+        casts = has_casts(self.analysis)
+        self.reference = make_reference(self.masked, example_inputs, casts, is_steady=False)
 
     def _find_removed(self) -> Flags:
         dead = find_dead(self.groups, dict(self.plain.named_parameters(remove_duplicate=False)))
@@ -182,7 +183,7 @@ class _Work:
         tensors = named_tensors(self.plain)
         parameters = dict(self.plain.named_parameters(remove_duplicate=False))
         dead = find_dead(self.groups, parameters, only_outputs=True)
-        before = make_reference(self.model, self.example_inputs, True)
+        before = make_reference(self.model, self.example_inputs, True, is_steady=True)
         flags = balance(self.analysis, self.groups.flags(dead))
         zero_classes(self.analysis, flags, tensors)
         masked = copy_model(self.plain)
@@ -338,7 +339,8 @@ class _Work:
             masked = unwrapped(self.masked)
             noise = Noise(masked, self.cuts)
             casts = has_casts(self.analysis)
-            reference = make_reference(masked, self.example_inputs, casts, noise.add)
+            inputs = self.example_inputs
+            reference = make_reference(masked, inputs, casts, noise.add, is_steady=True)
             self._elsewhere = reference, noise
         reference, noise = self._elsewhere
         shrunk = build(self.plain, plan, self.example_inputs, self._parts)
