@@ -127,9 +127,17 @@ def test_masks_can_be_loaded_again_and_the_model_wrapped_again():
     assert type(model[0]) is nn.Linear
     pruner.wrap_model()
     flipped = {"0": {"weight": 1 - masks["0"]["weight"]}}
-    pruner.load_masks(flipped)
+    pruner.update_masks(flipped)
+    pruner.track_forward(torch.ones(1, 4))
     assert torch.equal(pruner.get_masks()["0"]["weight"], flipped["0"]["weight"])
     assert not model[0].weight.any()
+
+
+def test_the_slim_pruner_of_v3_is_another_algorithm(evaluator):
+    from nni.compression.pruning import SlimPruner
+
+    with pytest.raises(StageError, match=r"lilliput.torch.SlimPruner"):
+        SlimPruner(evaluator.model, [{"op_types": ["BatchNorm2d"]}], evaluator, 100)
 
 
 def zero_rows(mask):

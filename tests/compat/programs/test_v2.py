@@ -127,3 +127,12 @@ def test_v210_agp(program):
     assert ran["zeros"] == [round(8 * sparsity) for sparsity in curve]
     assert len(rows(ran["masks"]["conv2"]["weight"])) == 6
     assert ran["best"] is ran["model"]
+
+
+def test_v210_balance(program):
+    ran = program("v210_balance")
+    blocks = ran["before"].abs().reshape(16, 8, 4)
+    smallest_two = blocks.argsort(-1)[..., :2]
+    expected = torch.ones_like(blocks).scatter(-1, smallest_two, 0.0).reshape(16, 32)
+    assert torch.equal(ran["masks"]["0"]["weight"], expected)
+    assert torch.equal(ran["model"][0].weight, ran["before"] * expected)

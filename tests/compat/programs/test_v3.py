@@ -136,3 +136,50 @@ def test_v30_ptq(program):
             torch.testing.assert_close(float(entry["tracked_max"]), high)
             scale = (max(high, 0) - min(low, 0)) / 254
             torch.testing.assert_close(float(entry["scale"]), scale, rtol=1e-5, atol=0)
+
+
+def test_v30_dependency(program):
+    ran = program("v30_dependency")
+    before = ran["before"]
+    scores = {
+        name: before[f"{name}.weight"].abs().sum((1, 2, 3))
+        for name in ("stem", "block.conv1", "block.conv2")
+    }
+    together = smallest(scores["stem"] + scores["block.conv2"], 8)
+    for name in ("stem", "block.conv2"):
+        assert torch.equal(rows(ran["masks"][name]["weight"]), together)
+    alone = smallest(scores["block.conv1"], 8)
+    assert torch.equal(rows(ran["masks"]["block.conv1"]["weight"]), alone)
+    norms = {name: ran["masks"][f"block.{name}"] for name in ("bn1", "bn2")}
+    assert {
+        name: (mask["weight"] == 0).nonzero().flatten().tolist() for name, mask in norms.items()
+    } == {
+        "bn1": alone.tolist(),
+        "bn2": together.tolist(),
+    }
+    model = ran["model"]
+    assert (model.stem.out_channels, model.block.conv1.out_channels, model.head.in_features) == (
+        8,
+        8,
+        8,
+    )
+    torch.testing.assert_close(ran["output"], ran["masked_output"])
+
+
+def test_v30_granularity(program):
+    ran = program("v30_granularity")
+    before = {name.partition(".")[0]: w for name, w in ran["before"].items() if "weight" in name}
+    embed = ran["block_masks"]["embed"]["weight"]
+    gone = smallest(before["embed"].abs().sum(0), 4)
+    assert torch.equal((embed == 0).all(0).nonzero().flatten(), gone)
+    assert int((embed == 0).sum()) == 4 * 32
+    tiles = before["mlp"].abs().reshape(8, 8, 4, 8).sum((1, 3))
+    keep = torch.ones(32).index_fill(0, tiles.flatten().argsort()[:16], 0.0).reshape(8, 4)
+    expected = keep.repeat_interleave(8, 0).repeat_interleave(8, 1)
+    assert torch.equal(ran["block_masks"]["mlp"]["weight"], expected)
+    joined = torch.cat([before["query"].flatten(), before["key"].flatten()]).abs()
+    keep = torch.ones(2048).index_fill(0, joined.argsort()[: round(0.6 * 2048)], 0.0)
+    for name, part in zip(("query", "key"), keep.reshape(2, 32, 32), strict=True):
+        assert torch.equal(ran["masks"][name]["weight"], part)
+        assert ran["masks"][name]["bias"].all()
+    assert torch.equal(ran["masks"]["out"]["weight"].bool(), before["out"].abs() >= 0.05)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lilliput.compat.nni.arguments import Unknown
 from lilliput.errors import ConfigError
 from lilliput.ops.masks import prune_count, prune_smallest
 from lilliput.pruning.level import LevelMasker
@@ -20,6 +21,8 @@ def balanced(balance_gran: Any) -> type[LevelMasker]:
     balance_gran : list of int
         Sizes of a block along the last dimensions of the weight; along others it has size 1.
     """
+    if isinstance(balance_gran, Unknown):  # of a program that is only read
+        return BalancedMasker
     sizes = list(balance_gran) if isinstance(balance_gran, (list, tuple)) else []
     if not sizes or not all(isinstance(x, int) and x > 0 for x in sizes):
         raise ConfigError(

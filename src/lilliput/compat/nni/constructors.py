@@ -105,7 +105,7 @@ _EVALUATED = (form("model, config_list, evaluator, existed_wrappers"),)
 _THIRD: dict[str, tuple[Form, ...]] = {
     **dict.fromkeys(("LevelPruner", "L1NormPruner", "L2NormPruner", "FPGMPruner"), _EVALUATED),
     "TaylorFOWeightPruner": (form("model, config_list, evaluator, training_steps"),),
-    "SlimPruner": (form("model, config_list, evaluator, training_steps, regular_scale=0.0001"),),
+    "SlimPruner": (form("model, config_list, evaluator, training_steps, regular_scale=1.0"),),
     "QATQuantizer": (form("model, config_list, evaluator, quant_start_step=0"),),
     "PTQQuantizer": (form("model, config_list, evaluator, is_bias_correction=False"),),
     "LSQQuantizer": (form("model, config_list, evaluator"),),

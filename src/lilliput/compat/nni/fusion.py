@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from lilliput.compat.nni.evaluators import Evaluator
 from lilliput.compat.nni.stacks import Adapted
 from lilliput.compat.nni.training import training_mode
@@ -104,6 +106,11 @@ class Fused(Adapted):
             for name, masks in Adapted.get_masks(compressor).items():
                 found[name] = _together(found.get(name, {}), masks)
         return found
+
+    def track_forward(self, *args: Any, **kwargs: Any) -> None:
+        """Call the model once; v3 learned shapes by it, which are known here."""
+        with torch.no_grad():
+            self.bound_model(*args, **kwargs)
 
     def unwrap_model(self) -> Any:
         """Leave the model as a plain one, pruned weights are zeros."""

@@ -6,7 +6,7 @@ an algorithm is one class, so there is nothing that those could be plugged into.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from lilliput.compat.nni.later import explain
 from lilliput.compat.nni.tables import NAMES
@@ -107,6 +107,8 @@ def message(name: str) -> str:
 
 class Refused:
     """The base of NNI's internal classes; neither instances nor subclasses can be made."""
+
+    not_here: ClassVar[str] = ""  # what the check of a program says
 
     def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse, with what to use instead."""

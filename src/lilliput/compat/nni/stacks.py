@@ -67,9 +67,6 @@ class Adapted(Compressor):
     finetuner: Any = None
     iterations: int = 0
     epochs: int = 1
-    slim_ranks_all: ClassVar[bool] = (
-        True  # whether SlimPruner's sparsity is that of all layers together
-    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         epochs = None
@@ -102,8 +99,8 @@ class Adapted(Compressor):
             self.filters_only, given["example_inputs"] = True, inputs
         elif isinstance(self, Quantizer) and inputs is not None:
             given["example_inputs"] = inputs
-        is_slim = isinstance(self, SlimPruner) and self.slim_ranks_all
-        if given.pop("global_sort", False) or mode == "global" or is_slim:
+        is_global = given.pop("global_sort", False) or mode == "global"
+        if is_global or isinstance(self, SlimPruner):
             rules = self._ranked_globally(rules)
         if isinstance(self, ScheduledPruner):
             rules = self._scheduled(rules, given)

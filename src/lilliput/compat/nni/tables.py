@@ -74,7 +74,10 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("DistillationTargetSpace", "ModuleSetting", "PruningSetting", "QuantizationSetting"),
         *("Scaling", "trans_legacy_config_list", "select_modules_by_config"),
     ),
-    "evaluators": ("Evaluator", "TorchEvaluator", "LightningEvaluator", "TransformersEvaluator"),
+    "evaluators": (
+        *("Evaluator", "TorchEvaluator", "LightningEvaluator", "TransformersEvaluator"),
+        *("DeepspeedTorchEvaluator",),
+    ),
     "tensorflow": ("Compressor", "Pruner", "Quantizer", "LayerInfo"),
     "tensorflow bases of 2019": ("TfCompressor", "TfPruner", "TfQuantizer"),
     "tensorflow pruners": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,17 +24,17 @@ from lilliput.torch import PTQQuantizer, SlimPruner
 class ThirdStackPruner(Fused, SecondStackPruner):
     """A pruner of v3: ``compress(max_steps, max_epochs)``."""
 
-    slim_ranks_all = False
-    slim_steps: int = 0
-
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(self, SlimPruner):
+            raise StageError(
+                "SlimPruner: that of v3 trained factors of its own beside the weights. Here it is that of "
+                "the paper, on the scales of batch norms: lilliput.torch.SlimPruner(model, config_list, "
+                "optimizer, training_epochs=…, scale=1e-4), or v2's from nni.compression.pytorch.pruning."
+            )
         rules, targets = split_rules(given.get("config_list"), type(self).__name__)
         given["config_list"] = rules
         if targets:
             self.follow_targets(targets)
-        if isinstance(self, SlimPruner):
-            self.slim_steps = given.pop("training_steps") or 0
-            given["training_epochs"] = 1 if self.slim_steps else 0
         return super()._translated(given)
 
     @classmethod
@@ -49,11 +50,9 @@ class ThirdStackPruner(Fused, SecondStackPruner):
             return AdaptedPruner._check_masks(self, wrapper, answer)
         return super()._check_masks(wrapper, answer)
 
-    def _train_slim(self, epochs: int) -> None:
-        pruner: Any = self
-        if self.slim_steps:
-            self.run_evaluator(self.slim_steps, None)
-        pruner.update_epoch(epochs)
+    def update_masks(self, masks: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put masks in force that :meth:`get_masks` gave."""
+        self.load_masks(masks)
 
     def compress(self, max_steps: int | None = None, max_epochs: int | None = None) -> Any:
         """Compress the model and return it with its masks."""
