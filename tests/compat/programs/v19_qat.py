@@ -29,6 +29,7 @@ def batches(count):
 
 
 model = Net()
+before = {key: value.clone() for key, value in model.state_dict().items()}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 config_list = [
     {

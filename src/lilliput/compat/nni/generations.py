@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from lilliput.compat.nni.adapted_pruners import AdaptedPruner, SecondStackPruner
 from lilliput.compat.nni.constructors import FORMS
 from lilliput.compat.nni.observing import ObservingQuantizer
-from lilliput.compat.nni.stacks import Adapted, AdaptedPruner, AdaptedQuantizer, SecondStackPruner
+from lilliput.compat.nni.stacks import Adapted, AdaptedQuantizer
 from lilliput.compat.nni.stepwise import StepwisePruner
 from lilliput.compat.nni.third import ThirdStackCalibration, ThirdStackPruner, ThirdStackQuantizer
 from lilliput.pruning.scheduled import ScheduledPruner

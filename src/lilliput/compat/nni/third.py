@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from lilliput.compat.nni.adapted_pruners import AdaptedPruner, SecondStackPruner
 from lilliput.compat.nni.fusion import Fused
-from lilliput.compat.nni.stacks import AdaptedPruner, AdaptedQuantizer, SecondStackPruner
+from lilliput.compat.nni.stacks import AdaptedQuantizer
 from lilliput.compat.nni.target_calibration import calibration_by_target
 from lilliput.compat.nni.target_quant_rules import (
     fused_names,
