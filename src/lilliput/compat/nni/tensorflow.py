@@ -63,6 +63,7 @@ class KerasSlimPruner(KerasForm, SlimPruner):
     """Mask the batch-norm scales that are smallest over all layers, at ``compress()``."""
 
     backends = ("keras",)
+    filters_only = True
 
     def __init__(self, model: Any = None, config_list: Any = None, **named: Any) -> None:
         super().__init__(model, in_total(config_list), **named)
