@@ -45,7 +45,7 @@ def test_v20_tf_custom(program):
     assert ran["seen"] == [("fc", "kernel"), ("fc", "bias")]
     for before, after in zip(ran["before"], ran["after"], strict=True):
         np.testing.assert_array_equal(after, np.where(np.abs(before) >= 0.2, before, 0))
-        assert 0 < (after == 0).sum()
+        assert (after == 0).sum() > 0
     assert ran["masks"].keys() == {"kernel", "bias"}
     assert ran["is_dense"]
     assert ran["compressed"] is ran["model"] is ran["pruner"].compressed_model
@@ -72,7 +72,10 @@ def test_a_model_that_is_never_built_is_refused_at_compress(nni):
 @pytest.mark.parametrize(
     ("masks", "message"),
     [
-        ({"weights": 1}, r"a mask for 'weights' in layer 'fc'; expected names among 'kernel', 'bias'"),
+        (
+            {"weights": 1},
+            r"a mask for 'weights' in layer 'fc'; expected names among 'kernel', 'bias'",
+        ),
         ([1], "returned a list for layer 'fc'; expected a dict"),
     ],
 )
