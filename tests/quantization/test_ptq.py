@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch.nn import functional
 from lilliput.errors import AlgorithmError, ConfigError, StageError, UnsupportedModelError
 from lilliput.ops.fakequant import covering, fake_quantize
 from lilliput.ops.qparams import Grid
+from lilliput.quantization import ptq
 from lilliput.quantization.ptq import best_scales
 from lilliput.testing import check_quantizer
 from lilliput.torch import CompressionState, PTQQuantizer, QuantType
@@ -307,6 +309,33 @@ def test_mse_scales_never_have_a_larger_error_than_covering_ones(grid):
     assert (best <= widest * (1 + 1e-6)).all()
     assert best.sum() < 0.95 * widest.sum()
     assert (fake_quantize(weight, best_scales(weight, grid))[3] == 0).all()
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_the_best_scales_are_those_of_a_search_by_hand(grid, monkeypatch):
+    monkeypatch.setattr(ptq, "_PIECE", 1)
+    monkeypatch.setattr(ptq, "_NARROWEST", 5)  # pieces that end within a channel's groups
+    weight = np.random.default_rng(0).standard_normal((12, 64)).astype(np.float32)
+    if grid.axis is None:
+        parts, shape = [weight.ravel()], ()
+    elif grid.group_size:
+        parts, shape = list(weight.reshape(-1, grid.group_size)), (12, 64 // grid.group_size)
+    else:
+        parts, shape = list(np.moveaxis(weight, grid.axis, 0)), (weight.shape[grid.axis],)
+    scales = []
+    for part in parts:
+        errors = {}
+        for share in 0.95 ** np.arange(60):
+            low, high = share * min(part.min(), 0), share * max(part.max(), 0)
+            scale, zero = max(high / grid.high, low / min(grid.low, -1)), 0
+            if not grid.is_symmetric:
+                scale = (high - low) / (grid.high - grid.low)
+                zero = grid.low - np.rint(low / scale)
+            rounded = np.clip(np.rint(part / scale) + zero, grid.low, grid.high)
+            errors[scale] = np.square((rounded - zero) * scale - part).mean()
+        scales.append(min(errors, key=errors.get))
+    found = best_scales(torch.from_numpy(weight), grid).scale
+    np.testing.assert_allclose(found.numpy(), np.reshape(scales, shape), rtol=1e-5)
 
 
 def test_mse_weights_are_fixed_and_known_to_exporters():

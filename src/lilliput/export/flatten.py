@@ -27,6 +27,8 @@ def _is_linear(node: ir.Node, add: ir.Node) -> bool:
     source = producer(node.inputs[0], "DequantizeLinear")
     if stored is None or source is None or shape is None or len(shape) < 3:
         return False
+    if array_of(source.inputs[1]) is None:
+        return False  # its scale is that of each call
     if stored.integers.ndim != 2 or stored.block_size is not None:
         return False
     bias = _bias(node, add)

@@ -85,9 +85,10 @@ class Draft:
         like: ir.Value,
         dtype: ir.DataType | None = None,
         domain: str = "",
+        outputs: int = 1,
     ) -> ir.Value:
-        """Put a node with one output in front of another, and return the output."""
-        node = ir.node(op_type, inputs, attributes or {}, domain=domain)
+        """Put a node in front of another, and return its first output."""
+        node = ir.node(op_type, inputs, attributes or {}, domain=domain, num_outputs=outputs)
         self.model.opset_imports.setdefault(domain, 1)
         scopes = before.metadata_props.get(OWN_SCOPES) or before.metadata_props.get(SCOPES)
         if scopes is not None:

@@ -48,6 +48,7 @@ class OtherSizes:
     refused: dict[str, list[int]] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)  # the largest size that the model takes
     tried: dict[str, set[int]] = field(default_factory=dict)
+    _known: dict[tuple[tuple[str, int], ...], Simulation | None] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise if the file computes something else than the model at any size that is tried."""
@@ -139,12 +140,15 @@ class OtherSizes:
 
     def _simulated(self, sizes: Sizes) -> Simulation | None:
         """Return the model on inputs of these sizes, None if it does not take them."""
-        inputs = self._inputs(sizes)
-        try:
-            again = self.simulation.again(inputs)
-        except ExportError:
-            return None  # the model itself insists on its size
-        return replace(self.simulation, inputs=inputs, outputs=again.outputs)
+        key = tuple(sorted(sizes.items()))
+        if key not in self._known:
+            inputs = self._inputs(sizes)
+            try:
+                outputs = self.simulation.again(inputs).outputs
+                self._known[key] = replace(self.simulation, inputs=inputs, outputs=outputs)
+            except ExportError:
+                self._known[key] = None  # the model itself insists on its size
+        return self._known[key]
 
     def _try(self, sizes: Sizes) -> bool:
         """Execute the file at other sizes; return whether the model takes them."""

@@ -70,22 +70,27 @@ def watch_inputs(
 
     For each layer two rows: the largest of each input channel, and the largest sum of each channel and
     the next at the same place. ``forward(model, batch)`` is as in ``calibrate``. Layers of which fewer than
-    ``enough`` values per channel were seen are left out.
+    ``enough`` values per channel were seen are left out, and those with the range of each call: their
+    integers fill the grid, whatever the data.
     """
     seen: dict[str, Tensor] = {}
     counts: Counter[str] = Counter()
     handles = []
     for wrapper, qparams in candidates(quantizer):
+        if qparams.grid.is_dynamic:
+            continue
         for owner in wrapper.layer_info.owners:
             hook = _watcher(wrapper, qparams, seen, counts)
             # It comes last, after the hook that quantizes the input.
             handles.append(owner.module.register_forward_pre_hook(hook, with_kwargs=True))
+    if not handles:
+        return {}
     try:
         statistics.run(quantizer.bound_model, batches, forward)
     finally:
         for handle in handles:
             handle.remove()
-    if handles and not seen:
+    if not seen:
         raise ConfigError("the saturation guard received no batches: is an iterator used up?")
     return {name: largest for name, largest in seen.items() if counts[name] >= enough}
 

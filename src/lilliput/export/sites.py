@@ -93,6 +93,8 @@ def _quantized(draft: Draft, node: ir.Node, place: Place) -> ir.Value:
     kind = tensor.dtype or ir.DataType.FLOAT
     if kind not in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         raise ExportError(f"{place.name}: ONNX cannot quantize {kind.name} tensors; use float32.")
+    if grid.is_dynamic:
+        return _quantized_in_each_call(draft, node, tensor)
     dtype = storage(grid, is_weight=False)
     scale = to_array(place.qparams.scale).astype(np.float32)
     zero = np.broadcast_to(to_array(place.qparams.zero_point).astype(np.int64), scale.shape)
@@ -112,6 +114,17 @@ def _quantized(draft: Draft, node: ir.Node, place: Place) -> ir.Value:
         node, "QuantizeLinear", [tensor, *parameters], axis, like=tensor, dtype=dtype
     )
     return draft.insert(node, "DequantizeLinear", [integers, *parameters], axis, like=tensor)
+
+
+def _quantized_in_each_call(draft: Draft, node: ir.Node, tensor: ir.Value) -> ir.Value:
+    """Return a tensor on the grid of its own range, dequantized."""
+    integers = draft.insert(
+        node, "DynamicQuantizeLinear", [tensor], like=tensor, dtype=ir.DataType.UINT8, outputs=3
+    )
+    scale, zero = integers.producer().outputs[1:]  # type: ignore[union-attr]
+    scale.type, zero.type = (ir.TensorType(x) for x in (ir.DataType.FLOAT, ir.DataType.UINT8))
+    scale.shape = zero.shape = ir.Shape([])
+    return draft.insert(node, "DequantizeLinear", [integers, scale, zero], like=tensor)
 
 
 def _clipped(

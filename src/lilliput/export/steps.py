@@ -47,16 +47,29 @@ class Step:
 
 @dataclass(frozen=True)
 class Integers:
-    """A tensor of the file as the runtime holds it: integers, their scale and zero point."""
+    """A tensor of the file as the runtime holds it: integers, their scale and zero point.
+
+    Where these are computed in each call, they are the names of other tensors.
+    """
 
     name: str
-    scale: float
-    zero: float
+    scale: float | str
+    zero: float | str
 
-    def reals(self, integers: Array) -> Array:
-        """Return the numbers that integers stand for."""
-        shifted = integers.astype(np.float32) - np.float32(self.zero)
-        return np.asarray(shifted * np.float32(self.scale))
+    @property
+    def names(self) -> list[str]:
+        """The tensors of the file that tell the numbers."""
+        return [self.name, *(x for x in (self.scale, self.zero) if isinstance(x, str))]
+
+    def step(self, values: Mapping[str, Array]) -> float:
+        """Return the scale, given the tensors of the file."""
+        return float(values[self.scale]) if isinstance(self.scale, str) else self.scale
+
+    def reals(self, values: Mapping[str, Array]) -> Array:
+        """Return the numbers that the integers stand for, given the tensors of the file."""
+        zero = float(values[self.zero]) if isinstance(self.zero, str) else self.zero
+        shifted = values[self.name].astype(np.float32) - np.float32(zero)
+        return np.asarray(shifted * np.float32(self.step(values)))
 
 
 def compare_steps(
@@ -90,8 +103,8 @@ def compare_steps(
         if found is None or values[found.name].size != prod(expected.shape):
             return expected
         wanted = to_array(expected)
-        received = aligned(found.reals(values[found.name]), wanted)
-        steps.append(_step(simulation.places[number], found, wanted, received))
+        received = aligned(found.reals(values), wanted)
+        steps.append(_step(simulation.places[number], found.step(values), wanted, received))
         return simulation.tensor(received, expected)
 
     outputs = simulation.run(force)
@@ -120,9 +133,9 @@ def aligned(received: Array, expected: Array) -> Array:
     return np.asarray(best)
 
 
-def _step(place: Place, found: Integers, expected: Array, received: Array) -> Step:
+def _step(place: Place, scale: float, expected: Array, received: Array) -> Step:
     wanted = expected.astype(np.float32)
-    steps_off = np.abs(wanted - received) / found.scale
+    steps_off = np.abs(wanted - received) / scale
     lsb, share = float(steps_off.max(initial=0.0)), float((steps_off > 0.5).mean())
     name, kind = place.wrapper.name, place.quant_type.value
     return Step(name, kind, round(lsb, 3), sqnr(wanted, received), share)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from lilliput.export.dynamic import DYNAMIC
 from lilliput.export.graph import Draft, array_of, producer
 from lilliput.export.packed import Packed
 from lilliput.export.places import Simulation
@@ -35,9 +36,10 @@ class Stepwise:
     """The comparison for one file; ``run`` does it for a runtime, which is opened once."""
 
     def __init__(self, data: Packed, draft: Draft) -> None:
-        self.tensors = {k: found for k, v in draft.tensors.items() if (found := _integers(v))}
+        self.tensors = {k: found for k, v in draft.tensors.items() if (found := integers_of(v))}
         # The integers of all quantized tensors: to ask for them keeps no kernel from being used.
-        self.data, self.names = data.with_outputs(x.name for x in self.tensors.values())
+        wanted = (name for x in self.tensors.values() for name in x.names)
+        self.data, self.names = data.with_outputs(wanted)
         self.count = len(draft.graph.outputs)
         self._opened: dict[str, Execute] = {}
 
@@ -55,9 +57,12 @@ class Stepwise:
         self._opened.clear()
 
 
-def _integers(value: Any) -> Integers | None:
+def integers_of(value: Any) -> Integers | None:
     """Return the integers behind a dequantized tensor, None if it has no single scale."""
     node = producer(value, "DequantizeLinear")
+    quantize = producer(value if node is None else node.inputs[0], DYNAMIC)
+    if quantize is not None:
+        return Integers(*(str(x.name) for x in quantize.outputs))
     integers = None if node is None else node.inputs[0]
     if node is None or integers is None or integers.is_initializer():
         return None

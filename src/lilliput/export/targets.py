@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.errors import ExportError, nearest
+from lilliput.export.dynamic import multiply_integers
 from lilliput.export.flatten import flatten_linears
 from lilliput.export.graph import (
     Draft,
@@ -215,7 +216,7 @@ TARGETS = {
     "onnxruntime": _Target(
         (order_gates, flatten_linears),
         (
-            *(clip_integers, widen_weights, unfold_gemms, gather_integers),
+            *(clip_integers, widen_weights, multiply_integers, unfold_gemms, gather_integers),
             *(write_integer_lstms, unpack_recurrent, split_means),
         ),
     ),

@@ -98,6 +98,30 @@ def _groups(tensor: Tensor, grid: Grid) -> Tensor:
     return xp.reshape(padded, [*shape[:axis], groups, size, *shape[axis + 1 :]])
 
 
+def by_scale(tensor: Tensor, grid: Grid) -> tuple[Tensor, tuple[int, ...]]:
+    """Return a tensor as a matrix with a column for each scale on a grid, and the shape of all scales.
+
+    Examples
+    --------
+    >>> import torch
+    >>> grid = Grid(bits=4, is_signed=True, is_symmetric=True, axis=1, group_size=2)
+    >>> by_scale(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), grid)
+    (tensor([[1., 3.],
+            [2., 4.]]), (1, 2))
+    """
+    xp = namespace(tensor)
+    if grid.axis is None:
+        return xp.reshape(tensor, (-1, 1)), ()
+    axis = grid.axis % len(xp.shape(tensor))
+    if grid.group_size is None:
+        last = xp.moveaxis(tensor, axis, -1)
+        count = xp.shape(tensor)[axis]
+        return xp.reshape(last, (-1, count)), (count,)
+    first = xp.moveaxis(_groups(tensor, grid), axis + 1, 0)
+    size, *others = xp.shape(first)
+    return xp.reshape(first, (size, -1)), tuple(others)
+
+
 def covering(tensor: Tensor, grid: Grid) -> QParams:
     """Return the finest grid of its kind that covers a tensor.
 

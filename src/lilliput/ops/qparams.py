@@ -29,6 +29,8 @@ class Grid:
         The axis whose entries each have a scale, or that is cut into groups; None: one scale for all.
     group_size : int, optional
         How many consecutive entries along ``axis`` share a scale; the last group may be shorter.
+    is_dynamic : bool
+        Whether the scale is that of each tensor as it comes: no scale is known beforehand.
 
     Examples
     --------
@@ -45,6 +47,7 @@ class Grid:
     is_narrow: bool = False
     axis: int | None = None
     group_size: int | None = None
+    is_dynamic: bool = False
 
     @property
     def low(self) -> int:
@@ -82,7 +85,8 @@ class QParams:
     ----------
     scale, zero_point : tensor
         Of no dimension with one scale for all, of one with a scale per channel; with groups, of the
-        tensor's own shape but the number of groups along the axis. Zero points are whole numbers.
+        tensor's own shape but the number of groups along the axis. Zero points are whole numbers. Of a
+        dynamic grid they are 1 and 0, and mean nothing.
     grid : Grid
         The integers.
     is_result : bool

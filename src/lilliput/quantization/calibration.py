@@ -33,7 +33,7 @@ def calibrate(
         (wrapper.name, target): make_observer(quantizer.observer_of(wrapper, target))
         for wrapper in quantizer.get_modules_wrapper()
         for target in ("input", "output")
-        if target in wrapper.roles
+        if target in wrapper.roles and not quantizer.grid(wrapper, target).is_dynamic
     }
     if not isinstance(batches, Iterable) or quantizer.is_tensor(batches):
         raise ConfigError(
@@ -88,11 +88,11 @@ class _Batches:
         self, backend: Any, model: Any, batches: Iterable[Any], observers: dict[Key, Observer]
     ) -> Iterator[int]:
         def observe(wrapper: Any, quant_type: QuantType, tensors: tuple[Any, ...]) -> Any:
-            if quant_type is not QuantType.WEIGHT and self.count > self.done:
+            observer = observers.get((wrapper.name, quant_type.value))
+            if observer is not None and self.count > self.done:
                 for tensor in tensors:
                     if namespace(tensor).size(tensor):  # a batch without samples has no range
-                        seen = namespace(tensor).detach(tensor)
-                        observers[wrapper.name, quant_type.value].observe(seen)
+                        observer.observe(namespace(tensor).detach(tensor))
             return tensors
 
         for batch in batches:

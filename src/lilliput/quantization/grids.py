@@ -78,4 +78,6 @@ def grid_for(config: Mapping[str, Any], target: str, layer: LayerInfo | None = N
     elif target == "weight" and granularity == "per_group":
         axis, group_size = inputs, config.get("group_size")
     bits = bits_of(config, target)
-    return Grid(bits, is_signed, is_symmetric, bool(narrow), axis, group_size)
+    observer = setting_of(config, "observer", target) if target != "weight" else None
+    is_dynamic = isinstance(observer, str) and observer.lower() == "dynamic"
+    return Grid(bits, is_signed, is_symmetric, bool(narrow), axis, group_size, is_dynamic)

@@ -48,6 +48,7 @@ class LSQQuantizer(RangeQuantizer):
     keeps_ranges = False
 
     learns_offset: ClassVar[bool] = False
+    takes_dynamic: ClassVar[bool] = False
 
     def _prepare_wrappers(self) -> None:
         super()._prepare_wrappers()

@@ -204,6 +204,17 @@ class Entropy(HistogramObserver):
         return entropy_range(self.histogram, grid)
 
 
+class Dynamic(Observer):
+    """No range of its own: every tensor has its own, see :mod:`~lilliput.quantization.dynamic`."""
+
+    def observe(self, tensor: Tensor) -> None:
+        """Look at nothing."""
+
+    def is_finite(self) -> bool:
+        """Whether what was seen is finite: nothing was."""
+        return True
+
+
 OBSERVERS: dict[str, type[Observer]] = {
     "minmax": MinMax,
     "ema": MovingAverage,
@@ -211,6 +222,7 @@ OBSERVERS: dict[str, type[Observer]] = {
     "mse": MSE,
     "kl": Entropy,
     "entropy": Entropy,
+    "dynamic": Dynamic,
 }
 
 

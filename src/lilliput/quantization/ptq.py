@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 from lilliput.config.layer import QuantType as QuantType
 from lilliput.config.select import Selection
 from lilliput.errors import ConfigError, Problem, StageError, nearest
-from lilliput.ops.fakequant import covering, fake_quantize, mean_magnitude, ranges
+from lilliput.ops.fakequant import by_scale, covering
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams, fit
 from lilliput.quantization.placed import ACTIVATIONS
@@ -37,9 +37,9 @@ from lilliput.registry import register_quantizer
 log = logging.getLogger("lilliput")
 
 _KEPT_ROWS = 1024
-_SHARES = tuple(
-    0.95**i for i in range(60)
-)  # of the range of a weight, from all of it to a twentieth
+_SHARES = tuple(0.95**i for i in range(1, 60))  # of the range of a weight, down to a twentieth
+_PIECE = 1 << 15  # entries that stay in the cache while all shares are tried
+_NARROWEST = 64  # columns at a time: fewer are slow, whatever their length
 _ADAROUND = {
     "steps": (int, 1, 10**7),
     "batch_size": (int, 1, 10**6),
@@ -64,24 +64,35 @@ def best_scales(weight: Tensor, grid: Grid) -> QParams:
     (tensor(2.), tensor(1.1376))
     """
     xp = namespace(weight)
-    wide = xp.widen(weight)
-    low, high = ranges(wide, grid)
-    best = covering(wide, grid)
-    smallest = _squared_error(wide, best)
+    columns, shape = by_scale(xp.widen(weight), grid)
+    entries, count = xp.shape(columns)
+    width = max(_PIECE // entries, _NARROWEST)
+    parts = [_best_of(columns[:, i : i + width], grid) for i in range(0, count, width)]
+    scale, zero = (xp.reshape(xp.concat(x), shape) for x in zip(*parts, strict=True))
+    return QParams(scale, zero, grid)
+
+
+def _best_of(columns: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Return the best scale and zero point of each column."""
+    xp = namespace(columns)
+    low, high = xp.min_over(columns, 0), xp.max_over(columns, 0)
+    scale, zero = fit(low, high, grid)
+    smallest = _squared_error(columns, scale, zero, grid)
     for share in _SHARES:
-        tried = QParams(*fit(low * share, high * share, grid), grid)
-        error = _squared_error(wide, tried)
+        tried, shifted = fit(low * share, high * share, grid)
+        error = _squared_error(columns, tried, shifted, grid)
         is_better = error < smallest
         smallest = xp.where(is_better, error, smallest)
-        scale = xp.where(is_better, tried.scale, best.scale)
-        best = QParams(scale, xp.where(is_better, tried.zero_point, best.zero_point), grid)
-    return best
+        scale, zero = xp.where(is_better, tried, scale), xp.where(is_better, shifted, zero)
+    return scale, zero
 
 
-def _squared_error(weight: Tensor, qparams: QParams) -> Tensor:
-    """Return the mean squared error of all that share a scale."""
-    difference = fake_quantize(weight, qparams) - weight
-    return mean_magnitude(difference * difference, qparams.grid)
+def _squared_error(columns: Tensor, scale: Tensor, zero: Tensor, grid: Grid) -> Tensor:
+    """Return the mean squared error of rounding each column with its own scale."""
+    xp = namespace(columns)
+    zeros = None if grid.is_symmetric and grid.fixed_zero_point == 0 else zero
+    difference = xp.fake_quantize(columns, scale, grid.low, grid.high, zeros) - columns
+    return xp.mean_over(difference * difference, 0)
 
 
 @register_quantizer("ptq", "ObserverQuantizer", "PtqQuantizer")

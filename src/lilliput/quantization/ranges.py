@@ -11,11 +11,12 @@ from pydantic import AfterValidator, Field, model_validator
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.config.select import Selection
 from lilliput.config.spec import QuantRule, Rule
-from lilliput.errors import ConfigError, StageError
+from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.ops.fakequant import covering, fake_quantize, ranges
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams, fit, spread
 from lilliput.quantization.calibration import calibrate
+from lilliput.quantization.dynamic import dynamic_problems
 from lilliput.quantization.embeddings import take_embeddings
 from lilliput.quantization.grids import grid_for
 from lilliput.quantization.observers import OBSERVERS, make_observer
@@ -49,7 +50,8 @@ class RangeRule(QuantRule):
     """All of the quantization keys, and how ranges are found in calibration."""
 
     observer: ObserverName | dict[Literal["input", "output"], ObserverName] | None = Field(
-        None, description=f"How calibration finds ranges: {', '.join(OBSERVERS)}."
+        None,
+        description=f"How calibration finds ranges: {', '.join(OBSERVERS)}.",
     )
 
     @model_validator(mode="after")
@@ -94,6 +96,7 @@ class RangeQuantizer(PlacedQuantizer):
     quant_grad = None
     tracked = ("current_step",)
     default_observer: ClassVar[str] = "minmax"
+    takes_dynamic: ClassVar[bool] = True  # whether inputs may have the range of each call
 
     example_inputs: Any = None
     quant_start_step: int = 0
@@ -119,6 +122,13 @@ class RangeQuantizer(PlacedQuantizer):
     def refine(self, selection: Selection) -> Selection:
         """Take embeddings that would dominate the file; see :mod:`~lilliput.quantization.embeddings`."""
         return take_embeddings(super().refine(selection), self.targets_of)
+
+    def find_problems(self, selection: Selection) -> list[Problem]:
+        """Return where rules ask for dynamic ranges that no kernel has."""
+        types = self._backend.dynamic_inputs if self.takes_dynamic else frozenset()
+        return super().find_problems(selection) + dynamic_problems(
+            selection, self.targets_of, types
+        )
 
     def default_targets(self, layer: LayerInfo) -> list[str]:
         """Return what has to be quantized for a layer to run in integers."""
@@ -169,8 +179,12 @@ class RangeQuantizer(PlacedQuantizer):
         return self._activation(output, wrapper, "output")
 
     def _activation(self, tensor: Tensor, wrapper: Any, target: str) -> Tensor:
-        if not namespace(tensor).size(tensor):  # a batch without samples has no range
+        xp = namespace(tensor)
+        if not xp.size(tensor):  # a batch without samples has no range
             return tensor
+        if (grid := self.grid(wrapper, target)).is_dynamic:
+            found = covering(xp.detach(tensor), grid)
+            return fake_quantize(tensor, found) if wrapper.is_on else tensor
         if wrapper.training and not self._backend.is_recomputing():
             self.follow(tensor, wrapper, target)
         if not (wrapper.is_on and getattr(wrapper, f"{target}_is_known")):
@@ -212,7 +226,8 @@ class RangeQuantizer(PlacedQuantizer):
             )
         if target != "weight":
             other, target = self.who_quantizes(wrapper, target)
-            if not getattr(other, f"{target}_is_known"):
+            is_dynamic = self.grid(other, target).is_dynamic
+            if not (is_dynamic or getattr(other, f"{target}_is_known")):
                 raise StageError(
                     f"the range of {target} of layer {other.name!r} is not known yet; call "
                     "calibrate(batches), or train, first."

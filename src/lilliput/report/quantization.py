@@ -260,14 +260,15 @@ class _Seen:
         for histogram, tensor in ((self.before, before), (self.after, after)):
             histogram.widen(min(self.low, histogram.low), max(self.high, histogram.high))
             histogram.add(xp.widen(xp.detach(tensor)))
-        if self.qparams is not None:
+        if self.qparams is not None and not self.qparams.grid.is_dynamic:
             self.outside += self.outside_of(array)
             self.total += array.size
 
     def row(self) -> TensorRow:
         grid = None if self.qparams is None else self.qparams.grid
         ends: tuple[float | None, float | None] = (None, None)
-        if self.qparams is not None and grid is not None:
+        is_fixed = grid is not None and not grid.is_dynamic
+        if self.qparams is not None and grid is not None and is_fixed:
             scale, zero = (to_array(x) for x in (self.qparams.scale, self.qparams.zero_point))
             ends = (
                 float(((grid.low - zero) * scale).min()),
@@ -290,7 +291,7 @@ class _Seen:
             high=self.high,
             grid_low=ends[0],
             grid_high=ends[1],
-            clipped=None if grid is None else self.outside / max(self.total, 1),
+            clipped=None if not is_fixed else self.outside / max(self.total, 1),
             histogram=histogram,
         )
 

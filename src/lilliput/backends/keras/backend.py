@@ -51,6 +51,7 @@ class KerasBackend(Backend):
     name = "keras"
     default_types = DEFAULT_TYPES
     integer_outputs = frozenset({"_ConvNd", "Linear"})
+    dynamic_inputs = frozenset()
     sees_every_step = False
 
     # -- layers --------------------------------------------------------------------------------------

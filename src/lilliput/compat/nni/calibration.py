@@ -36,6 +36,8 @@ def calibration_config(quantizer: Any) -> dict[str, dict[str, Any]]:
         entry: dict[str, Any] = {}
         for role in wrapper.roles:
             qparams = quantizer.qparams(wrapper, QuantType(role))
+            if qparams is not None and qparams.grid.is_dynamic:
+                qparams = None  # a scale of each call: there is none to write
             is_binary = isinstance(
                 quantizer, BNNQuantizer
             )  # kept as -1 and 1 in integers of 8 bits

@@ -156,8 +156,8 @@ class _Check:
             results = places[place.key].results
             if call < len(results):
                 expected = to_array(results[call][position])
-                received = held.reals(found[held.name]).reshape(expected.shape)
-                worst = compare([held.name], [expected], [received], [held.scale])
+                received = held.reals(found).reshape(expected.shape)
+                worst = compare([held.name], [expected], [received], [held.step(found)])
                 rows.append(
                     {
                         "layer": place.wrapper.name,
