@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from lilliput.export.four_bits import packed_type
 from lilliput.export.graph import array_of, attributes_of, layers_of, only_reader, producer
 from lilliput.export.integers import read
 from lilliput.export.kernels import INTEGER_KERNELS
@@ -38,12 +39,13 @@ def list_layers(graph: ir.Graph, given: Mapping[str, int] | None = None) -> list
         dtype = "" if weight is None or weight.dtype is None else weight.dtype.name.lower()
         if stored is not None:
             dtype = stored.dtype.name.lower()
+        packed = packed_type(weight)
         reason = _reason(node)
         layers.append(
             Layer(
                 str(node.name),
                 node.op_type,
-                dtype if is_constant else "",
+                packed or (dtype if is_constant else ""),
                 _macs(node, sizes),
                 integer=not reason,
                 reason=reason,

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from lilliput.errors import ExportError, nearest
 from lilliput.export.dynamic import multiply_integers
 from lilliput.export.flatten import flatten_linears
+from lilliput.export.four_bits import pack_groups
 from lilliput.export.graph import (
     Draft,
     array_of,
@@ -217,7 +218,7 @@ TARGETS = {
         (order_gates, flatten_linears),
         (
             *(clip_integers, widen_weights, multiply_integers, unfold_gemms, gather_integers),
-            *(write_integer_lstms, unpack_recurrent, split_means),
+            *(write_integer_lstms, unpack_recurrent, split_means, pack_groups),
         ),
     ),
     "openvino": _Target((order_gates,), (refuse_ragged, widen_weights, unfold_gemms)),

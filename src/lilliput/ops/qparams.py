@@ -92,12 +92,15 @@ class QParams:
     is_result : bool
         How an activation gets there: False, it is rounded to the grid and nothing else; True, the
         algorithm's own code makes numbers that lie on the grid (``sign(x)``).
+    groups : Groups, optional
+        Of a weight that is held in fewer bits than it is multiplied in: those.
     """
 
     scale: Tensor
     zero_point: Tensor
     grid: Grid
     is_result: bool = False
+    groups: Groups | None = None
 
     def spread(self, values: Tensor, like: Tensor) -> Tensor:
         """Return scales or zero points in a shape that multiplies with ``like``."""
@@ -113,6 +116,22 @@ class QParams:
         """Return the numbers that integers stand for."""
         scale, zero = (self.spread(values, integers) for values in (self.scale, self.zero_point))
         return (integers - zero) * scale
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A weight in few bits with scales for groups; rounding what it stands for gives another grid's integers.
+
+    Parameters
+    ----------
+    integers : tensor
+        The integers.
+    qparams : QParams
+        Their grid and scales.
+    """
+
+    integers: Tensor
+    qparams: QParams
 
 
 def spread(values: Tensor, shape: tuple[int, ...], grid: Grid) -> Tensor:

@@ -3,6 +3,11 @@
 Rounding is that of ONNX's ``DynamicQuantizeLinear``: uint8, from the smallest to the largest entry of the
 whole tensor, zero included. Nothing is calibrated, and no input lies outside of the grid. What a model makes
 of one example then depends a little on the others of its batch, since they share a scale.
+
+Kernels multiply such inputs by integers with a scale for each output. A weight of four bits or less with scales
+for groups is therefore rounded twice: to its groups, as which it is stored, and what these stand for to seven
+bits with a scale for each output, which the runtime computes once, when it opens the file. Seven bits are fine
+enough to change little, and two products of seven and eight bits never saturate 16 bits.
 """
 
 from __future__ import annotations
@@ -13,10 +18,14 @@ from typing import Any
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
 from lilliput.errors import Problem
-from lilliput.ops.qparams import Grid
+from lilliput.ops.fakequant import covering
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.ops.qparams import Grid, QParams
 from lilliput.quantization.grids import grid_for
 
 _GRID = Grid(8, is_signed=False, is_symmetric=False, is_dynamic=True)
+_FEW = 4  # bits that are widened
+_WIDE = 7
 
 
 def dynamic_problems(
@@ -46,6 +55,14 @@ def dynamic_problems(
 
 def _fault(layer: LayerInfo, config: Mapping[str, Any], target: str, types: frozenset[str]) -> str:
     grid = grid_for(config, target, layer)
+    if target == "weight":
+        is_wide = grid.group_size is not None and grid.bits > _FEW
+        if not (is_wide and grid_for(config, "input", layer).is_dynamic):
+            return ""
+        return (
+            f"'dynamic' inputs go with weights per group of {_FEW} bits or less; {layer.name!r} has "
+            f"{grid.bits}: leave 'granularity' out."
+        )
     if not grid.is_dynamic:
         return ""
     if target == "output":
@@ -63,3 +80,28 @@ def _fault(layer: LayerInfo, config: Mapping[str, Any], target: str, types: froz
             f"{layer.name!r} has {grid.dtype}{', symmetric' if grid.is_symmetric else ''}."
         )
     return ""
+
+
+def is_widened(weight: Grid, inputs: Grid) -> bool:
+    """Whether a weight is rounded once more, to the integers that kernels multiply by."""
+    return inputs.is_dynamic and weight.group_size is not None
+
+
+def widened(weight: Tensor, axis: int) -> QParams:
+    """Return the grid with a scale for each output that a weight in groups is rounded to."""
+    return covering(weight, Grid(_WIDE, True, True, is_narrow=True, axis=axis))
+
+
+def round_widened(weight: Tensor, axis: int) -> Tensor:
+    """Round a weight in groups to that grid, as ``QuantizeLinear`` does: by a division.
+
+    Examples
+    --------
+    >>> import torch
+    >>> round_widened(torch.tensor([[0.1, 6.3]]), 0)
+    tensor([[0.1000, 6.3000]])
+    """
+    xp = namespace(weight)
+    qparams = widened(xp.detach(weight), axis)
+    scale = qparams.spread(qparams.scale, weight)
+    return xp.straight_through(weight, xp.round(weight / scale) * scale)

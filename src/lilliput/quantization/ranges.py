@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -14,9 +15,9 @@ from lilliput.config.spec import QuantRule, Rule
 from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.ops.fakequant import covering, fake_quantize, ranges
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.ops.qparams import Grid, QParams, fit, spread
+from lilliput.ops.qparams import Grid, Groups, QParams, fit, spread
 from lilliput.quantization.calibration import calibrate
-from lilliput.quantization.dynamic import dynamic_problems
+from lilliput.quantization.dynamic import dynamic_problems, is_widened, round_widened, widened
 from lilliput.quantization.embeddings import take_embeddings
 from lilliput.quantization.grids import grid_for
 from lilliput.quantization.observers import OBSERVERS, make_observer
@@ -137,7 +138,9 @@ class RangeQuantizer(PlacedQuantizer):
             return list(bits)
         if layer.weight_name is None:
             return ["output"]
-        if layer.is_bypassed or layer.types & _WITHOUT_FLOAT_INPUT:
+        is_dynamic = grid_for(layer.config, "input").is_dynamic  # of a head that is tied to a table, too
+        is_tied = is_dynamic and layer.types & self._backend.dynamic_inputs
+        if layer.is_bypassed or (layer.types & _WITHOUT_FLOAT_INPUT and not is_tied):
             return ["weight"]
         is_whole = layer.types & self._backend.integer_outputs
         return ["weight", "input", *(["output"] if is_whole else [])]
@@ -199,9 +202,19 @@ class RangeQuantizer(PlacedQuantizer):
 
     def _round_weight(self, weight: Tensor, wrapper: Any) -> Tensor:
         if wrapper.weight_is_fixed:
-            return fake_quantize(weight, self._held(wrapper, "weight"))
-        qparams = self._cover_weight(namespace(weight).detach(weight), wrapper)
-        return fake_quantize(weight, qparams, covers=True)
+            rounded = fake_quantize(weight, self._held(wrapper, "weight"))
+        else:
+            qparams = self._cover_weight(namespace(weight).detach(weight), wrapper)
+            rounded = fake_quantize(weight, qparams, covers=True)
+        axis = self._widened_axis(wrapper)
+        return rounded if axis is None else round_widened(rounded, axis)
+
+    def _widened_axis(self, wrapper: Any) -> int | None:
+        """Return the axis of outputs of a weight in groups that is multiplied in more bits."""
+        if "input" not in wrapper.roles:
+            return None
+        grid = self.grid(wrapper, "weight")
+        return 1 - (grid.axis or 0) % 2 if is_widened(grid, self.grid(wrapper, "input")) else None
 
     def _cover_weight(self, weight: Tensor, wrapper: Any) -> QParams:
         found = covering(weight, self.grid(wrapper, "weight"))
@@ -243,6 +256,10 @@ class RangeQuantizer(PlacedQuantizer):
             held = self._held(wrapper, "weight")
         else:
             held = self._cover_weight(weight if factor is None else weight * factor, wrapper)
+        if (wide := self._widened_axis(wrapper)) is not None:
+            rounded = fake_quantize(weight, held)
+            groups = Groups(held.to_integers(rounded), held)
+            return replace(widened(rounded, wide), groups=groups)
         if factor is None:
             return held
         # What the layer computes with is divided by the factor again: a scale for each channel.

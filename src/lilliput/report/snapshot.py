@@ -226,4 +226,6 @@ def _bits(wrapper: Any) -> int | None:
         qparams = wrapper.compressor.qparams(wrapper, QuantType.WEIGHT)
     except LilliputError:  # not calibrated yet
         qparams = None
+    if qparams is not None and qparams.groups is not None:
+        qparams = qparams.groups.qparams
     return bits_of(wrapper.config, "weight") if qparams is None else int(qparams.grid.bits)

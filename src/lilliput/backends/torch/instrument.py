@@ -196,6 +196,8 @@ def _quantize_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> An
     if isinstance(module, nn.MultiheadAttention):  # its masks are no activations
         places = [*range(len(args)), *(_ATTENTION.get(name, 3) for name in named)]
         where = [i for i in where if places[i] < 3]
+    if isinstance(module, nn.Embedding) and not where and _is_tied(sidecar):
+        return args, kwargs  # the inputs that are quantized are those of the head
     _expect_floating(sidecar, sidecar.input_keys, where, "input")
     # Attention takes a faster way if query, key and value are one tensor: they shall stay one.
     tensors = tuple({id(items[i]): items[i] for i in where}.values())
@@ -206,6 +208,11 @@ def _quantize_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> An
     for i in where:
         items[i] = quantized[id(items[i])]
     return tuple(items[: len(args)]), dict(zip(named, items[len(args) :], strict=True))
+
+
+def _is_tied(sidecar: Any) -> bool:
+    """Whether other modules own what is quantized here."""
+    return all(len(sidecar._modules[x].layer_info.owners) > 1 for x in sidecar.input_keys)
 
 
 def _expect_floating(sidecar: Any, keys: list[str], where: list[int], what: str) -> None:
