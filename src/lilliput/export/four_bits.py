@@ -1,13 +1,13 @@
 """For ONNX Runtime: weights that are stored in four bits and multiplied in eight.
 
-The kernels that multiply four bits (``MatMulNBits``) are as fast as float with 16 rows and slower with more, on
-CPUs without VNNI. Those for eight bits are nearly as fast with one row, and much faster with many. So the file
-holds four bits in groups, and a few nodes without inputs make eight of them, which the runtime computes once,
-when it opens the file: ``Cast → Sub → Mul`` to what the groups stand for, then ``QuantizeLinear``.
+The kernel that multiplies four bits (``MatMulNBits``) is as fast as float with 16 rows and slower with more,
+on CPUs without VNNI. Those for eight bits are nearly as fast with one row, and much faster with many. So the
+file holds four bits in groups, and a few nodes without inputs make eight of them, which the runtime computes
+once, when it opens the file: ``Cast → Sub → Mul`` to what the groups stand for, then ``QuantizeLinear``.
 
-stories15M, speed over float in ONNX Runtime 1.31 on AVX2, one thread, with 1, 16 and 128 tokens: ``MatMulNBits``
-2.5, 1.1 and 0.9 (block size 32), 2.5, 1.0 and 0.9 (128), without rounding activations 1.0, 0.8 and 1.0; four bits
-to eight 2.3, 1.8 and 1.8.
+stories15M, speed over float in ONNX Runtime 1.31 on AVX2, one thread, with 1, 16 and 128 tokens:
+``MatMulNBits`` 2.8, 1.2 and 0.9 in blocks of 32, 2.5, 1.0 and 0.9 in blocks of 128, with activations in float
+1.0, 0.8 and 1.0; products of eight bits 2.3, 1.8 and 1.8.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def packed_type(value: ir.Value | None) -> str:
 def _pack(draft: Draft, place: Place) -> None:
     """Replace the integers of a weight, upright or turned, by what computes them."""
     wide = on_grid(place)
-    readers = [x for x in draft.graph.initializers.values() if x.uses() and x.const_value is not None]
+    readers = [
+        x for x in draft.graph.initializers.values() if x.uses() and x.const_value is not None
+    ]
     found = [
         (value, is_turned)
         for value in readers
@@ -94,7 +96,9 @@ def _computed(draft: Draft, place: Place, wide: Array, columns: Array) -> ir.Val
     zeros = draft.constant(cast(zero, dtype), f"{name}_group_zero_point")
     to_float = {"to": ir.DataType.FLOAT.value}
 
-    def add(op: str, inputs: list[ir.Value], attributes: dict[str, int], size: list[int]) -> ir.Value:
+    def add(
+        op: str, inputs: list[ir.Value], attributes: dict[str, int], size: list[int]
+    ) -> ir.Value:
         made = draft.insert(first, op, inputs, attributes, like=packed, dtype=ir.DataType.FLOAT)
         made.shape = ir.Shape(size)
         return made

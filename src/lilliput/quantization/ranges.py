@@ -138,7 +138,9 @@ class RangeQuantizer(PlacedQuantizer):
             return list(bits)
         if layer.weight_name is None:
             return ["output"]
-        is_dynamic = grid_for(layer.config, "input").is_dynamic  # of a head that is tied to a table, too
+        is_dynamic = grid_for(
+            layer.config, "input"
+        ).is_dynamic  # of a head that is tied to a table, too
         is_tied = is_dynamic and layer.types & self._backend.dynamic_inputs
         if layer.is_bypassed or (layer.types & _WITHOUT_FLOAT_INPUT and not is_tied):
             return ["weight"]
