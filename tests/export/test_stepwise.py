@@ -15,7 +15,7 @@ from lilliput.errors import ExportError
 from lilliput.export import check, cpu, onnx_file, stepwise
 from lilliput.export.packed import Packed, packing
 from lilliput.export.run import Execute
-from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer, export_onnx
+from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer, QuantType, export_onnx
 
 RUNTIMES = ("onnxruntime_unoptimized", "onnxruntime")
 RULES = [{"op_types": ["Conv2d", "Linear"]}]
@@ -295,3 +295,32 @@ def test_what_differs_for_another_reason_is_still_refused(
     monkeypatch.setattr(check, "run", wrong)
     with pytest.raises(ExportError, match="20.0 dB .* expected min_sqnr=30 dB or more"):
         export_onnx(model, tmp_path / "net.onnx", torch.randn(2, 64))
+
+
+class Sensitive(nn.Module):
+    """A layer that changes nothing, and a function that turns one step into another number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False)
+        nn.init.eye_(self.layer.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(100 * self.layer(x))
+
+
+def test_a_low_ratio_from_end_to_end_is_told_and_the_file_is_written(tmp_path: Path) -> None:
+    model = Sensitive().eval()
+    rules = [{"op_types": ["Linear"], "quant_types": ["input"], "observer": "minmax"}]
+    quantizer = PTQQuantizer(model, rules)
+    quantizer.compress()
+    quantizer.calibrate([torch.linspace(0, 7.65, 8).reshape(1, 8)])
+    scale = quantizer.qparams(quantizer.get_modules_wrapper()[0], QuantType.INPUT).scale
+    middles = (torch.arange(200) + 0.5) * scale  # where the last bit decides on a rounding
+    is_open = (middles / scale).round() != (middles * scale.reciprocal()).round()
+    x = torch.arange(800).remainder(200) * scale
+    x[:800:80] = middles[is_open][:10]
+    result = export_onnx(quantizer, tmp_path / "m.onnx", x.reshape(-1, 8))
+    for found in result.runtimes.values():
+        assert found.sqnr < 25 and found.local_lsb == 1
+    assert result.path.exists()

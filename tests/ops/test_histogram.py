@@ -4,6 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lilliput.ops import histogram as histogram_module
 from lilliput.ops.histogram import (
     Histogram,
     entropy_range,
@@ -51,6 +52,19 @@ def test_one_batch_is_counted_as_numpy_does():
     expected, _ = np.histogram(x.numpy(), 64, (histogram.low, histogram.high))
     assert np.abs(histogram.counts - expected).sum() <= 2, "values at the edge of two bins"
     assert (histogram.low, histogram.high) == (float(x.min()), float(x.max()))
+
+
+def test_large_tensors_are_sampled_and_keep_their_ends(monkeypatch):
+    monkeypatch.setattr(histogram_module, "_SAMPLED", 1 << 12)
+    x = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
+    x[7, 9] = 25.0
+    sampled, full = Histogram(64), Histogram(64)
+    sampled.add(x)
+    monkeypatch.setattr(histogram_module, "_SAMPLED", 1 << 30)
+    full.add(x)
+    assert (sampled.low, sampled.high) == (full.low, full.high)
+    assert sampled.counts.sum() == pytest.approx(x.numel())
+    assert np.abs(sampled.counts - full.counts).sum() < 0.1 * x.numel()
 
 
 def test_nothing_but_zeros_and_then_something():

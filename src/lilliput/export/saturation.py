@@ -163,6 +163,9 @@ def _watcher(
     axis, groups = 1 - len(layer.shape), getattr(layer.module, "groups", 1)
     channels = layer.shape[1 - layer.out_axis] * groups
 
+    pairs = torch.full((channels,), 2.0)
+    pairs[-1] = 1.0  # the last channel has no next one
+
     def watch(module: nn.Module, args: Any, kwargs: Any) -> None:
         items = [*args, *kwargs.values()]
         padding = getattr(module, "padding", None)
@@ -171,11 +174,28 @@ def _watcher(
         for tensor in (items[i] for i in floating(items)):
             if tensor.ndim < -axis or tensor.shape[axis] != channels or not tensor.numel():
                 continue  # not what is multiplied by the weight
-            rows = qparams.to_integers(tensor.float()).movedim(axis, 0).flatten(1) + shift
-            rows = rows.nan_to_num(nan=255.0)
-            double = torch.cat([rows[:-1] + rows[1:], rows[-1:]]).amax(1).clamp(min=2 * zero)
-            largest = torch.stack([rows.amax(1).clamp(min=zero), double])
-            counts[wrapper.name] += rows.shape[1]
+            single, double = (x.nan_to_num(nan=255.0) for x in _largest(tensor, axis, qparams))
+            largest = torch.stack([single + shift, double + shift * pairs])
+            largest = torch.maximum(largest, zero * torch.stack([torch.ones_like(pairs), pairs]))
+            counts[wrapper.name] += tensor.numel() // channels
             seen[wrapper.name] = torch.maximum(seen.get(wrapper.name, largest), largest)
 
     return watch
+
+
+def _largest(tensor: Tensor, axis: int, qparams: QParams) -> tuple[Tensor, Tensor]:
+    """Return the largest integer of each channel, and the largest sum of it and the next at one place.
+
+    What is on the grid grows with its integers, so that they are found after the largest.
+    """
+    others = [i for i in range(tensor.ndim) if i != axis % tensor.ndim]
+    reals, count = tensor.float(), tensor.shape[axis]
+    singles = reals.amax(others) if others else reals
+    sums = reals.narrow(axis, 0, count - 1) + reals.narrow(axis, 1, count - 1)
+    doubles = torch.cat([sums.amax(others) if others else sums, singles[-1:]])
+    scale, zero, grid = qparams.scale, qparams.zero_point, qparams.grid
+    single = (singles / scale).round() + zero
+    double = (doubles / scale).round() + torch.cat([2 * zero.expand(count - 1), zero.reshape(1)])
+    ends = torch.full((count,), 2.0 * grid.high)
+    ends[-1] = grid.high
+    return single.clamp(grid.low, grid.high), torch.minimum(double, ends)

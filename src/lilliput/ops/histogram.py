@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 BINS = 2048
 _CANDIDATES = 100
+_SAMPLED = (
+    1 << 19
+)  # entries of one tensor that are counted; of larger ones some represent the others
 
 
 class Histogram:
@@ -34,7 +37,7 @@ class Histogram:
         self.counts: NDArray[np.float64] = np.zeros(bins)
 
     def add(self, tensor: Tensor) -> None:
-        """Count the entries of a tensor."""
+        """Count the entries of a tensor, of a large one a sample; the ends are those of all entries."""
         xp = namespace(tensor)
         low, high = (float(x) for x in xp.range_of(tensor, None))
         if not (np.isfinite(low) and np.isfinite(high)):
@@ -42,7 +45,11 @@ class Histogram:
             return
         self.widen(min(low, self.low), max(high, self.high))
         if self.high > self.low:
-            self.counts += xp.histogram(tensor, self.counts.size, self.low, self.high)
+            every = (
+                max(xp.size(tensor) // _SAMPLED, 1) | 1
+            )  # odd: no axis of even length is favoured
+            found = xp.histogram(tensor, self.counts.size, self.low, self.high, every)
+            self.counts += found * (xp.size(tensor) / max(found.sum(), 1))
         else:  # nothing but zeros so far: they are in the first bin, where the range will begin
             self.counts[0] += xp.size(tensor)
 

@@ -151,10 +151,13 @@ def max_over(tensor: Tensor, axis: int) -> Tensor:
     return ops.max(tensor, axis=axis)
 
 
-def histogram(tensor: Tensor, bins: int, low: float, high: float) -> NDArray[np.float64]:
-    """Return how many entries fall into each of equal bins from ``low`` to ``high``."""
+def histogram(
+    tensor: Tensor, bins: int, low: float, high: float, every: int = 1
+) -> NDArray[np.float64]:
+    """Return how many of every n-th entries fall into each of equal bins from ``low`` to ``high``."""
     # Computed in float64: in float32 the edges of the bins may coincide.
-    return np.histogram(to_numpy(tensor), bins, (low, high))[0].astype(np.float64)
+    values = to_numpy(tensor).reshape(-1)[::every]
+    return np.histogram(values, bins, (low, high))[0].astype(np.float64)
 
 
 def pad_last(tensor: Tensor, count: int, axis: int) -> Tensor:

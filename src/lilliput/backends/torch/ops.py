@@ -117,9 +117,11 @@ def max_over(tensor: Tensor, axis: int) -> Tensor:
     return torch.amax(tensor, dim=axis)
 
 
-def histogram(tensor: Tensor, bins: int, low: float, high: float) -> NDArray[np.float64]:
-    """Return how many entries fall into each of equal bins from ``low`` to ``high``."""
-    flat = _in_memory_order(tensor).flatten()
+def histogram(
+    tensor: Tensor, bins: int, low: float, high: float, every: int = 1
+) -> NDArray[np.float64]:
+    """Return how many of every n-th entries fall into each of equal bins from ``low`` to ``high``."""
+    flat = _in_memory_order(tensor).flatten()[::every]
     counts = torch.zeros(bins, dtype=torch.int64, device=tensor.device)
     for piece in torch.split(flat, _PIECE):
         places = (piece.float() - low).mul_(bins / (high - low))
