@@ -176,7 +176,7 @@ def _watcher(
                 continue  # not what is multiplied by the weight
             single, double = (x.nan_to_num(nan=255.0) for x in _largest(tensor, axis, qparams))
             largest = torch.stack([single + shift, double + shift * pairs])
-            largest = torch.maximum(largest, zero * torch.stack([torch.ones_like(pairs), pairs]))
+            largest = torch.maximum(largest, torch.tensor([[zero], [2 * zero]]))
             counts[wrapper.name] += tensor.numel() // channels
             seen[wrapper.name] = torch.maximum(seen.get(wrapper.name, largest), largest)
 
