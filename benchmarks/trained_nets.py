@@ -29,12 +29,7 @@ from weights import lite, resnet50
 
 TESTED, CALIBRATED = 500, 160
 INT8 = [{"op_types": ["Conv2d", "Linear"]}]
-GROUPS = {
-    "quant_bits": {"weight": 4, "input": 8},
-    "granularity": {"weight": "per_group"},
-    "group_size": 32,
-    "observer": "dynamic",
-}
+GROUPS = {"quant_types": ["weight"], "quant_bits": 4, "granularity": "per_group", "group_size": 32}
 
 
 @dataclass

@@ -87,7 +87,8 @@ def export_onnx(
         the outputs may be further off, as the result says. Kernels that round activations which nothing
         quantizes (MatMulNBits, integer LSTMs) are judged without that.
     calibration : iterable, optional
-        More inputs to compare on, and for the guard; by default the first batches of ``calibrate()``.
+        More inputs to compare on, and for the guard; by default the first batches of ``calibrate()``, on
+        which the file is executed with optimizations only.
     assume_vnni : bool, optional
         Whether the CPUs that will run the file have VNNI (or are ARM). False: weights are made coarser
         where 16-bit sums would saturate without it, which changes the scales of the quantizer for good.
