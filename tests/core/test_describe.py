@@ -17,7 +17,7 @@ def test_a_pruner_is_a_line_with_layers_goal_and_stage():
     assert repr(pruner) == head + "compressed)"
     pruner.strip()
     assert repr(pruner) == head + "stripped)"
-    assert repr(lt.LevelPruner([{"sparsity": 0.5}])) == "LevelPruner(no model yet)"
+    assert repr(lt.LevelPruner(config_list=[{"sparsity": 0.5}])) == "LevelPruner(no model yet)"
 
 
 def test_a_quantizer_is_a_line_with_its_bits():
@@ -46,7 +46,7 @@ def test_every_algorithm_can_be_shown(name):
         rules = [{"op_types": ["Conv2d", "Linear"], "exclude": True}, {"op_types": ["Conv2d"]}]
         key = "final_sparsity" if "final_sparsity" in cls.rule.model_fields else "sparsity"
         rules[1] |= {key: 0.5} if key in cls.rule.model_fields else {}
-    made = cls(rules)
+    made = cls(config_list=rules)
     assert repr(made).startswith(cls.__name__) and "<table>" in made._repr_html_()
     assert len(repr(made)) < 200
 

@@ -78,7 +78,7 @@ def test_a_pruner_that_overrides_calc_mask_never_asks_the_masker():
     assert pruner.masker.calls == []
     assert all(
         torch.equal(w.weight_mask == 1, p)
-        for w, p in zip(pruner.modules_wrapper, positive, strict=False)
+        for w, p in zip(pruner.get_modules_wrapper(), positive, strict=False)
     )
 
 

@@ -43,7 +43,7 @@ def test_a_bias_mask_is_applied_too():
     pruner = pruner_returning(masks)(model, ANY)
     pruner.compress()
     assert torch.equal(model.bias, bias * masks["bias_mask"])
-    assert torch.equal(pruner.modules_wrapper[0].bias_mask, masks["bias_mask"])
+    assert torch.equal(pruner.get_modules_wrapper()[0].bias_mask, masks["bias_mask"])
     pruner.strip()
     assert torch.equal(model.bias, bias * masks["bias_mask"])
 
@@ -131,7 +131,7 @@ def test_pruned_weights_stay_zero_under_any_optimizer(name):
         train()
         assert int(pruned.sum()) == 32
         assert bool((model[0].weight[pruned] == 0).all())
-        assert bool((pruner.modules_wrapper[0].weight.grad[pruned] == 0).all())
+        assert bool((pruner.get_modules_wrapper()[0].weight.grad[pruned] == 0).all())
     assert not torch.equal(model[0].weight[~pruned], kept)
     pruner.strip()
     assert bool((model[0].weight[pruned] == 0).all())
@@ -184,7 +184,7 @@ def test_pruned_weights_are_zero_even_where_an_optimizer_divides_zero_by_zero():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # eps underflows in half precision
     pruner = LevelPruner(model, [{"sparsity": 0.5}], optimizer)
     pruner.compress()
-    pruned = pruner.modules_wrapper[0].weight_mask == 0
+    pruned = pruner.get_modules_wrapper()[0].weight_mask == 0
     model(torch.ones(1, 4).half()).sum().backward()
     optimizer.step()
     assert bool((model.weight[pruned] == 0).all())
@@ -217,7 +217,7 @@ def test_a_layer_replaced_or_tied_after_construction_is_refused():
 
 
 def test_a_failed_first_model_does_not_bind():
-    pruner = LevelPruner([{"sparsity": 0.5}])
+    pruner = LevelPruner(config_list=[{"sparsity": 0.5}])
     with pytest.raises(UnsupportedModelError):
         pruner.compress(object())
     assert int((pruner.compress(nn.Linear(4, 4)).weight == 0).sum()) == 8

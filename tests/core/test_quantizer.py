@@ -166,7 +166,7 @@ def test_pruned_zeros_survive_a_quantizer_that_moves_zero():
     pruner = LevelPruner(model, [{"sparsity": 0.5}])
     pruner.compress()
     Shifting(model, rule("weight")).compress()
-    mask = pruner.modules_wrapper[0].weight_mask
+    mask = pruner.get_modules_wrapper()[0].weight_mask
     assert torch.equal(model.weight == 0, mask == 0)
 
 
@@ -245,7 +245,7 @@ def test_a_learned_parameter_gets_its_gradient_through_the_default_rule():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     quantizer = Learned(model, rule("weight"), optimizer)
     quantizer.compress()
-    (wrapper,) = quantizer.modules_wrapper
+    (wrapper,) = quantizer.get_modules_wrapper()
     model(torch.ones(1, 2)).sum().backward()
     assert wrapper.scale.grad == 12.0  # d/ds of the sum of four weights of 3 · s
     assert torch.equal(wrapper.weight.grad, torch.ones(2, 2))  # straight through

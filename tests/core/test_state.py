@@ -62,7 +62,7 @@ def test_a_state_can_be_loaded_before_compress(tmp_path):
     target = AGPPruner(model, RULES)
     target.load_state(source.state())
     target.compress()
-    for a, b in zip(source.modules_wrapper, target.modules_wrapper, strict=True):
+    for a, b in zip(source.get_modules_wrapper(), target.get_modules_wrapper(), strict=True):
         assert torch.equal(a.weight_mask, b.weight_mask)
         assert bool((b.weight[b.weight_mask == 0] == 0).all())
 
@@ -169,7 +169,7 @@ def test_a_state_of_another_model_or_algorithm_is_refused_and_changes_nothing():
     pruner = make_pruner()
     train(pruner, range(4))
     other = LevelPruner(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1)), [{"sparsity": 0.5}])
-    masks = [w.weight_mask.clone() for w in other.modules_wrapper]
+    masks = [w.weight_mask.clone() for w in other.get_modules_wrapper()]
     with pytest.raises(StateError) as caught:
         other.load_state(pruner.state())
     text = str(caught.value)
@@ -177,7 +177,8 @@ def test_a_state_of_another_model_or_algorithm_is_refused_and_changes_nothing():
     assert "0: weight shape [5, 6], the model has [6, 6]" in text
     assert "1: not in the state" in text and "2: not in this model" in text
     assert all(
-        torch.equal(w.weight_mask, m) for w, m in zip(other.modules_wrapper, masks, strict=True)
+        torch.equal(w.weight_mask, m)
+        for w, m in zip(other.get_modules_wrapper(), masks, strict=True)
     )
 
 
@@ -190,13 +191,13 @@ def test_algorithm_attributes_and_buffers_travel_with_the_state(tmp_path):
         return quantizer
 
     source = make()
-    source.modules_wrapper[0].history.append(3.5)
-    source.modules_wrapper[0].range += 2
+    source.get_modules_wrapper()[0].history.append(3.5)
+    source.get_modules_wrapper()[0].range += 2
     source.state().save(tmp_path)
     target = make()
     target.load_state(CompressionState.load(tmp_path))
-    assert target.modules_wrapper[0].history == [3.5]
-    assert torch.equal(target.modules_wrapper[0].range, torch.full((2,), 2.0))
+    assert target.get_modules_wrapper()[0].history == [3.5]
+    assert torch.equal(target.get_modules_wrapper()[0].range, torch.full((2,), 2.0))
 
 
 def test_lists_tuples_dicts_and_tensors_of_an_algorithm_come_back_as_they_were(tmp_path):
@@ -210,11 +211,11 @@ def test_lists_tuples_dicts_and_tensors_of_an_algorithm_come_back_as_they_were(t
 
     value = {"seen": [torch.ones(2), torch.zeros(1, 3)], "range": (1, 2.5), "odd": {"a/b::c": None}}
     source, target = make(), make()
-    source.modules_wrapper[0].history = value
-    source.modules_wrapper[0]._scratch = object()
+    source.get_modules_wrapper()[0].history = value
+    source.get_modules_wrapper()[0]._scratch = object()
     source.state().save(tmp_path)
     target.load_state(CompressionState.load(tmp_path))
-    back = target.modules_wrapper[0].history
+    back = target.get_modules_wrapper()[0].history
     assert [torch.equal(a, b) for a, b in zip(back["seen"], value["seen"], strict=True)] == [
         True
     ] * 2
@@ -223,7 +224,7 @@ def test_lists_tuples_dicts_and_tensors_of_an_algorithm_come_back_as_they_were(t
 
 def test_an_attribute_that_cannot_be_saved_is_refused_by_layer_and_name():
     pruner = make_pruner()
-    pruner.modules_wrapper[1].helper = object()
+    pruner.get_modules_wrapper()[1].helper = object()
     with pytest.raises(StateError, match="layer '2': the attribute 'helper' holds a object"):
         pruner.state()
 
@@ -251,7 +252,7 @@ def test_layer_names_of_any_kind_survive(tmp_path, name):
     source, target = make(), make()
     source.state().save(tmp_path)
     target.load_state(CompressionState.load(tmp_path))
-    a, b = source.modules_wrapper[0], target.modules_wrapper[0]
+    a, b = source.get_modules_wrapper()[0], target.get_modules_wrapper()[0]
     assert torch.equal(a.weight_mask, b.weight_mask)
 
 
@@ -314,8 +315,10 @@ def test_json_with_junk_anywhere_is_refused_or_harmless(tmp_path, junk):
             target = make_pruner()
             with contextlib.suppress(StateError):
                 target.load_state(tmp_path)
-            assert [type(w).__name__ for w in target.modules_wrapper] == ["PrunerModuleWrapper"] * 2
-            assert isinstance(target.modules_wrapper[0].config, dict)
+            assert [type(w).__name__ for w in target.get_modules_wrapper()] == [
+                "PrunerModuleWrapper"
+            ] * 2
+            assert isinstance(target.get_modules_wrapper()[0].config, dict)
             if kept is holder:
                 del holder[key]
             else:
@@ -453,7 +456,7 @@ def test_a_quantizer_takes_a_state_before_compress_as_well():
     target = PTQQuantizer(nn.Sequential(*layers), [{}])
     target.load_state(source.state())
     target.compress()
-    for one, two in zip(source.modules_wrapper, target.modules_wrapper, strict=True):
+    for one, two in zip(source.get_modules_wrapper(), target.get_modules_wrapper(), strict=True):
         assert all(torch.equal(t, two.tensors()[k]) for k, t in one.tensors().items())
         assert one.places == two.places and two.input_is_known == one.input_is_known
 

@@ -25,7 +25,7 @@ def run(rule=RULE, epochs=range(12), train=True):
     masks = []
     for epoch in epochs:
         pruner.update_epoch(epoch)
-        masks.append([w.weight_mask.clone() for w in pruner.modules_wrapper])
+        masks.append([w.weight_mask.clone() for w in pruner.get_modules_wrapper()])
         if train:
             optimizer.zero_grad()
             model(torch.randn(8, 20)).square().sum().backward()
@@ -53,22 +53,6 @@ def test_going_back_in_epochs_does_not_reopen_masks():
 def test_sparsity_is_another_name_of_final_sparsity():
     masks = run({"sparsity": 0.5, "end_epoch": 2}, epochs=[2])
     assert int((masks[0][0] == 0).sum()) == 300
-
-
-def test_the_2019_form_binds_later_and_reads_a_yaml_section(tmp_path):
-    path = tmp_path / "prune.yaml"
-    path.write_text(
-        "AGPruner:\n  config:\n    - {start_epoch: 0, end_epoch: 4, frequency: 2, "
-        "initial_sparsity: 0.05, final_sparsity: 0.60, support_type: default}\n"
-    )
-    pruner = AGPPruner([])
-    pruner.load_configure(path)
-    model = pruner(nn.Linear(10, 10))
-    counts = []
-    for epoch in range(6):
-        pruner.update_epoch(epoch)
-        counts.append(int((model.weight == 0).sum()))
-    assert counts == [5, 5, 53, 53, 60, 60]
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, "2", None, True])

@@ -34,7 +34,7 @@ def test_the_sparsity_is_exact_and_the_largest_weights_are_kept(
     before = model.weight.detach().clone()
     pruner = LevelPruner(model, [{"sparsity": sparsity}])
     pruner.compress()
-    mask = pruner.modules_wrapper[0].weight_mask
+    mask = pruner.get_modules_wrapper()[0].weight_mask
     assert zeros(mask) == round(rows * columns * sparsity)
     kept, dropped = before[mask == 1].abs(), before[mask == 0].abs()
     assert not len(kept) or not len(dropped) or kept.min() >= dropped.max()
@@ -92,13 +92,13 @@ def test_masks_are_computed_once():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     pruner = LevelPruner(model, [{"sparsity": 0.5}], optimizer)
     pruner.compress()
-    mask = pruner.modules_wrapper[0].weight_mask.clone()
+    mask = pruner.get_modules_wrapper()[0].weight_mask.clone()
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.randn(4, 10)).square().sum().backward()
         optimizer.step()
         pruner.update_epoch(1)
-    assert torch.equal(pruner.modules_wrapper[0].weight_mask, mask)
+    assert torch.equal(pruner.get_modules_wrapper()[0].weight_mask, mask)
 
 
 def test_nan_weights_are_refused_by_layer_and_nothing_changes():

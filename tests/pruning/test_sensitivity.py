@@ -39,8 +39,8 @@ def test_a_normal_layer_loses_the_share_that_theory_gives(quality, share):
 
 def test_the_2019_call_takes_the_config_first_and_the_model_later():
     model = net()
-    pruner = SensitivityPruner([{"sparsity": 0.8, "support_type": "default"}])
-    assert pruner(model) is model
+    pruner = SensitivityPruner(config_list=[{"sparsity": 0.8, "support_type": "default"}])
+    assert pruner.compress(model) is model
     assert 0.4 < (model[3].weight == 0).float().mean() < 0.6  # uniform weights: 0.8 / sqrt(3)
 
 

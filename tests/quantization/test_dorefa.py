@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from lilliput.compat.nni.older_names import OlderNames
 from lilliput.errors import ConfigError
 from lilliput.ops.fakequant import fake_quantize
 from lilliput.quantization.dorefa import dorefa_gradient, dorefa_weight
@@ -309,7 +310,7 @@ def test_copies_keep_it_and_strip_leaves_no_hook():
     anatomy.expect_same(model, "after strip()")
     quantizer.compress()
     assert len(model[0]._forward_hooks) == 1
-    quantizer.reset()
+    OlderNames.reset(quantizer)
     assert len(model[0]._forward_hooks) == 1
 
 

@@ -35,7 +35,7 @@ def test_the_float_weight_keeps_training_through_the_rounding():
         optimizer.step()
         losses.append(float(loss.detach()))
     assert min(losses[-20:]) < losses[0] / 10
-    assert len(quantizer.modules_wrapper[0].weight.unique()) == 6
+    assert len(quantizer.get_modules_wrapper()[0].weight.unique()) == 6
 
 
 def test_an_all_zero_layer_stays_zero():

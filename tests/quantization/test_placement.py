@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lilliput.backends.wrapping import marking
+from lilliput.compat.nni.older_names import OlderNames
 from lilliput.testing.observe import Anatomy
 from lilliput.torch import LSQQuantizer, QATQuantizer, QuantType
 
@@ -344,7 +345,7 @@ def test_strip_leaves_no_hook_anywhere_and_compress_brings_them_back(name, quant
         assert not torch.equal(model(x), expected)
     made.compress()
     assert torch.equal(model(x), expected)
-    made.reset()
+    OlderNames.reset(made)
     assert {hook for m in model.modules() for hook in m._forward_hooks.values()}, "reset() too"
     model.train()(x)
 

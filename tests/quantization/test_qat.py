@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lilliput.compat.nni.older_names import OlderNames
 from lilliput.errors import ConfigError, StageError
 from lilliput.torch import LevelPruner, QATQuantizer, QuantType
 
@@ -458,7 +459,7 @@ def test_freezing_needs_to_know_the_network():
 def test_reset_starts_over():
     model, quantizer = linear()
     model(numbers(8, 10) * 100)
-    quantizer.reset()
+    OlderNames.reset(quantizer)
     x = numbers(8, 10)
     model(x)
     assert float(only(quantizer).input_high) == float(x.max())

@@ -10,20 +10,17 @@ from lilliput.printing import printable, shown
 
 
 class QuantType(str, Enum):
-    """Which tensor of a layer a quantizer is looking at; ``QUANT_INPUT`` is ``INPUT``, and so on.
+    """Which tensor of a layer a quantizer is looking at.
 
     Examples
     --------
-    >>> QuantType.QUANT_OUTPUT is QuantType.OUTPUT, QuantType("weight")
-    (True, <QuantType.WEIGHT: 'weight'>)
+    >>> QuantType.OUTPUT, QuantType("weight")
+    (<QuantType.OUTPUT: 'output'>, <QuantType.WEIGHT: 'weight'>)
     """
 
     WEIGHT = "weight"
     INPUT = "input"
     OUTPUT = "output"
-    QUANT_WEIGHT = "weight"
-    QUANT_INPUT = "input"
-    QUANT_OUTPUT = "output"
 
 
 @dataclass(frozen=True, eq=False)

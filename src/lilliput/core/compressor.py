@@ -18,16 +18,13 @@ from lilliput.config.spec import Rule
 from lilliput.core.binding import select_layers
 from lilliput.core.describe import describe, describe_as_html
 from lilliput.core.hooks import weakly
-from lilliput.core.older_names import OlderNames
 from lilliput.core.state import CompressionState, capture, restore
 from lilliput.errors import Problem, StageError
 
 log = logging.getLogger("lilliput")
 
-_CONFIG_TYPES = (list, tuple, Mapping, Rule, str, os.PathLike)
 
-
-def _then_refresh(method: Callable[..., Any]) -> Callable[..., Any]:
+def then_refresh(method: Callable[..., Any]) -> Callable[..., Any]:
     """Make an author's ``step`` or ``update_epoch`` end with a refresh of the masks."""
 
     @functools.wraps(method)
@@ -45,7 +42,7 @@ def _then_refresh(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class Compressor(OlderNames):
+class Compressor:
     """Wrap the layers that a config list selects, and keep them compressed while the model trains.
 
     Constructing one reads the model and checks the config, and leaves the model as it is. With an
@@ -55,7 +52,7 @@ class Compressor(OlderNames):
     Parameters
     ----------
     model : object, optional
-        The model. May be left out, and given to ``compressor(model)`` later.
+        The model. May be left out, and given to ``compress(model)`` later.
     config_list : list of dict, or path of a YAML or JSON file
         What to compress and how; see the config language in the documentation.
     optimizer : object, optional
@@ -93,8 +90,6 @@ class Compressor(OlderNames):
     _depth: int = 0
 
     def __init__(self, model: Any = None, config_list: Any = None, optimizer: Any = None) -> None:
-        if config_list is None and isinstance(model, _CONFIG_TYPES):
-            model, config_list = None, model
         self.config_list = config_list
         self.optimizer = optimizer
         self.bound_model = model
@@ -107,7 +102,7 @@ class Compressor(OlderNames):
         for name in ("step", "update_epoch"):
             method = getattr(cls, name)  # it may come from a mixin
             if not hasattr(method, "refreshes"):
-                setattr(cls, name, _then_refresh(method))
+                setattr(cls, name, then_refresh(method))
 
     # -- the journey ------------------------------------------------------------------------------
 
@@ -147,11 +142,11 @@ class Compressor(OlderNames):
         self._has_compressed = True
         return self.bound_model
 
-    @_then_refresh
+    @then_refresh
     def step(self) -> None:
         """Follow one training step; called after ``optimizer.step()`` if an optimizer was given."""
 
-    @_then_refresh
+    @then_refresh
     def update_epoch(self, epoch: int) -> None:
         """Follow one epoch; call it at the start of each epoch, counting from 0."""
 
@@ -423,7 +418,6 @@ class Compressor(OlderNames):
         for task in self._tasks:
             task()
         self.step()
-        self.step_with_optimizer()
         self._refresh_early()
 
     def _unwatch_optimizer(self) -> None:
@@ -452,11 +446,10 @@ class Compressor(OlderNames):
             handle.remove()
         self._step_handles = ()
 
-    @_then_refresh
+    @then_refresh
     def _on_step(self) -> None:
         self._after_step()
         self.step()
-        self.step_with_optimizer()
 
     def _after_step(self) -> None:
         """Do what the engine owes after each optimizer step, before the author's ``step()``."""

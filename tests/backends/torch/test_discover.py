@@ -46,7 +46,7 @@ def test_a_layer_with_several_weights_is_selected_by_module_or_by_weight():
     def chosen(name):
         model = nn.ModuleDict({"lstm": nn.LSTM(3, 2)})
         pruner = LevelPruner(model, [{"op_names": [name], "sparsity": 0.5}])
-        return [w.name for w in pruner.modules_wrapper]
+        return [w.name for w in pruner.get_modules_wrapper()]
 
     assert chosen("lstm") == ["lstm.weight_ih_l0", "lstm.weight_hh_l0"]
     assert chosen("lstm.weight_hh_l0") == ["lstm.weight_hh_l0"]

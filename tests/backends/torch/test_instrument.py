@@ -56,7 +56,7 @@ def test_recurrent_layers_have_every_weight_masked(cls):
     layer = seeded(lambda: cls(5, 6, num_layers=2))
     pruner = LevelPruner(layer, HALF)
     pruner.compress()
-    assert [w.name for w in pruner.modules_wrapper] == [
+    assert [w.name for w in pruner.get_modules_wrapper()] == [
         "weight_ih_l0",
         "weight_hh_l0",
         "weight_ih_l1",
@@ -69,7 +69,7 @@ def test_recurrent_layers_have_every_weight_masked(cls):
     out = layer(x)[0]
     torch.testing.assert_close(out, reference(x)[0], rtol=0, atol=0)
     out.sum().backward()
-    for wrapper in pruner.modules_wrapper:
+    for wrapper in pruner.get_modules_wrapper():
         assert bool((wrapper.weight.grad[wrapper.weight_mask == 0] == 0).all())
     duplicate = copy.deepcopy(layer)
     assert torch.equal(duplicate(x)[0], out)
@@ -91,7 +91,7 @@ def test_tied_weights_share_one_wrapper_and_stay_tied():
 
     model = seeded(Tied)
     pruner = LevelPruner(model, HALF)
-    assert [w.name for w in pruner.modules_wrapper] == ["embed"]
+    assert [w.name for w in pruner.get_modules_wrapper()] == ["embed"]
     assert "embed (= out)" in pruner.explain()
     pruner.compress()
     assert torch.equal(model.embed.weight, model.out.weight)
@@ -107,7 +107,7 @@ def test_a_rule_for_either_owner_takes_a_tied_weight():
     model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
     model["b"].weight = model["a"].weight
     pruner = LevelPruner(model, [{"op_names": ["b"], "sparsity": 0.5}])
-    assert [w.name for w in pruner.modules_wrapper] == ["a"]
+    assert [w.name for w in pruner.get_modules_wrapper()] == ["a"]
 
 
 def test_a_parametrized_weight_is_masked_after_its_parametrization():
@@ -116,7 +116,7 @@ def test_a_parametrized_weight_is_masked_after_its_parametrization():
     value = layer.weight.detach().clone()
     pruner = LevelPruner(layer, HALF)
     pruner.compress()
-    mask = pruner.modules_wrapper[0].weight_mask
+    mask = pruner.get_modules_wrapper()[0].weight_mask
     assert int((mask == 0).sum()) == 8
     assert torch.equal(layer.weight, value * mask)
     pruner.strip()
@@ -142,7 +142,7 @@ def test_a_new_parameter_is_masked_as_well():
     pruner = LevelPruner(layer, HALF)
     pruner.compress()
     layer.weight = nn.Parameter(torch.ones(4, 4))
-    assert torch.equal(layer.weight, pruner.modules_wrapper[0].weight_mask)
+    assert torch.equal(layer.weight, pruner.get_modules_wrapper()[0].weight_mask)
 
 
 def test_a_pruned_model_pickles_and_masks_stay_in_force():

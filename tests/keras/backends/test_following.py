@@ -242,7 +242,7 @@ def test_what_cannot_be_followed_is_refused():
     with pytest.raises(ConfigError, match="holds none of the weights"):
         LevelPruner(model, [{"sparsity": 0.5}], other.optimizer)
     with pytest.raises(StageError, match="before a model was bound"):
-        LevelPruner([{"sparsity": 0.5}]).callback()
+        LevelPruner(config_list=[{"sparsity": 0.5}]).callback()
 
 
 def test_a_model_that_is_not_built_is_refused():

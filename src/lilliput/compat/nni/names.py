@@ -114,10 +114,11 @@ def _find(path: str, name: str) -> Any:
     found = found or getattr(import_module("lilliput"), TODAY.get(name, name), None)
     if name != "SlimPruner" and "keras" not in getattr(found, "backends", ("keras",)):
         return None
-    is_of_2019 = path.startswith("nni.compressors.")
+    from lilliput.compat.nni.older_names import with_older_names
     from lilliput.compat.nni.tensorflow import in_keras_form
 
-    return found if is_of_2019 or not isinstance(found, type) else in_keras_form(found)
+    in_form = with_older_names if path.startswith("nni.compressors.") else in_keras_form
+    return in_form(found) if isinstance(found, type) else found
 
 
 def stack_of(path: str) -> str:

@@ -16,6 +16,7 @@ from lilliput.compat.nni.balance import balanced
 from lilliput.compat.nni.exporting import QuantizerFiles
 from lilliput.compat.nni.failures import as_schema_errors
 from lilliput.compat.nni.gradients import wants_grid, with_grid
+from lilliput.compat.nni.older_names import OlderNames
 from lilliput.compat.nni.rules import has_own_sparsity, in_total, on_schedule
 from lilliput.compat.nni.settings import with_settings
 from lilliput.compat.nni.training import call_trainer, training_mode
@@ -24,7 +25,6 @@ from lilliput.errors import ConfigError
 from lilliput.pruning.collecting import CollectingPruner
 from lilliput.pruning.scheduled import ScheduledPruner
 from lilliput.torch import (
-    Compressor,
     LevelPruner,
     Pruner,
     QuantGrad,
@@ -50,7 +50,7 @@ _KEPT = {
 _IGNORED = ("log_dir", "keep_intermediate_result", "existed_wrappers")
 
 
-class Adapted(Compressor):
+class Adapted(OlderNames):
     """What all classes behind NNI's paths have in common."""
 
     forms: ClassVar[tuple[Form, ...]] = ()

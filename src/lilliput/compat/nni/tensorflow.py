@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from lilliput.compat.nni.older_names import OlderNames
 from lilliput.compat.nni.rules import in_total
 from lilliput.core.compressor import Compressor
 from lilliput.core.pruner import Pruner
@@ -19,7 +20,7 @@ from lilliput.pruning.slim import SlimPruner
 _OURS = "lilliput_"  # how the names of variables begin that are not the layer's own
 
 
-class KerasForm(Compressor):
+class KerasForm(OlderNames):
     """What all of them have in common: a model is looked at once it is built."""
 
     _is_ready: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +13,40 @@ from lilliput.config.files import read_rules_by_framework
 from lilliput.config.layer import LayerInfo
 from lilliput.config.spec import Rule
 from lilliput.core.binding import names_of
+from lilliput.core.compressor import Compressor, then_refresh
 from lilliput.errors import ConfigError, StageError, UnsupportedModelError
 
+_CONFIG_TYPES = (list, tuple, Mapping, Rule, str, os.PathLike)
 
-class OlderNames:
-    """What :class:`~lilliput.core.compressor.Compressor` offers under older names."""
 
-    _wrappers: list[Any] | None
+class OlderNames(Compressor):
+    """What a compressor offers under older names; the first argument may be the config list, as in 2019."""
 
-    def __call__(self: Any, model: Any = None) -> Any:
+    def __init__(
+        self, model: Any = None, config_list: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if config_list is None and isinstance(model, _CONFIG_TYPES):
+            model, config_list = None, model
+        super().__init__(model, config_list, *args, **kwargs)
+
+    def __call__(self, model: Any = None) -> Any:
         """Compress ``model``, the 2019 way of writing ``compress()``."""
         return self.compress(model)
 
     @property
-    def modules_wrapper(self: Any) -> list[Any]:
+    def modules_wrapper(self) -> list[Any]:
         """The wrappers, one per selected layer."""
         return list(self.get_modules_wrapper())
 
-    def get_modules_to_compress(self: Any) -> list[tuple[LayerInfo, dict[str, Any]]]:
+    def get_modules_to_compress(self) -> list[tuple[LayerInfo, dict[str, Any]]]:
         """Return the selected layers, each with the rule that took it."""
         return [(layer, layer.config) for layer in self.selection.chosen]
 
-    def select_config(self: Any, layer: Any) -> dict[str, Any] | None:
+    def select_config(self, layer: Any) -> dict[str, Any] | None:
         """Return the rule that takes a layer, None if it is left alone."""
         return next((x.config for x in self.selection.chosen if x.name == layer.name), None)
 
-    def load_configure(self: Any, path: str | os.PathLike[str]) -> None:
+    def load_configure(self, path: str | os.PathLike[str]) -> None:
         """Append the rules of a YAML or JSON file to the config list; call it before binding.
 
         A section may be for one framework (``tfAGPruner:``). Whether that is the framework of the
@@ -61,7 +70,7 @@ class OlderNames:
                 title=os.fspath(path),
             )
 
-    def reset(self: Any, checkpoint: Mapping[str, Any] | None = None) -> None:
+    def reset(self, checkpoint: Mapping[str, Any] | None = None) -> None:
         """Unwrap the model, load a state dict of the plain model if given, and start anew."""
         if checkpoint is not None:
             self._check_state_dict()
@@ -80,19 +89,19 @@ class OlderNames:
         else:
             self._watch_optimizer()
 
-    def load_model_state_dict(self: Any, model_state: Mapping[str, Any]) -> None:
+    def load_model_state_dict(self, model_state: Mapping[str, Any]) -> None:
         """Load a state dict of the plain or of the compressed model into the bound one."""
         self._check_state_dict()
         self.bound_model.load_state_dict(model_state)
 
-    def compress_default_graph(self: Any) -> None:
+    def compress_default_graph(self) -> None:
         """Refuse what compressed TensorFlow's default graph in 2019."""
         raise UnsupportedModelError(
             "TensorFlow has no default graph any more; build the model with Keras 3 and compress "
             f"that: {type(self).__name__}(config_list)(model)."
         )
 
-    def _check_state_dict(self: Any) -> None:
+    def _check_state_dict(self) -> None:
         # On the torch backend a Keras model does have one, with names that only Keras understands.
         if backend_of(self.bound_model).name == "keras":
             raise UnsupportedModelError(
@@ -100,8 +109,26 @@ class OlderNames:
                 "compressed: model.load_weights(path) or model.set_weights(arrays)."
             )
 
-    def step_with_optimizer(self: Any) -> None:
+    def step_with_optimizer(self) -> None:
         """Older name of :meth:`step`; called right after it."""
+
+    @then_refresh
+    def _on_step(self) -> None:
+        super()._on_step()
+        self.step_with_optimizer()
+
+    def _refresh_early(self) -> None:
+        self.step_with_optimizer()
+        super()._refresh_early()
+
+
+@cache
+def with_older_names(cls: Any) -> Any:
+    """Return a compressor that has them, anything else as it is."""
+    if not (isinstance(cls, type) and issubclass(cls, Compressor)):
+        return cls
+    members = {"__module__": cls.__module__, "__doc__": cls.__doc__, "adapts": cls}
+    return type(cls.__name__, (OlderNames, cls), members)
 
 
 def _by_framework(
