@@ -98,7 +98,7 @@ def test_a_quant_grad_acts_on_its_quant_type_only(as_apply):
     class ClipGrad(QuantGrad):
         @staticmethod
         def quant_backward(tensor, grad_output, quant_type):
-            if quant_type == QuantType.QUANT_OUTPUT:
+            if quant_type == QuantType.OUTPUT:
                 grad_output[torch.abs(tensor) > 1] = 0
             if quant_type == QuantType.WEIGHT:
                 grad_output *= 2

@@ -95,9 +95,10 @@ def read_arguments(
             if with_defaults:
                 bound.apply_defaults()
             return dict(bound.arguments)
-    received = [*(type(x).__name__ for x in args), *(f"{key}=…" for key in kwargs)]
-    listed = "".join(f"\n  {title}{candidate}" for candidate in forms)
-    raise ConfigError(f"{title}: received ({', '.join(received)}), expected one of:{listed}")
+    kinds = ("…" if isinstance(x, Unknown) else type(x).__name__ for x in args)
+    received = ", ".join([*kinds, *(f"{key}=…" for key in kwargs)])
+    listed = " or ".join(f"({', '.join(candidate.parameters)})" for candidate in forms)
+    raise ConfigError(f"{title}: received ({received}), expected {listed}.")
 
 
 def _fits(name: str, value: Any) -> bool:

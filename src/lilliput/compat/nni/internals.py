@@ -106,7 +106,10 @@ def message(name: str) -> str:
 
 
 class Refused:
-    """The base of NNI's internal classes; neither instances nor subclasses can be made."""
+    """The base of NNI's internal classes; neither instances nor subclasses can be made.
+
+    ``not_here`` is what :mod:`lilliput.compat.nni.check` says of them.
+    """
 
     not_here: ClassVar[str] = ""  # what the check of a program says
 

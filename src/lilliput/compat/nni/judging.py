@@ -44,6 +44,8 @@ def judge_name(use: NameUse) -> Verdict:
     reason = missing_reason(found)
     if found is None:
         reason = explain_missing(use.module, use.name).partition(" Available in ")[0]
+        for start in ("is not here: ", "is not available: "):
+            reason = reason.removeprefix(f"{shown} {start}")
     if reason and use.is_guarded:
         return Verdict(use.line, shown, f"not here, and the program goes on without it: {reason}")
     if reason:

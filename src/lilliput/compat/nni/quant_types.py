@@ -17,7 +17,7 @@ class _Members(type):
             raise AttributeError(f"QuantType has no member {name!r}.")
         return member
 
-    def __call__(cls, value: Any) -> layer.QuantType:  # type: ignore[override]
+    def __call__(cls, value: Any) -> layer.QuantType:
         return layer.QuantType(value)
 
     def __iter__(cls) -> Iterator[layer.QuantType]:

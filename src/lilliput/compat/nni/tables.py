@@ -149,6 +149,7 @@ HERE = {
     "InputChannelDependency": "dependency",
     "not_safe_to_prune": "dependency",
     "fix_mask_conflict": "conflicts",
+    "QuantType": "quant_types",
     "trace": "tracing",
     "Evaluator": "evaluators",
     "TorchEvaluator": "evaluators",
