@@ -3,13 +3,15 @@
 import pytest
 from torch import nn
 
-from lilliput import AGPPruner, LevelPruner
+import lilliput
 from lilliput.compat.nni.dialects import translate
+from lilliput.compat.nni.older_names import with_older_names
 from lilliput.errors import ConfigError
 
 TF = "tfAGPruner: [{final_sparsity: 0.6, op_types: [Conv2D]}]\n"
 TORCH = "torchAGPruner: [{final_sparsity: 0.5, op_types: [Linear]}]\n"
 BOTH = "AGPruner: {config: [{final_sparsity: 0.5}]}\n"
+AGPPruner, LevelPruner = map(with_older_names, (lilliput.AGPPruner, lilliput.LevelPruner))
 
 
 class ForKeras(LevelPruner):
