@@ -30,7 +30,10 @@ def refusal(model):
     from lilliput.keras import LevelPruner
 
     messages = []
-    for compress in (lambda: LevelPruner(model, CONFIG), lambda: LevelPruner(CONFIG)(model)):
+    for compress in (
+        lambda: LevelPruner(model, CONFIG),
+        lambda: LevelPruner(config_list=CONFIG).compress(model),
+    ):
         with pytest.raises(UnsupportedModelError) as caught:
             compress()
         messages.append(str(caught.value))
