@@ -34,6 +34,23 @@ def test_it_can_be_imported_and_says_on_use_when_it_comes(name):
             found.from_compressor(None)
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("nni.algorithms.compression.v2.pytorch.pruning.basic_pruner", "L1NormPruner"),
+        ("nni.algorithms.compression.v2.pytorch.pruning.movement_pruner", "MovementPruner"),
+        ("nni.algorithms.compression.pytorch.quantization.quantizers", "QAT_Quantizer"),
+        ("nni.compression.pytorch.quantization.qat_quantizer", "QAT_Quantizer"),
+        ("nni.compression.torch.pruning.lottery_ticket", "LotteryTicketPruner"),
+        ("nni.compression.pytorch.quantization_speedup.integrated_tensorrt", "CalibrateType"),
+    ],
+)
+def test_the_files_of_algorithms_have_the_names_of_their_folder(path, name):
+    home, _, _ = path.rpartition(".")
+    found = getattr(importlib.import_module(path), name)
+    assert found is getattr(importlib.import_module(home), name)
+
+
 @pytest.mark.parametrize("name", LATER)
 def test_what_is_to_be_taken_instead_is_there(name):
     named = re.findall(r"\b\w+(?:Pruner|Analysis)\b", LATER[name][1])

@@ -30,7 +30,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "maskers": ("WeightMasker", "LevelPrunerMasker", "StructuredWeightMasker"),
     "experiments": ("AutoCompressionExperiment", "CompressionExperiment"),
     "speedup": ("ModelSpeedup", "apply_compression_results"),
-    "tensorrt": ("ModelSpeedupTensorRT",),
+    "tensorrt": ("ModelSpeedupTensorRT", "CalibrateType"),
     "settings": ("set_quant_scheme_dtype",),
     "counter": ("count_flops_params",),
     "dependencies": (
@@ -140,6 +140,7 @@ STACKS = (
 HERE = {
     "ModelSpeedup": "speedup",
     "ModelSpeedupTensorRT": "tensorrt",
+    "CalibrateType": "tensorrt",
     "apply_compression_results": "filing",
     "set_quant_scheme_dtype": "settings",
     "count_flops_params": "flops",
@@ -248,3 +249,31 @@ PATHS: dict[str, tuple[str, ...]] = {
     "nni.contrib.compression.distillation": ("distillers",),
     "nni.contrib.compression.utils": ("utils of v3", "evaluators"),
 }
+
+# Files of algorithms, which programs imported from as well: the same names are found there.
+_OF_V1 = (
+    *("agp", "lottery_ticket", "admm_pruner", "net_adapt_pruner", "simulated_annealing_pruner"),
+    *("auto_compress_pruner", "sensitivity_pruner", "one_shot_pruner", "iterative_pruner"),
+    *("transformer_pruner", "amc"),
+)
+_OF_V2 = (
+    *("basic_pruner", "iterative_pruner", "movement_pruner", "auto_compress_pruner"),
+    *("amc_pruner", "basic_scheduler"),
+)
+_QUANTIZERS = (
+    *("quantizers", "qat_quantizer", "lsq_quantizer", "observer_quantizer", "dorefa_quantizer"),
+    *("bnn_quantizer", "native_quantizer"),
+)
+_FILES = {
+    "nni.compression.torch.pruning": _OF_V1,
+    "nni.compression.torch.quantization": ("quantizers",),
+    "nni.compression.torch.speedup": ("compressor",),
+    "nni.compression.pytorch.pruning": _OF_V2,
+    "nni.compression.pytorch.quantization": _QUANTIZERS,
+    "nni.compression.pytorch.quantization_speedup": ("integrated_tensorrt",),
+    "nni.compression.pytorch.speedup": ("compressor",),
+    "nni.algorithms.compression.pytorch.pruning": _OF_V1,
+    "nni.algorithms.compression.pytorch.quantization": _QUANTIZERS,
+    "nni.algorithms.compression.v2.pytorch.pruning": _OF_V2,
+}
+PATHS |= {f"{home}.{file}": PATHS[home] for home, files in _FILES.items() for file in files}

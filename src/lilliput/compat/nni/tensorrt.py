@@ -32,6 +32,12 @@ _HINT = (
 )
 
 
+class CalibrateType:
+    """How TensorRT was asked to find ranges; here it is the quantizer's observer that does."""
+
+    LEGACY, ENTROPY, ENTROPY2, MINMAX = "legacy", "entropy", "entropy2", "minmax"
+
+
 class ModelSpeedupTensorRT:
     """Write a model with its ranges as an ONNX file for TensorRT, and run that file by ONNX Runtime.
 
