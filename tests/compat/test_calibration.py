@@ -125,6 +125,20 @@ def test_weights_that_the_file_was_not_written_for_are_noticed(caplog):
     assert "the weight of layer '0' has another scale than in the file" in caplog.text
 
 
+def test_a_scale_that_the_last_step_left_behind_holds_until_training_goes_on():
+    quantizer = quantized("QAT_Quantizer", BOTH | {"quant_types": ["weight"]})
+    model = quantizer.bound_model
+    scale, zero = torch.tensor([0.005]), torch.tensor([100.0])
+    covering = model[0].weight.detach().clone()
+    quantizer.load_calibration_config({"0": {"weight_scale": scale, "weight_zero_point": zero}})
+    raw = dict(model.named_parameters())["0.weight"].detach()
+    expected = ((raw / scale).round() + zero).clamp(0, 255).sub(zero) * scale
+    torch.testing.assert_close(model[0].weight.detach(), expected)
+    quantizer.optimizer.zero_grad()
+    quantizer.optimizer.step()  # without gradients: the weight is as it was
+    assert torch.equal(model[0].weight, covering)
+
+
 def test_ranges_that_were_never_seen_are_not_exported(tmp_path):
     quantizer = quantized("QAT_Quantizer", steps=0)
     with pytest.raises(StageError, match="the range of input of layer '0' is not known yet"):

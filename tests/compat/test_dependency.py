@@ -73,7 +73,7 @@ def test_a_residual_block_binds_what_is_added():
 
 def test_a_concatenation_binds_nothing():
     found = ChannelDependency(Concat(), X)
-    assert found.dependency_sets == [{"left"}, {"right"}, {"after"}]
+    assert found.dependency_sets == [{"left"}, {"right"}, {"after"}, {"fc"}]
     assert found.dependency == {}
     assert found.build_dependency() == {}
     assert CatPaddingDependency(Concat(), X).dependency_sets == [{"left", "right"}]
@@ -82,7 +82,8 @@ def test_a_concatenation_binds_nothing():
 def test_readers_of_the_same_channels_depend_on_each_other():
     sets = InputChannelDependency(Residual(), X).dependency_sets
     assert sets == [{"stem"}, {"conv1", "shortcut"}, {"conv2"}, {"conv3"}]
-    assert InputChannelDependency(Concat(), X).dependency_sets == [{"left", "right"}, {"after"}]
+    sets = InputChannelDependency(Concat(), X).dependency_sets
+    assert sets == [{"left", "right"}, {"after"}, {"fc"}]
 
 
 def test_groups_must_divide_what_is_made_for_them():

@@ -146,7 +146,10 @@ def _take_range(quantizer: Any, wrapper: Any, role: str, entry: Mapping[str, Any
 
 
 def _take_weight(quantizer: Any, wrapper: Any, entry: Mapping[str, Any]) -> None:
-    """Take a learned scale; one that covers the weight is found again, and only compared."""
+    """Take the scale of a weight: a learned one for good, another one until training goes on.
+
+    NNI wrote the scale of its last forward in training, which the last step has left behind a little.
+    """
     scale, zero = entry.get("weight_scale"), entry.get("weight_zero_point")
     if scale is None or zero is None:
         return
@@ -155,15 +158,29 @@ def _take_weight(quantizer: Any, wrapper: Any, entry: Mapping[str, Any]) -> None
         wrapper.set_attribute("weight_zero_point", _like(wrapper.weight_zero_point, zero))
         return
     ours = quantizer._weight_qparams(wrapper)
-    same = scale.numel() == ours.scale.numel() and torch.allclose(
-        scale.flatten().to(ours.scale), ours.scale.flatten(), rtol=1e-3
-    )
-    if not same:
-        log.warning(
-            "load_calibration_config: the weight of layer %r has another scale than in the file; load "
-            "the weights that were exported with it, and give 'quant_scheme' as it was.",
-            wrapper.name,
-        )
+    ratio = scale.flatten().to(ours.scale) / ours.scale.flatten()
+    is_other = scale.numel() != ours.scale.numel() or bool(((ratio < 0.5) | (ratio > 2)).any())
+    if is_other or quantizer._fold_factor(wrapper) is not None:
+        if is_other:
+            log.warning(
+                "load_calibration_config: the weight of layer %r has another scale than in the file; "
+                "load the weights that were exported with it, and give 'quant_scheme' as it was.",
+                wrapper.name,
+            )
+        return
+    if not torch.equal(ratio, torch.ones_like(ratio)):
+        wrapper.set_attribute("weight_scale", _like(ours.scale, scale))
+        wrapper.set_attribute("weight_zero_point", _like(ours.zero_point, zero))
+        wrapper.weight_is_fixed = True
+        quantizer.held_scales = (*quantizer.held_scales, wrapper)
+
+
+def release_scales(wrappers: Any) -> None:
+    """Let scales follow the weights again."""
+    for wrapper in wrappers:
+        wrapper.weight_is_fixed = False
+        for name in ("weight_scale", "weight_zero_point"):
+            delattr(wrapper, name)
 
 
 def _assign(held: Any, value: Any) -> None:

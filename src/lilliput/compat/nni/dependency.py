@@ -110,12 +110,11 @@ class Dependency:
 
     @property
     def dependency_sets(self) -> Any:
-        """The sets, each once, in the order of the model; a convolution alone is a set as well."""
+        """The sets, each once, in the order of the model; a layer alone is a set as well."""
         sets: list[set[str]] = []
-        for name, module in self.channels.layers.items():
+        for name in self.channels.layers:
             found = self.dependency.get(name, {name})
-            is_listed = isinstance(module, _CONVOLUTIONS) or len(found) > 1
-            if is_listed and found not in sets:
+            if found not in sets:
                 sets.append(found)
         return sets
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lilliput.backends.torch.discover import unwrapped
-from lilliput.compat.nni.calibration import calibration_config, load_calibration
+from lilliput.compat.nni.calibration import calibration_config, load_calibration, release_scales
 from lilliput.compat.nni.filing import PathLike, write_model, write_tensors
 from lilliput.core.compressor import Compressor
 from lilliput.errors import StageError
@@ -28,6 +28,14 @@ class PrunerFiles(Compressor):
 
 class QuantizerFiles(Compressor):
     """What a quantizer behind NNI's paths writes and reads."""
+
+    held_scales: tuple[Any, ...] = ()  # layers whose weight has the scale of a calibration file
+
+    def step(self) -> None:
+        """Follow one training step, from which on scales follow the weights again."""
+        release_scales(self.held_scales)
+        self.held_scales = ()
+        super().step()
 
     def export_model(  # type: ignore[override]
         self,

@@ -177,13 +177,14 @@ def table(rows: Sequence[Row]) -> str:
     """Return the rows as a table with borders."""
     calls = Counter(row["name"] for row in rows)
     seen: Counter[str] = Counter()
-    titles = ["Index", "Name", "Type", "Weight Shape", "FLOPs", "#Params"]
+    keys = ("name", "module_type", "weight_shape", "input_size", "output_size", "flops", "params")
+    titles = ["Index", "Name", "Type", "Weight Shape", "Input Size", "Output Size"]
+    titles += ["FLOPs", "#Params"]
     several = any(count > 1 for count in calls.values())
     lines = [[*titles, "#Call"] if several else titles]
     for index, row in enumerate(rows):
         seen[row["name"]] += 1
-        cells = [index, *(row[key] for key in ("name", "module_type", "weight_shape"))]
-        cells += [row["flops"], row["params"], *([seen[row["name"]]] if several else [])]
+        cells = [index, *(row[key] for key in keys), *([seen[row["name"]]] if several else [])]
         lines.append([str(cell) for cell in cells])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     border = "+".join(["", *("-" * (width + 2) for width in widths), ""])
