@@ -159,3 +159,39 @@ def test_layers_that_cannot_be_fused_are_refused():
 def test_what_has_no_equivalent_is_refused_at_its_place(rule, words):
     with pytest.raises(ConfigError, match=words):
         quantized([{"op_types": ["Linear"], **rule}], linear())
+
+
+@pytest.mark.parametrize(
+    "name", ["QATQuantizer", "LsqQuantizer", "LsqPlusQuantizer", "DoReFaQuantizer", "BNNQuantizer"]
+)
+def test_every_quantizer_of_v3_trains_in_compress(name):
+    import nni.compression.quantization as quantization
+    from nni.compression import TorchEvaluator
+
+    def train(model, optimizer, step, schedulers, max_steps, max_epochs):
+        for _ in range(max_steps):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    model, x = linear(), torch.randn(16, 8)
+    before = model[0].weight.detach().clone()
+    evaluator = TorchEvaluator(train, torch.optim.SGD(model.parameters(), lr=0.1))
+    rule = {"op_types": ["Linear"], "target_names": ["weight"], "quant_scheme": "symmetric"}
+    rule["quant_dtype"] = "int1" if name == "BNNQuantizer" else "int4"
+    quantizer = getattr(quantization, name)(model, [rule], evaluator)
+    _, config = quantizer.compress(3, None)
+    assert config.keys() == {"0", "2"}
+    assert len(model[0].weight.unique()) <= (2 if name == "BNNQuantizer" else 16)
+    quantizer.unwrap_model()
+    assert not torch.equal(model[0].weight, before)
+
+
+def test_ranges_go_from_one_quantizer_to_another():
+    from nni.compression.quantization import QATQuantizer
+
+    model, other = linear(), linear()
+    rules = [{"op_types": ["Linear"], "target_names": BOTH, "quant_dtype": "int8"}]
+    config, x = quantized(rules, model)
+    QATQuantizer(other, rules, None).update_calibration_config(config)
+    assert torch.equal(other.eval()(x), model.eval()(x))

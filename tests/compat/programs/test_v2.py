@@ -123,10 +123,21 @@ def test_v210_taylor_trainer(program):
 
 def test_v210_agp(program):
     ran = program("v210_agp")
-    curve = [0.75 * (1 - (1 - iteration / 4) ** 3) for iteration in range(4)]
-    assert ran["zeros"] == [round(8 * sparsity) for sparsity in curve]
+    curve = [0.75 * (1 - (1 - iteration / 4) ** 3) for iteration in range(5)]
+    assert ran["zeros"] == [round(8 * sparsity) for sparsity in curve]  # fine-tuned after each
     assert len(rows(ran["masks"]["conv2"]["weight"])) == 6
     assert ran["best"] is ran["model"]
+
+
+def test_v210_iterative(program):
+    ran = program("v210_iterative")
+    assert ran["widths"] == [(8, 0), (8, 1), (8, 3), (4, 0)]  # cut out before the last fine-tuning
+    score = (ran["seen"][0] + ran["seen"][1]).sum((1, 2, 3))  # two batches for the first pruning
+    assert torch.equal(ran["gone"][1], smallest(score, 1))
+    model = ran["model"]
+    assert (model.conv2.out_channels, model.bn2.num_features, model.fc.in_features) == (4, 4, 64)
+    assert ran["masks"] == {}
+    assert len(ran["seen"]) == 3 * 2
 
 
 def test_v210_balance(program):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,16 +55,28 @@ def _in_blocks(
     name: str, score: Tensor, block: Sequence[int]
 ) -> tuple[Tensor, list[int], list[int]]:
     """Return one row per block, and how to go back: the order of split axes, and their lengths."""
-    sizes = [1] * (score.dim() - len(block)) + list(block)
-    if len(block) > score.dim() or any(n % x for n, x in zip(score.shape, sizes, strict=True)):
-        raise ConfigError(
-            f"balance_gran: layer {name!r} has a weight of {'×'.join(map(str, score.shape))}, which blocks "
-            f"of {list(block)} along its last dimensions do not divide; exclude it."
-        )
+    sizes = right_aligned(name, score.shape, block)
     split = [x for n, part in zip(score.shape, sizes, strict=True) for x in (n // part, part)]
     order = [*range(0, len(split), 2), *range(1, len(split), 2)]
     moved = score.reshape(split).permute(order)
-    count = 1
-    for part in sizes:
-        count *= part
-    return moved.reshape(-1, count), order, list(moved.shape)
+    return moved.reshape(-1, math.prod(sizes)), order, list(moved.shape)
+
+
+def right_aligned(name: str, shape: Sequence[int], block: Sequence[int]) -> list[int]:
+    """Return the sizes of a block along every dimension of a weight, from those of the last ones.
+
+    Examples
+    --------
+    >>> right_aligned("fc", (8, 12), [4]), right_aligned("fc", (8, 12), [-1, 2])
+    ([1, 4], [8, 2])
+    """
+    sizes = [1] * (len(shape) - len(block)) + list(block)
+    sizes = [
+        size if part == -1 else part for part, size in zip(sizes[-len(shape) :], shape, strict=True)
+    ]
+    if len(block) > len(shape) or any(n % part for n, part in zip(shape, sizes, strict=True)):
+        raise ConfigError(
+            f"layer {name!r} has a weight of {'×'.join(map(str, shape))}, which blocks of {list(block)} "
+            "along its last dimensions do not divide; exclude it or choose other blocks."
+        )
+    return sizes

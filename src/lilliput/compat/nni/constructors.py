@@ -67,6 +67,10 @@ _NORMS = (form("model, config_list, mode='normal', dummy_input"),)
 _ITERATIVE = (
     form(
         "model, config_list, pruning_algorithm, total_iteration, log_dir='.', "
+        "keep_intermediate_result=False, evaluator, speedup=False, pruning_params"
+    ),
+    form(
+        "model, config_list, pruning_algorithm, total_iteration, log_dir='.', "
         "keep_intermediate_result=False, finetuner, speedup=False, dummy_input, evaluator, "
         "pruning_params"
     ),

@@ -7,15 +7,11 @@ from typing import Any
 import numpy as np
 
 from lilliput.backends import backend_of
+from lilliput.compat.nni.keys import NEW_SELECTORS
 from lilliput.config.parse import parse_rules
 from lilliput.config.select import select
 from lilliput.config.spec import Rule
 from lilliput.speedup.collect import channel_groups
-
-_SELECTORS = (
-    *("op_types", "op_names", "op_names_re", "op_partial_names", "exclude_op_names"),
-    *("exclude_op_names_re", "exclude_op_types"),
-)
 
 
 def auto_set_denpendency_group_ids(
@@ -55,7 +51,7 @@ def auto_set_denpendency_group_ids(
     found = _found(model, layers, dummy_input)
     rules: list[dict[str, Any]] = []
     for rule in config_list:
-        selectors = {key: rule[key] for key in _SELECTORS if key in rule}
+        selectors = {key: rule[key] for key in NEW_SELECTORS if key in rule}
         rest = {key: value for key, value in rule.items() if key not in selectors}
         if rule.get("exclude"):
             rules.append(dict(rule))

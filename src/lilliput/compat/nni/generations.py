@@ -7,6 +7,7 @@ from typing import Any
 
 from lilliput.compat.nni.adapted_pruners import AdaptedPruner, SecondStackPruner
 from lilliput.compat.nni.constructors import FORMS
+from lilliput.compat.nni.iterative import IterativePruner
 from lilliput.compat.nni.observing import ObservingQuantizer
 from lilliput.compat.nni.stacks import Adapted, AdaptedQuantizer
 from lilliput.compat.nni.stepwise import StepwisePruner
@@ -28,6 +29,8 @@ def adapt(cls: type[Compressor], stack: str) -> type:
         return base
     if stack == "third" and issubclass(cls, ScheduledPruner):
         base = StepwisePruner
+    elif stack == "second" and issubclass(cls, ScheduledPruner):
+        base = IterativePruner
     elif stack == "third" and issubclass(cls, PTQQuantizer):
         base = ThirdStackCalibration
     elif issubclass(cls, PTQQuantizer):

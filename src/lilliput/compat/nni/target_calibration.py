@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from lilliput.compat.nni.calibration import load_calibration
 from lilliput.torch import QuantType
 
 _TARGETS = {"input": "_input_0", "weight": "weight", "output": "_output_0"}
@@ -40,3 +42,19 @@ def _described(quantizer: Any, wrapper: Any, role: str) -> dict[str, Any]:
         "tracked_min": scale * (grid.low - zero) if low is None else low.detach().cpu().clone(),
         "tracked_max": scale * (grid.high - zero) if high is None else high.detach().cpu().clone(),
     }
+
+
+def load_by_target(quantizer: Any, config: Mapping[str, Mapping[str, Any]]) -> None:
+    """Quantize from now on with the ranges that :func:`calibration_by_target` gave."""
+    roles = {target: role for role, target in _TARGETS.items()}
+    words: dict[str, dict[str, Any]] = {}
+    for name, entry in config.items():
+        words[name] = {}
+        for target, known in entry.items():
+            role = roles.get(target, target)
+            words[name][f"{role}_bits"] = known["quant_bits"]
+            for key in ("scale", "zero_point"):
+                words[name][f"{role}_{key}"] = known[key]
+            for end in ("min", "max"):
+                words[name][f"tracked_{end}_{role}"] = known[f"tracked_{end}"]
+    load_calibration(quantizer, words)

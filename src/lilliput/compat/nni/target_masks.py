@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lilliput.compat.nni.balance import right_aligned
 from lilliput.compat.nni.target_rules import Target
 from lilliput.core.masker import Answers, Targets, WeightMasker
 from lilliput.errors import ConfigError
@@ -86,7 +87,7 @@ def block_sizes(wrapper: Any, target: Target, is_single: bool) -> list[int]:
     if granularity is None and is_single:
         return [1] * len(shape)
     if isinstance(granularity, tuple):
-        return _right_aligned(wrapper.name, shape, granularity)
+        return right_aligned(wrapper.name, shape, granularity)
     if "Transpose" in wrapper.layer_info.type:
         raise ConfigError(
             f"layer {wrapper.name!r} is a transposed convolution, whose weight has its channels the other "
@@ -98,19 +99,6 @@ def block_sizes(wrapper: Any, target: Target, is_single: bool) -> list[int]:
             f"layer {wrapper.name!r} has a weight of one dimension, so no 'in_channel'."
         )
     return [1 if i == dim else size for i, size in enumerate(shape)]
-
-
-def _right_aligned(name: str, shape: Sequence[int], block: Sequence[int]) -> list[int]:
-    sizes = [1] * (len(shape) - len(block)) + list(block)
-    sizes = [
-        size if part == -1 else part for part, size in zip(sizes[-len(shape) :], shape, strict=True)
-    ]
-    if len(block) > len(shape) or any(n % part for n, part in zip(shape, sizes, strict=True)):
-        raise ConfigError(
-            f"layer {name!r} has a weight of {'×'.join(map(str, shape))}, which blocks of {list(block)} "
-            "along its last dimensions do not divide; exclude it or choose other blocks."
-        )
-    return sizes
 
 
 def _reduced(tensor: Tensor, sizes: Sequence[int], how: Any) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lilliput.backends import backend_of
+from lilliput.compat.nni.keys import NEW_SELECTORS
 from lilliput.config.parse import parse_rules
 from lilliput.config.select import select
 from lilliput.config.spec import Rule
@@ -20,10 +21,6 @@ from lilliput.printing import shown
 
 log = logging.getLogger("lilliput")
 
-_SELECTORS = (
-    *("op_types", "op_names", "op_names_re", "op_partial_names", "exclude_op_names"),
-    *("exclude_op_names_re", "exclude_op_types"),
-)
 _TARGETS = {
     "weight": "weight",
     **dict.fromkeys(("_input_", "_input_0"), "input"),
@@ -82,7 +79,7 @@ def is_of_v3(rule: Any) -> bool:
 
 
 def _selectors(rule: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: rule[key] for key in _SELECTORS if key in rule}
+    return {key: rule[key] for key in NEW_SELECTORS if key in rule}
 
 
 def read_settings(index: int, rule: Any, title: str) -> Settings | None:
@@ -93,7 +90,7 @@ def read_settings(index: int, rule: Any, title: str) -> Settings | None:
     def fail(key: str, text: str) -> ConfigError:
         return ConfigError([Problem(f"rule {index} → {key}", text)], title=title)
 
-    unknown = [key for key in rule if key not in (*_SELECTORS, *_OWN, "exclude")]
+    unknown = [key for key in rule if key not in (*NEW_SELECTORS, *_OWN, "exclude")]
     if unknown:
         raise fail(unknown[0], "unknown key for quantization in the form of v3.")
     names, own = rule.get("target_names"), rule.get("target_settings") or {}

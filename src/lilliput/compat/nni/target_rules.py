@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lilliput.compat.nni.keys import NEW_SELECTORS
 from lilliput.errors import ConfigError, Problem
 from lilliput.printing import shown
 
-_SELECTORS = (
-    *("op_types", "op_names", "op_names_re", "op_partial_names", "exclude", "exclude_op_names"),
-    *("exclude_op_names_re", "exclude_op_types"),
-)
+_SELECTORS = (*NEW_SELECTORS, "exclude")
 _RATIOS = ("sparse_ratio", "sparsity", "sparsity_per_layer", "total_sparsity")
 _PLAIN = {*_RATIOS, "apply_method"}
 _KNOWN = {

@@ -10,7 +10,7 @@ import torch
 from lilliput.compat.nni.adapted_pruners import AdaptedPruner, SecondStackPruner
 from lilliput.compat.nni.fusion import Fused
 from lilliput.compat.nni.stacks import AdaptedQuantizer
-from lilliput.compat.nni.target_calibration import calibration_by_target
+from lilliput.compat.nni.target_calibration import calibration_by_target, load_by_target
 from lilliput.compat.nni.target_quant_rules import (
     fused_names,
     read_settings,
@@ -112,7 +112,9 @@ class ThirdStackQuantizer(Fused, AdaptedQuantizer):
     def attach(self, *args: Any, **kwargs: Any) -> Any:
         """As in :meth:`Adapted.attach`; refuse to fuse what does not follow each other in the model."""
         model = super().attach(*args, **kwargs)
-        norms = {wrapper.name: wrapper.norm for wrapper in self.get_modules_wrapper()}
+        norms = {
+            wrapper.name: getattr(wrapper, "norm", "") for wrapper in self.get_modules_wrapper()
+        }
         for layer, *rest in self.fuse_names:
             kinds = [type(model.get_submodule(name)).__name__ for name in rest]
             asked = [x for x, kind in zip(rest, kinds, strict=True) if "BatchNorm" in kind]
@@ -131,6 +133,11 @@ class ThirdStackQuantizer(Fused, AdaptedQuantizer):
     def get_calibration_config(self) -> dict[str, dict[str, Any]]:
         """Return scale, zero point, dtype and range of each quantized tensor of each layer."""
         return calibration_by_target(self)
+
+    def update_calibration_config(self, calibration_config: Mapping[str, Any]) -> None:
+        """Quantize with the ranges of another quantizer's :meth:`get_calibration_config`."""
+        self.attach_all()
+        load_by_target(self, calibration_config)
 
 
 class ThirdStackCalibration(ThirdStackQuantizer, PTQQuantizer):
