@@ -93,6 +93,17 @@ def test_arguments_are_judged_by_the_constructors_of_their_version():
     assert [text.startswith("not here: ") for text in texts[5:]] == [True, True, False]
 
 
+@pytest.mark.parametrize("home", ["torch", "tensorflow"])
+def test_arguments_of_a_class_with_one_form_are_judged_by_todays_constructor(home):
+    program = f"""
+        from nni.compression.{home} import DoReFaQuantizer
+        DoReFaQuantizer(model, config_list, optimizer)
+        DoReFaQuantizer(config_list)
+        DoReFaQuantizer(model, config_list, no_such_argument=1)
+    """
+    assert [verdict.runs for verdict in check(program).verdicts] == [True, True, True, False]
+
+
 def test_methods_are_judged_on_the_objects_that_have_them():
     report = check(
         """

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from lilliput.compat.nni.check import check_file
 from lilliput.errors import AlgorithmError, UnsupportedModelError
 
 PROGRAMS = Path(__file__).parents[2] / "compat" / "programs"
@@ -18,9 +19,18 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Return a function that runs a program in an empty folder, and gives back its globals."""
+    """Return a function that runs a program in an empty folder, and gives back its globals.
+
+    The check reads the same program, and has to say that all of it runs.
+    """
     monkeypatch.chdir(tmp_path)
-    return lambda name: runpy.run_path(str(PROGRAMS / f"{name}.py"), run_name="__main__")
+
+    def run(name):
+        report = check_file(PROGRAMS / f"{name}.py")
+        assert report.runs and report.verdicts, report
+        return runpy.run_path(str(PROGRAMS / f"{name}.py"), run_name="__main__")
+
+    return run
 
 
 def test_v11_tf_agp(program):

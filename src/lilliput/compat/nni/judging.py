@@ -213,6 +213,10 @@ def _bind(
         signature = inspect.signature(called)
     except ValueError:
         return  # of a built-in
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds:
+        # It hands on what it gets to the class of today.
+        signature = inspect.signature(getattr(called, "adapts", None) or called)
     if is_method and inspect.isfunction(called):
         args = (Unknown(), *args)
     (signature.bind_partial if is_partial else signature.bind)(*args, **kwargs)
