@@ -81,7 +81,7 @@ def apply_compression_results(
     --------
     >>> model = nn.Sequential(nn.Linear(2, 1))
     >>> apply_compression_results(model, {"0": {"weight": torch.tensor([[1.0, 0.0]])}})
-    >>> float(model[0].weight[0, 1])
+    >>> model[0].weight[0, 1].item()
     0.0
     """
     masks = named_masks(masks_file, map_location)
