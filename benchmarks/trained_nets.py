@@ -29,7 +29,17 @@ from weights import lite, resnet50
 
 TESTED, CALIBRATED = 500, 160
 INT8 = [{"op_types": ["Conv2d", "Linear"]}]
-GROUPS = {"quant_types": ["weight"], "quant_bits": 4, "granularity": "per_group", "group_size": 32}
+GROUPS = {"granularity": {"weight": "per_group"}, "group_size": 32}
+FOUR_BITS = [
+    {
+        "op_types": ["Linear"],
+        "quant_bits": {"weight": 4, "input": 8},
+        "observer": "dynamic",
+        **GROUPS,
+    },
+    # The inputs of these have single tokens that are much larger than all others.
+    {"op_names": ["*.down_proj"], "quant_types": ["weight"], "quant_bits": 4, **GROUPS},
+]
 
 
 @dataclass
@@ -176,7 +186,7 @@ def stories_case() -> Case:
         score=lambda outputs, wanted: perplexity(outputs, tokens),
         peer="MatMulNBitsQuantizer",
         lengths=(128, 16, 1),
-        rules=[{"op_types": ["Linear"], **GROUPS}],
+        rules=FOUR_BITS,
     )
 
 
