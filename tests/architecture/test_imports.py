@@ -48,8 +48,11 @@ def test_a_backend_imports_no_other_framework(framework):
 # Who may look over the bridge to NNI: the reader of config lists, at a rule that its schema does not
 # know, and the command that migrates files.
 TRANSLATORS = {
-    "config/parse.py": {"lilliput.compat.nni.dialects"},
-    "cli/migrate.py": {"lilliput.compat.nni.dialects", "lilliput.compat.nni.projects"},
+    "config/parse.py": {"lilliput.compat.nni.config.dialects"},
+    "cli/migrate.py": {
+        "lilliput.compat.nni.config.dialects",
+        "lilliput.compat.nni.reading.projects",
+    },
 }
 
 
@@ -67,7 +70,7 @@ def test_a_config_list_of_today_never_reaches_the_translator():
         "parsed = parse_rules([{'op_types': ['Linear']}, {'op_names': ['head'], 'exclude': True}])\n"
         "print(len(parsed.rules), [m for m in sys.modules if m.startswith('lilliput.compat')])\n"
         "parsed = parse_rules([{'support_type': 'default'}])\n"
-        "print(len(parsed.rules), 'lilliput.compat.nni.dialects' in sys.modules)"
+        "print(len(parsed.rules), 'lilliput.compat.nni.config.dialects' in sys.modules)"
     )
     assert in_a_fresh_process(code).splitlines() == ["2 []", "1 True"]
 

@@ -16,7 +16,7 @@ import torch
 from attack_tools import ALL, Outcome, fingerprint, settings_of, summary
 from torch import nn
 
-from lilliput.compat.nni.keys import OLD_KEYS
+from lilliput.compat.nni.config.keys import OLD_KEYS
 from lilliput.config.layer import QuantType
 from lilliput.config.spec import PruneRule
 from lilliput.errors import LilliputError

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lilliput.compat.nni import install, uninstall
-from lilliput.compat.nni.settings import set_quant_scheme_dtype, with_settings
+from lilliput.compat.nni.config.settings import set_quant_scheme_dtype, with_settings
 from lilliput.errors import ConfigError, StageError, StateError
 
 BOTH = {"quant_types": ["weight", "input"], "quant_bits": 8, "op_types": ["Linear"]}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lilliput.compat.nni.__main__ import main
-from lilliput.compat.nni.check import check_files, check_source, summary
+from lilliput.compat.nni.reading.check import check_files, check_source, summary
 
 UNCHANGED = "runs unchanged"
 

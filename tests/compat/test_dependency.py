@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.compat.nni.conflicts import fix_mask_conflict
-from lilliput.compat.nni.dependency import (
+from lilliput.compat.nni.tools.conflicts import fix_mask_conflict
+from lilliput.compat.nni.tools.dependency import (
     CatPaddingDependency,
     ChannelDependency,
     GroupDependency,
@@ -121,7 +121,7 @@ def test_a_model_is_needed():
 
 
 def test_masks_agree_afterwards_and_can_be_cut():
-    from lilliput.compat.nni.speedup import ModelSpeedup
+    from lilliput.compat.nni.tools.speedup import ModelSpeedup
 
     model = Residual().eval()
     removed = {"conv2": [0, 1, 2], "shortcut": [1, 2, 3], "conv3": [2, 5], "conv1": [4]}

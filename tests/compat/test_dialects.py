@@ -1,4 +1,4 @@
-"""lilliput.compat.nni.dialects: old spellings read exactly, contradictions reported, nothing raised."""
+"""Old spellings are read exactly, contradictions reported, and nothing is raised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lilliput.compat.nni.dialects import Translation, translate
+from lilliput.compat.nni.config.dialects import Translation, translate
 
 quick = settings(deadline=None, derandomize=True)
 

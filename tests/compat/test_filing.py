@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lilliput.compat.nni import install, uninstall
-from lilliput.compat.nni.filing import apply_compression_results, read_tensors, write_tensors
+from lilliput.compat.nni.tools.filing import apply_compression_results, read_tensors, write_tensors
 from lilliput.errors import ExportError, StageError, StateError
 
 RULES = [{"op_types": ["Linear"], "sparsity": 0.5}]

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lilliput.compat.nni import install, uninstall
-from lilliput.compat.nni.internals import IDEAS
-from lilliput.compat.nni.tables import INTERNAL, NAMES, PATHS
+from lilliput.compat.nni.imports.internals import IDEAS
+from lilliput.compat.nni.imports.tables import INTERNAL, NAMES, PATHS
 from lilliput.errors import StageError
 
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import lilliput
 from lilliput.compat.nni import install, uninstall
-from lilliput.compat.nni.later import LATER
-from lilliput.compat.nni.tables import NAMES, PATHS
+from lilliput.compat.nni.imports.later import LATER
+from lilliput.compat.nni.imports.tables import NAMES, PATHS
 from lilliput.errors import StageError
 
 

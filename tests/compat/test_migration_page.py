@@ -55,7 +55,7 @@ def test_every_program_is_on_the_page(folder, head):
 
 
 def test_the_report_that_the_page_shows_is_what_the_check_prints(tmp_path):
-    from lilliput.compat.nni.check import check_source, summary
+    from lilliput.compat.nni.reading.check import check_source, summary
 
     lines = {
         3: "from nni.compression.torch import L1FilterPruner",

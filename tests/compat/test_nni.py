@@ -10,7 +10,7 @@ import pytest
 import lilliput
 import lilliput.torch
 from lilliput.compat.nni import install, uninstall
-from lilliput.compat.nni.tables import FOR_TENSORFLOW, NAMES, PATHS
+from lilliput.compat.nni.imports.tables import FOR_TENSORFLOW, NAMES, PATHS
 from lilliput.errors import LilliputError, StageError
 from lilliput.registry import pruners
 

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from lilliput.compat.nni.projects import find_changes
+from lilliput.compat.nni.reading.projects import find_changes
 from lilliput.config.files import read_rules
 from lilliput.errors import ConfigError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lilliput.compat.nni import install, uninstall
-from lilliput.compat.nni.check import check_file
+from lilliput.compat.nni.reading.check import check_file
 from lilliput.errors import LilliputError
 
 PROGRAMS = sorted((Path(__file__).parent / "refused").glob("*.py"))

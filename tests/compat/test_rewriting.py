@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from lilliput.compat.nni.rewriting import rewrite
+from lilliput.compat.nni.reading.rewriting import rewrite
 
 
 def written(source):

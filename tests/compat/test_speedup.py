@@ -52,7 +52,7 @@ def test_every_form_of_the_call_cuts(way, tmp_path):
 
 
 def test_a_batch_in_another_dimension_is_doubled_there():
-    from lilliput.compat.nni.speedup import at_least_two
+    from lilliput.compat.nni.tools.speedup import at_least_two
 
     sequence = torch.randn(5, 1, 4)
     assert at_least_two(sequence, 1).shape == (5, 2, 4)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lilliput.compat.nni import install, uninstall
-from lilliput.compat.nni.training import call_trainer
+from lilliput.compat.nni.classes.training import call_trainer
 from lilliput.errors import ConfigError, StageError
 
 RULES = [{"op_types": ["Linear"], "sparsity": 0.5}]

@@ -4,8 +4,8 @@ import pytest
 from torch import nn
 
 import lilliput
-from lilliput.compat.nni.dialects import translate
-from lilliput.compat.nni.older_names import with_older_names
+from lilliput.compat.nni.classes.older_names import with_older_names
+from lilliput.compat.nni.config.dialects import translate
 from lilliput.errors import ConfigError
 
 TF = "tfAGPruner: [{final_sparsity: 0.6, op_types: [Conv2D]}]\n"

@@ -155,8 +155,8 @@ def test_all_pages_that_hold_python_are_run():
 
 
 def test_the_page_for_users_of_nni_names_every_old_key_and_class():
-    from lilliput.compat.nni.keys import OLD_KEYS
-    from lilliput.compat.nni.tables import NAMES
+    from lilliput.compat.nni.config.keys import OLD_KEYS
+    from lilliput.compat.nni.imports.tables import NAMES
 
     page = (REPO / "docs/migrating_from_nni.md").read_text(encoding="utf-8")
     classes = {*NAMES["pruners"], *NAMES["quantizers"], *NAMES["bases of 2019"]}

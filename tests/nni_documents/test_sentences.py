@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lilliput.compat.nni.finder import ShimModule
+from lilliput.compat.nni.imports.finder import ShimModule
 
 LINEAR = [{"sparsity": 0.5, "op_types": ["Linear"]}]
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.compat.nni.older_names import OlderNames
+from lilliput.compat.nni.classes.older_names import OlderNames
 from lilliput.errors import ConfigError
 from lilliput.ops.fakequant import fake_quantize
 from lilliput.quantization.dorefa import dorefa_gradient, dorefa_weight

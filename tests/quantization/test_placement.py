@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lilliput.backends.wrapping import marking
-from lilliput.compat.nni.older_names import OlderNames
+from lilliput.compat.nni.classes.older_names import OlderNames
 from lilliput.testing.observe import Anatomy
 from lilliput.torch import LSQQuantizer, QATQuantizer, QuantType
 

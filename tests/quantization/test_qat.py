@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lilliput.compat.nni.older_names import OlderNames
+from lilliput.compat.nni.classes.older_names import OlderNames
 from lilliput.errors import ConfigError, StageError
 from lilliput.torch import LevelPruner, QATQuantizer, QuantType
 

@@ -52,7 +52,7 @@ def migrate(
 def _migrate_list(
     terminal: Terminal, file: Path, output: Path | None, algorithm: str | None, framework: str
 ) -> None:
-    from lilliput.compat.nni.dialects import translate
+    from lilliput.compat.nni.config.dialects import translate
     from lilliput.config.files import read_rules, write_rules
     from lilliput.core.binding import names_of
 
@@ -71,7 +71,7 @@ def _migrate_list(
 
 
 def _migrate_project(terminal: Terminal, paths: list[Path], write: bool) -> None:
-    from lilliput.compat.nni.projects import find_changes
+    from lilliput.compat.nni.reading.projects import find_changes
 
     changes = find_changes(paths)
     changed = [change for change in changes if change.before != change.after]

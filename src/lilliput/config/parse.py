@@ -94,7 +94,7 @@ def _in_todays_keys(
     """Return a rule as it is if the schema knows it, else as the older spellings read."""
     if _is_known(entry, rule):
         return [entry]
-    from lilliput.compat.nni.dialects import translate  # needed by older config lists only
+    from lilliput.compat.nni.config.dialects import translate  # needed by older config lists only
 
     translation = translate([entry], first=origin)
     for note in translation.notes:

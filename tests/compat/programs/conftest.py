@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lilliput.compat.nni import install, uninstall
-from lilliput.compat.nni.check import check_file
-from lilliput.compat.nni.rewriting import rewrite
+from lilliput.compat.nni.reading.check import check_file
+from lilliput.compat.nni.reading.rewriting import rewrite
 
 PROGRAMS = Path(__file__).parent
 # The programs are run by the tests; doctest collection would import them without the shim.

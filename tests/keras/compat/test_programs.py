@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from lilliput.compat.nni.check import check_file
+from lilliput.compat.nni.reading.check import check_file
 from lilliput.errors import AlgorithmError, UnsupportedModelError
 
 PROGRAMS = Path(__file__).parents[2] / "compat" / "programs"

@@ -13,6 +13,6 @@ process that does not start as a copy of this one (such as a spawned data loader
 ``install()`` itself.
 """
 
-from lilliput.compat.nni.finder import install, uninstall
+from lilliput.compat.nni.imports.finder import install, uninstall
 
 __all__ = ["install", "uninstall"]

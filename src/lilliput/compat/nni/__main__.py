@@ -7,7 +7,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from lilliput.compat.nni.finder import install
+from lilliput.compat.nni.imports.finder import install
 from lilliput.errors import LilliputError
 
 USAGE = """\
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
 
 def _check(paths: list[str]) -> int:
     """Print what programs use of NNI; return the exit code."""
-    from lilliput.compat.nni.check import check_files, summary
+    from lilliput.compat.nni.reading.check import check_files, summary
 
     try:
         reports = []

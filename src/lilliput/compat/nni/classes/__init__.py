@@ -1,0 +1,1 @@
+"""NNI's pruners, quantizers and evaluators, as thin forms of today's."""

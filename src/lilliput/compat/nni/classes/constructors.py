@@ -1,0 +1,125 @@
+"""How NNI's constructors were called: the parameters of each class, by generation.
+
+Classes are listed under their names of today. Where a class has several forms, the types of the
+arguments tell them apart.
+"""
+
+from __future__ import annotations
+
+from lilliput.compat.nni.classes.arguments import Form, form
+
+_PLAIN = (form("model, config_list, optimizer"),)
+_FILTERS = (form("model, config_list, optimizer, dependency_aware=False, dummy_input"),)
+_COLLECTING = (
+    form(
+        "model, config_list, optimizer, statistics_batch_num=1, dependency_aware=False, dummy_input"
+    ),
+    form(
+        "model, config_list, optimizer, trainer, criterion, sparsifying_training_batches=1, "
+        "dependency_aware=False, dummy_input"
+    ),
+    form(
+        "model, config_list, optimizer, trainer, criterion, sparsifying_training_batches=1, "
+        "global_sort=False, dependency_aware=False, dummy_input"
+    ),
+)
+_ACTIVATIONS = (
+    form(
+        "model, config_list, optimizer, activation='relu', statistics_batch_num=1, "
+        "dependency_aware=False, dummy_input"
+    ),
+    form(
+        "model, config_list, optimizer, trainer, criterion, activation='relu', "
+        "sparsifying_training_batches=1, dependency_aware=False, dummy_input"
+    ),
+)
+_SCHEDULED = (
+    form("model, config_list, optimizer, pruning_algorithm='level'"),
+    form(
+        "model, config_list, optimizer, trainer, criterion, num_iterations=10, "
+        "epochs_per_iteration=1, pruning_algorithm='level'"
+    ),
+)
+_SLIM = (
+    form("model, config_list, optimizer, dependency_aware=False, dummy_input"),
+    form(
+        "model, config_list, optimizer, trainer, criterion, sparsifying_training_epochs=10, "
+        "scale=0.0001, dependency_aware=False, dummy_input"
+    ),
+)
+_FIRST = {
+    "LevelPruner": _PLAIN,
+    "L1NormPruner": _FILTERS,
+    "L2NormPruner": _FILTERS,
+    "FPGMPruner": _FILTERS,
+    "SlimPruner": _SLIM,
+    "TaylorFOWeightPruner": _COLLECTING,
+    "ActivationAPoZRankPruner": _ACTIVATIONS,
+    "ActivationMeanRankPruner": _ACTIVATIONS,
+    "AGPPruner": _SCHEDULED,
+    "QATQuantizer": (form("model, config_list, optimizer, dummy_input"),),
+    "LSQQuantizer": (form("model, config_list, optimizer, dummy_input"),),
+    "PTQQuantizer": _PLAIN,
+}
+
+_OLD = "trainer, traced_optimizer, criterion"
+_NORMS = (form("model, config_list, mode='normal', dummy_input"),)
+_ITERATIVE = (
+    form(
+        "model, config_list, pruning_algorithm, total_iteration, log_dir='.', "
+        "keep_intermediate_result=False, evaluator, speedup=False, pruning_params"
+    ),
+    form(
+        "model, config_list, pruning_algorithm, total_iteration, log_dir='.', "
+        "keep_intermediate_result=False, finetuner, speedup=False, dummy_input, evaluator, "
+        "pruning_params"
+    ),
+)
+_SECOND = {
+    "LevelPruner": (form("model, config_list, mode='normal', balance_gran"),),
+    "L1NormPruner": _NORMS,
+    "L2NormPruner": _NORMS,
+    "FPGMPruner": _NORMS,
+    "SlimPruner": (
+        form("model, config_list, evaluator, training_epochs, scale=0.0001, mode='global'"),
+        form(f"model, config_list, {_OLD}, training_epochs, scale=0.0001, mode='global'"),
+    ),
+    "TaylorFOWeightPruner": (
+        form("model, config_list, evaluator, training_steps, mode='normal', dummy_input"),
+        form(f"model, config_list, {_OLD}, training_batches, mode='normal', dummy_input"),
+    ),
+    **{
+        name: (
+            form(
+                "model, config_list, evaluator, training_steps, activation='relu', mode='normal', "
+                "dummy_input"
+            ),
+            form(
+                f"model, config_list, {_OLD}, training_batches, activation='relu', mode='normal', "
+                "dummy_input"
+            ),
+        )
+        for name in ("ActivationAPoZRankPruner", "ActivationMeanRankPruner")
+    },
+    "AGPPruner": _ITERATIVE,
+    "LinearPruner": _ITERATIVE,
+}
+
+_EVALUATED = (form("model, config_list, evaluator, existed_wrappers"),)
+_THIRD: dict[str, tuple[Form, ...]] = {
+    **dict.fromkeys(("LevelPruner", "L1NormPruner", "L2NormPruner", "FPGMPruner"), _EVALUATED),
+    "TaylorFOWeightPruner": (form("model, config_list, evaluator, training_steps"),),
+    "SlimPruner": (form("model, config_list, evaluator, training_steps, regular_scale=1.0"),),
+    "QATQuantizer": (form("model, config_list, evaluator, quant_start_step=0"),),
+    "PTQQuantizer": (form("model, config_list, evaluator, is_bias_correction=False"),),
+    "LSQQuantizer": (form("model, config_list, evaluator"),),
+    "LSQPlusQuantizer": (form("model, config_list, evaluator"),),
+    "DoReFaQuantizer": (form("model, config_list, evaluator"),),
+    "BNNQuantizer": (form("model, config_list, evaluator"),),
+}
+
+FORMS: dict[str, dict[str, tuple[Form, ...]]] = {
+    "first": _FIRST,
+    "second": {**_FIRST, **_SECOND},
+    "third": _THIRD,
+}

@@ -1,0 +1,121 @@
+"""The second stack's ``AGPPruner`` and ``LinearPruner``, which run all their iterations in ``compress()``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lilliput.compat.nni.classes.adapted_pruners import SecondStackPruner
+from lilliput.compat.nni.classes.training import call_trainer, training_mode
+from lilliput.compat.nni.tools.speedup import ModelSpeedup
+from lilliput.errors import ConfigError, StageError
+from lilliput.pruning.collecting import CollectingMasker
+from lilliput.pruning.scheduled import ScheduledPruner
+
+_OF_CRITERION = ("training_batches", "activation", "training_epochs", "scale")
+_RENAMED = {"training_steps": "training_batches", "traced_optimizer": "optimizer"}
+
+
+class IterativePruner(SecondStackPruner, ScheduledPruner):
+    """Prune a little more in each of ``total_iteration + 1`` iterations, and fine-tune after each.
+
+    The first iteration has a sparsity of zero. With ``speedup``, what is masked is cut out in the last
+    one, before it is fine-tuned.
+    """
+
+    cuts: bool = False
+    dummy_input: Any = None
+    collects_by: Any = None  # the evaluator or trainer that shows batches to the criterion
+
+    def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
+        self.cuts = bool(given.pop("speedup", False))
+        self.dummy_input = given.pop("dummy_input", None)
+        params = given.pop("pruning_params", None) or {}
+        params = {_RENAMED.get(key, key): value for key, value in dict(params).items()}
+        evaluator = given.get("evaluator")
+        if evaluator is not None and not hasattr(evaluator, "train"):
+            given["evaluator"] = (
+                None  # before 2.9 a function that scores, which these pruners never call
+            )
+        elif evaluator is not None and self.dummy_input is None:
+            self.dummy_input = evaluator.dummy_input
+        if self.cuts and self.dummy_input is None:
+            raise ConfigError(f"{type(self).__name__}: speedup needs dummy_input.")
+        self.collects_by = params.pop("evaluator", None) or params.pop("trainer", None)
+        self.criterion = params.pop("criterion", None)
+        criterion = self.criterion
+        optimizer = params.pop("optimizer", None) or getattr(self.collects_by, "optimizer", None)
+        self._set_mode(params.pop("mode", None), params.pop("dummy_input", None), given)
+        unknown = [key for key in params if key not in _OF_CRITERION]
+        if unknown:
+            raise ConfigError(
+                f"{type(self).__name__}: pruning_params: received {unknown[0]!r}, expected some of "
+                f"{', '.join(_OF_CRITERION)}, mode, and what trains."
+            )
+        translated = super()._translated(given)
+        self.criterion = criterion
+        if params:
+            translated["pruning_params"] = params
+        if optimizer is not None:
+            translated["optimizer"] = optimizer
+        return translated
+
+    def _set_mode(self, mode: Any, inputs: Any, given: dict[str, Any]) -> None:
+        if mode == "dependency_aware":
+            given["mode"], given["dummy_input"] = mode, inputs
+        elif mode not in (None, "normal"):
+            raise ConfigError(
+                f"{type(self).__name__}: pruning_params: mode {mode!r} is not available on a schedule."
+            )
+
+    def compress(self, *args: Any, **kwargs: Any) -> Any:
+        """Run all iterations; return the model and its masks, none if they are cut out."""
+        self.attach(*args, **kwargs)
+        for iteration in range(self.iterations + 1 if self.iterations else 0):
+            self.update_epoch(iteration)
+            with training_mode(self.bound_model):
+                self._show_batches()
+            if self.cuts and iteration == self.iterations:
+                self._cut()
+            with training_mode(self.bound_model):
+                self._train_once(iteration)
+        return self.bound_model, self.get_masks()
+
+    def get_masks(self) -> dict[str, dict[str, Any]]:
+        """As in :meth:`SecondStackPruner.get_masks`; a model that was cut has none."""
+        return {} if self.cuts and not self.is_wrapped else super().get_masks()
+
+    def _show_batches(self) -> None:
+        """Train until the criterion has seen its batches, if it looks at any."""
+        asked = any(self.target_sparsity(w, self.now_epoch) > 0 for w in self.get_modules_wrapper())
+        if not asked or not isinstance(self.masker, CollectingMasker) or self.masker.is_ready():
+            return
+        trainer = self.collects_by or self.evaluator
+        if trainer is None:
+            raise StageError(
+                f"{type(self).__name__}: its criterion looks at batches; give pruning_params={{'evaluator': "
+                "evaluator, 'training_steps': 20}}."
+            )
+        if hasattr(trainer, "train"):
+            with trainer.serving(self):
+                trainer.train(self.bound_model, self.masker.training_batches, None)
+        else:
+            call_trainer(trainer, self.bound_model, self.optimizer, self.criterion, 0)
+        if any(w.updated_epoch != self.now_epoch for w in self.get_modules_wrapper()):
+            self.finish_collecting()
+
+    def _cut(self) -> None:
+        """Cut out what is masked, and let an evaluator's optimizer train what is left."""
+        masks, evaluator = super().get_masks(), self.evaluator
+        optimizer = None if evaluator is None else evaluator.optimizer
+        if optimizer is not None and not hasattr(optimizer, "trace_symbol"):
+            raise StageError(
+                f"{type(self).__name__}: after the speedup, an optimizer has to be made for the parameters "
+                "that are left; make it by nni.trace(SGD)(model.parameters(), …)."
+            )
+        self.strip()
+        ModelSpeedup(self.bound_model, self.dummy_input, masks).speedup_model()
+        if optimizer is not None:
+            rest = optimizer.trace_args[1:]
+            settings = {k: v for k, v in optimizer.trace_kwargs.items() if k != "params"}
+            made = optimizer.trace_symbol(self.bound_model.parameters(), *rest, **settings)
+            evaluator.optimizers = evaluator.optimizer = made

@@ -1,0 +1,1 @@
+"""Config lists of every generation of NNI, read as today's config language."""

@@ -1,0 +1,48 @@
+"""Today's classes in the form of a generation: which base each gets, and which constructors."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from lilliput.compat.nni.classes.adapted_pruners import AdaptedPruner, SecondStackPruner
+from lilliput.compat.nni.classes.constructors import FORMS
+from lilliput.compat.nni.classes.iterative import IterativePruner
+from lilliput.compat.nni.classes.observing import ObservingQuantizer
+from lilliput.compat.nni.classes.stacks import Adapted, AdaptedQuantizer
+from lilliput.compat.nni.classes.stepwise import StepwisePruner
+from lilliput.compat.nni.classes.third import (
+    ThirdStackCalibration,
+    ThirdStackPruner,
+    ThirdStackQuantizer,
+)
+from lilliput.pruning.scheduled import ScheduledPruner
+from lilliput.torch import Compressor, Pruner, PTQQuantizer, Quantizer
+
+BASES: dict[str, dict[str, type]] = {
+    "first": {"compressor": Adapted, "pruner": AdaptedPruner, "quantizer": AdaptedQuantizer},
+    "second": {"compressor": Adapted, "pruner": SecondStackPruner, "quantizer": AdaptedQuantizer},
+    "third": {"compressor": Adapted, "pruner": ThirdStackPruner, "quantizer": ThirdStackQuantizer},
+}
+
+
+def adapt(cls: type[Compressor], stack: str) -> type:
+    """Return today's class in the form of a generation."""
+    base = BASES[stack][cls.kind]
+    if cls in (Compressor, Pruner, Quantizer):
+        return base
+    if stack == "third" and issubclass(cls, ScheduledPruner):
+        base = StepwisePruner
+    elif stack == "second" and issubclass(cls, ScheduledPruner):
+        base = IterativePruner
+    elif stack == "third" and issubclass(cls, PTQQuantizer):
+        base = ThirdStackCalibration
+    elif issubclass(cls, PTQQuantizer):
+        base = ObservingQuantizer
+    members: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__doc__": inspect.getdoc(cls),
+        "adapts": cls,
+        "forms": FORMS[stack].get(cls.__name__, ()),
+    }
+    return type(cls.__name__, (base, cls), members)

@@ -1,0 +1,138 @@
+"""NNI's internal classes: importing one works, and using it shows the same idea as a small class here.
+
+Its pruners were put together from collectors, calculators, allocators, generators and target spaces. Here
+an algorithm is one class, so there is nothing that those could be plugged into.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NoReturn
+
+from lilliput.compat.nni.imports.later import explain
+from lilliput.compat.nni.imports.tables import NAMES
+from lilliput.errors import StageError
+
+# What a part was for, and a class of today that does it; each is run by a test.
+IDEAS = {
+    "data collectors": (
+        "what a pruner looks at while the model runs",
+        """
+from lilliput.torch import ChannelMasker, ChannelPruner
+
+class LoudMasker(ChannelMasker):
+    def start(self):
+        self.pruner.set_wrappers_attribute("seen", 0.0)
+        self.watching = self.pruner.add_activation_collector(self.look)
+
+    def look(self, wrapper, inputs, output):
+        wrapper.seen = wrapper.seen + output.detach().abs().mean((0, *range(2, output.dim())))
+
+    def is_ready(self):
+        return all(hasattr(w.seen, "shape") for w in self.pruner.get_modules_wrapper())
+
+    def score(self, wrapper):
+        return wrapper.seen
+
+class LoudPruner(ChannelPruner):
+    masker_type = LoudMasker
+""",
+    ),
+    "metrics calculators": (
+        "how important weights or channels are",
+        """
+from lilliput.torch import ChannelMasker, ChannelPruner
+
+class LargestMasker(ChannelMasker):
+    def score(self, wrapper):
+        return wrapper.weight.detach().abs().flatten(1).amax(1)
+
+class LargestPruner(ChannelPruner):
+    masker_type = LargestMasker
+""",
+    ),
+    "sparsity allocators": (
+        "which weights go for a sparsity",
+        """
+from lilliput.torch import OneShotPruner, WeightMasker
+
+class EveryRowMasker(WeightMasker):
+    def calc_mask(self, sparsity, wrapper, wrapper_idx=None):
+        score = wrapper.weight.detach().abs()
+        count = round(score.shape[1] * sparsity)
+        smallest = score.argsort(1)[:, :count]
+        return {"weight_mask": score.new_ones(score.shape).scatter(1, smallest, 0.0)}
+
+class EveryRowPruner(OneShotPruner):
+    masker_type = EveryRowMasker
+""",
+    ),
+    "schedulers": (
+        "how much is pruned when",
+        """
+from lilliput.torch import AGPPruner
+
+class HalvingPruner(AGPPruner):
+    @staticmethod
+    def schedule(epoch, initial, final, start, end, frequency):
+        return final if epoch >= end else final * (1 - 0.5 ** max(epoch - start, 0))
+""",
+    ),
+    "target spaces": (
+        "what a rule says of a layer, and where its masks are kept",
+        '''
+from lilliput.torch import Pruner
+
+class ThresholdPruner(Pruner):
+    def validate_config(self, model, config_list):
+        """Overridden, so that rules may have keys of their own."""
+
+    def calc_mask(self, wrapper):
+        return {"weight_mask": (wrapper.weight.abs() > wrapper.config["threshold"]).float()}
+''',
+    ),
+}
+
+
+def message(name: str) -> str:
+    """Return why a name of NNI cannot be used, and what to use instead."""
+    if name in NAMES["distillers"]:
+        return explain(name)
+    part = next(part for part in IDEAS if name in NAMES[part])
+    purpose, code = IDEAS[part]
+    return (
+        f"{name} is a part of the inside of NNI ({part}: {purpose}), which is not imitated. The same idea "
+        f"is one small class here:\n{code}"
+    )
+
+
+class Refused:
+    """The base of NNI's internal classes; neither instances nor subclasses can be made.
+
+    ``not_here`` is what :mod:`lilliput.compat.nni.reading.check` says of them.
+    """
+
+    not_here: ClassVar[str] = ""  # what the check of a program says
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, with what to use instead."""
+        raise StageError(message(cls.__name__))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if Refused not in cls.__bases__:
+            raise StageError(message(cls.__mro__[1].__name__))
+
+    @classmethod
+    def from_compressor(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse, with what to use instead."""
+        raise StageError(message(cls.__name__))
+
+
+def __getattr__(name: str) -> Any:
+    parts = ("distillers", *IDEAS)
+    if not any(name in NAMES[part] for part in parts):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = message(name)
+    members = {"__module__": __name__, "__doc__": text, "not_here": text.partition(":\n")[0]}
+    found = type(name, (Refused,), members)
+    globals()[name] = found
+    return found

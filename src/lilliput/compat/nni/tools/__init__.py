@@ -1,0 +1,1 @@
+"""NNI's files and tools: calibration, masks, speedup, dependencies, FLOPs."""

@@ -1,0 +1,93 @@
+"""``export_model`` of NNI's pruners and quantizers: a plain model, masks, calibration."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lilliput.backends.torch.discover import unwrapped
+from lilliput.compat.nni.tools.calibration import (
+    calibration_config,
+    load_calibration,
+    release_scales,
+)
+from lilliput.compat.nni.tools.filing import PathLike, write_model, write_tensors
+from lilliput.core.compressor import Compressor
+from lilliput.errors import StageError
+from lilliput.quantization.ranges import RangeQuantizer
+
+
+class PrunerFiles(Compressor):
+    """What a pruner behind NNI's paths writes."""
+
+    def _write_files(self, model_path: Any, mask_path: Any, *onnx: Any) -> None:
+        """Write the model, and the masks in the nested form of NNI's files."""
+        write_model(self.bound_model, model_path, *onnx)
+        if mask_path is not None:
+            write_tensors({w.name: _masks_of(w) for w in self.get_modules_wrapper()}, mask_path)
+
+
+class QuantizerFiles(Compressor):
+    """What a quantizer behind NNI's paths writes and reads."""
+
+    held_scales: tuple[Any, ...] = ()  # layers whose weight has the scale of a calibration file
+
+    def step(self) -> None:
+        """Follow one training step, from which on scales follow the weights again."""
+        release_scales(self.held_scales)
+        self.held_scales = ()
+        super().step()
+
+    def export_model(  # type: ignore[override]
+        self,
+        model_path: PathLike,
+        calibration_path: PathLike | None = None,
+        onnx_path: PathLike | None = None,
+        input_shape: tuple[int, ...] | None = None,
+        device: Any = None,
+    ) -> dict[str, dict[str, Any]]:
+        """Write the plain model, and what is known of its ranges; return the latter.
+
+        As in NNI, the weights are the float ones where bits and ranges say how to round them, and the
+        rounded ones of algorithms that have no ranges; the model is not quantized any more afterwards.
+        """
+        if not self._has_compressed:
+            raise StageError("export_model() came before compress(); call that first.")
+        config = calibration_config(self)
+        shown = {} if isinstance(self, RangeQuantizer) else _shown_weights(self)
+        model = self.strip()
+        if shown:
+            model = copy.deepcopy(unwrapped(model))
+            with torch.no_grad():
+                for name, value in shown.items():
+                    model.get_parameter(name).copy_(value)
+        write_model(model, model_path, onnx_path, input_shape, device)
+        if calibration_path is not None:
+            write_tensors(config, calibration_path)
+        return config
+
+    def load_calibration_config(self, calibration_config: PathLike | Mapping[str, Any]) -> None:
+        """Quantize with the ranges that :meth:`export_model` returned or wrote, here or in NNI."""
+        load_calibration(self, calibration_config)
+
+
+def _masks_of(wrapper: Any) -> dict[str, Any]:
+    """Return the masks of a layer; ones for a bias that is not pruned, None for one that is not there."""
+    bias = wrapper.bias_mask
+    if bias is None and wrapper.bias is not None:
+        bias = torch.ones_like(wrapper.bias)
+    masks = {"weight": wrapper.weight_mask, "bias": bias}
+    return {k: None if v is None else v.detach().cpu().clone() for k, v in masks.items()}
+
+
+def _shown_weights(quantizer: Any) -> dict[str, Any]:
+    """Return the weights as their layers compute with them, by the names of the parameters."""
+    found = {}
+    for wrapper in quantizer.get_modules_wrapper():
+        for owner in wrapper.layer_info.owners if "weight" in wrapper.roles else ():
+            path, name = owner.paths[0], owner.weight_name
+            found[f"{path}.{name}" if path else name] = getattr(owner.module, name).detach().clone()
+    return found

@@ -1,0 +1,123 @@
+"""``ModelSpeedup`` in NNI's forms: masks as dict or file, any batch, and a model with nothing to cut."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from lilliput.compat.nni.tools.filing import PathLike
+from lilliput.errors import ConfigError, NothingToCutError
+from lilliput.speedup.model_speedup import ModelSpeedup as TodaysModelSpeedup
+
+log = logging.getLogger("lilliput")
+
+# What told NNI's tracer about modules it did not know.
+_NOT_NEEDED = ("customized_replace_func", "customized_mask_updaters", "customized_replacers")
+
+
+class ModelSpeedup(TodaysModelSpeedup):
+    """Cut out what masks remove.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model, plain or under a pruner; it is changed in place.
+    dummy_input : tensor, tuple, list or dict
+        What the model is called with. A batch of one is doubled.
+    masks_file : path or dict
+        What ``export_model(mask_path=…)`` wrote or ``compress()`` returned, here or in NNI;
+        ``masks_or_file`` in v3.
+    map_location : optional
+        Where to load the masks to.
+    batch_dim : int
+        The dimension of the batch in the inputs.
+    confidence, batch_size : int
+        How many samples NNI tried; here the graph is followed, and nothing depends on it.
+    customized_replace_func, customized_mask_updaters, customized_replacers : optional
+        How NNI was told to cut modules that it did not know. Here every module is followed op by op, so
+        they are not called: a note says what to do for an op that is not known.
+    graph_module, garbage_collect_values, logger : optional
+        Of NNI's own tracer; not used.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dummy_input: Any,
+        masks_file: PathLike | Mapping[str, Any] | None = None,
+        map_location: Any = None,
+        batch_dim: int = 0,
+        confidence: int = 8,
+        customized_replace_func: Any = None,
+        customized_replacers: Any = None,
+        *,
+        masks_or_file: PathLike | Mapping[str, Any] | None = None,
+        batch_size: int = 8,
+        customized_mask_updaters: Any = None,
+        graph_module: Any = None,
+        garbage_collect_values: bool = True,
+        logger: Any = None,
+    ) -> None:
+        masks = masks_file if masks_or_file is None else masks_or_file
+        if masks is None:
+            raise ConfigError(
+                "ModelSpeedup: masks_file is missing; give a path or a dict of masks."
+            )
+        given = (customized_replace_func, customized_mask_updaters, customized_replacers)
+        for name, value in zip(_NOT_NEEDED, given, strict=True):
+            if value:
+                _note_not_needed(name, value)
+        super().__init__(model, at_least_two(dummy_input, batch_dim), masks, map_location)
+
+    def speedup_model(self) -> nn.Module:
+        """Shrink the model in place and return it; leave it as it is where nothing can be cut."""
+        try:
+            model = super().speedup_model()
+        except NothingToCutError as error:
+            log.warning("ModelSpeedup: the model stays as it is: %s", error)
+            return self.bound_model
+        if model is not self.bound_model:
+            log.warning(
+                "ModelSpeedup: the smaller model runs as a captured graph and could not take the place "
+                "of the one that was given; use what speedup_model() returns."
+            )
+        return model
+
+
+def at_least_two(inputs: Any, batch_dim: int = 0) -> Any:
+    """Return inputs with a batch of at least two: a one is doubled.
+
+    Examples
+    --------
+    >>> at_least_two((torch.zeros(1, 3), torch.zeros(4)))[0].shape
+    torch.Size([2, 3])
+    """
+    inputs = tuple(inputs) if isinstance(inputs, list) else inputs
+    tensors: list[Tensor] = []
+    tree_map(lambda x: tensors.append(x) if isinstance(x, Tensor) else None, inputs)
+    wide = [x for x in tensors if x.dim() > batch_dim]
+    if not wide or wide[0].shape[batch_dim] != 1:
+        return inputs
+    return tree_map(lambda x: _doubled(x, batch_dim), inputs)
+
+
+def _doubled(value: Any, dim: int) -> Any:
+    is_single = isinstance(value, Tensor) and value.dim() > dim and value.shape[dim] == 1
+    return torch.cat([value, value], dim) if is_single else value
+
+
+def _note_not_needed(name: str, value: Any) -> None:
+    kinds = value if isinstance(value, Iterable) else [value]
+    listed = ", ".join(getattr(x, "__name__", type(x).__name__) for x in kinds)
+    log.warning(
+        "ModelSpeedup: %s (%s) is not called: modules are followed op by op, whatever their type, and the "
+        "outputs are compared. Where an op keeps its channels, give it a rule: see 'A rule for an op' in "
+        "the page on channel groups.",
+        name,
+        listed,
+    )
