@@ -121,9 +121,10 @@ def trained(record: Record) -> Iterator[str]:
         f"median of {record['rounds']} rounds in turns. "
         f"The CNNs see {tested} photos, and the class that float gives is right; MiniLM finds {tested} "
         "Reuters news by their titles (R@1); stories15M has 4-bit weights, its head included, which the "
-        "other tool leaves in float. No training, default settings. This CPU has no VNNI, so that kernels "
-        "for 8 bits can overflow; Lilliput's files are made so that they do not, and on other CPUs the tools "
-        "will be closer."
+        "other tool leaves in float. Default settings for the CNNs; dynamic quantization of the inputs of "
+        "linear layers for MiniLM and stories15M (but for its `down_proj` layers). This CPU has no VNNI, so "
+        "that kernels for 8 bits can overflow; Lilliput's files are made so that they do not, and on other "
+        "CPUs the tools will be closer."
     )
     if "resemblyzer" in record["networks"]:
         yield ""

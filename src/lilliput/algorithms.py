@@ -60,15 +60,15 @@ def no_such_name(module: str, name: str) -> AttributeError:
     Examples
     --------
     >>> print(no_such_name("lilliput.torch", "QAT_Quantizer"))
-    module 'lilliput.torch' has no attribute 'QAT_Quantizer': it is QATQuantizer today, and NNI's name \
-works in programs that run by python -m lilliput.compat.nni.
+    module 'lilliput.torch' has no attribute 'QAT_Quantizer': it is QATQuantizer today; NNI's name still \
+works in programs run with python -m lilliput.compat.nni.
     """
     text = f"module {module!r} has no attribute {name!r}"
     for registry in (pruners, quantizers):
         if name[:1].isupper() and name in registry:
             today = registry.get(name).__name__
             return AttributeError(
-                f"{text}: it is {today} today, and NNI's name works in programs that run by "
+                f"{text}: it is {today} today; NNI's name still works in programs run with "
                 "python -m lilliput.compat.nni."
             )
     return AttributeError(text)

@@ -7,6 +7,7 @@ from torch import nn
 from lilliput.compat.nni import install, uninstall
 from lilliput.compat.nni.config.settings import set_quant_scheme_dtype, with_settings
 from lilliput.errors import ConfigError, StageError, StateError
+from lilliput.torch import QuantType
 
 BOTH = {"quant_types": ["weight", "input"], "quant_bits": 8, "op_types": ["Linear"]}
 
@@ -97,7 +98,7 @@ def test_the_words_of_2_0_are_read(caplog):
     first = quantizer.get_modules_wrapper()[0]
     assert (float(first.input_low), float(first.input_high)) == (-2, 3)
     torch.testing.assert_close(first.input_scale, torch.tensor(5 / 255))
-    assert "it has no layer '2'" in caplog.text
+    assert "no entry for layer '2'" in caplog.text
 
 
 def test_other_bits_are_refused_and_nothing_changes():
@@ -175,3 +176,16 @@ def test_settings_that_nni_did_not_have_are_refused():
         set_quant_scheme_dtype("weight", "per_row_affine")
     with pytest.raises(ConfigError, match="quant_type: received 'bias'"):
         set_quant_scheme_dtype("bias", new_dtype="int")
+
+
+def test_scales_of_another_scheme_are_left_and_said(caplog):
+    symmetric = {"quant_types": ["weight"], "quant_bits": 8, "op_types": ["Linear"]}
+    quantizer = quantized("QAT_Quantizer", symmetric | {"quant_scheme": "per_tensor_symmetric"})
+    wrapper = quantizer.get_modules_wrapper()[0]
+    layer = quantizer.bound_model.get_submodule(wrapper.name)
+    before = layer.weight.detach().clone()
+    scale = quantizer.qparams(wrapper, QuantType("weight")).scale * 0.75
+    held = {"weight_bits": 8, "weight_scale": scale, "weight_zero_point": torch.tensor([170.0])}
+    quantizer.load_calibration_config({wrapper.name: held})
+    assert torch.equal(layer.weight, before)
+    assert "another scale than in the file" in caplog.text

@@ -44,7 +44,7 @@ def test_what_has_no_sense_is_refused_with_the_way_out(evaluator):
 
     model, rules = evaluator.model, [{"op_types": ["Linear"], "sparse_ratio": 0.5}]
     quant = [{"op_types": ["Linear"], "target_names": ["weight"], "quant_dtype": "int8"}]
-    with pytest.raises(ConfigError, match="mode 'balance' is one of LevelPruner"):
+    with pytest.raises(ConfigError, match="only available for LevelPruner"):
         L1NormPruner(nn.Linear(4, 4), RULES, "balance")
     with pytest.raises(ConfigError, match="received 'NoneType', expected a pruner or quantizer"):
         LevelPruner.from_compressor(None, rules)

@@ -1,4 +1,4 @@
-"""Inputs with the range of each call, in the file: integer kernels that compute what is simulated."""
+"""Dynamic quantization of inputs, in the file: integer kernels that compute what is simulated."""
 
 import numpy as np
 import onnx

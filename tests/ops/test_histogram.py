@@ -67,6 +67,15 @@ def test_large_tensors_are_sampled_and_keep_their_ends(monkeypatch):
     assert np.abs(sampled.counts - full.counts).sum() < 0.1 * x.numel()
 
 
+@pytest.mark.parametrize("shape", [(32, 64, 7, 7), (8, 36, 36, 3), (16, 5, 90)])
+def test_every_column_has_its_turn_in_a_sample(shape, monkeypatch):
+    monkeypatch.setattr(histogram_module, "_SAMPLED", 1 << 12)
+    x = torch.arange(shape[-1]).expand(shape).float().contiguous()
+    histogram = Histogram(shape[-1])
+    histogram.add(x)
+    np.testing.assert_allclose(histogram.counts, x.numel() / shape[-1], rtol=0.02)
+
+
 def test_nothing_but_zeros_and_then_something():
     histogram = counted(torch.zeros(10))
     assert (histogram.low, histogram.high, histogram.counts.sum()) == (0, 0, 10)

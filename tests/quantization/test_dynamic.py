@@ -1,4 +1,4 @@
-"""Inputs with the range of each call: as ONNX defines it, and refused where no kernel has it."""
+"""Dynamic quantization of inputs: as ONNX defines it, and refused where no kernel has it."""
 
 import numpy as np
 import pytest

@@ -93,6 +93,10 @@ def _quantized(draft: Draft, node: ir.Node, place: Place) -> ir.Value:
     kind = tensor.dtype or ir.DataType.FLOAT
     if kind not in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         raise ExportError(f"{place.name}: ONNX cannot quantize {kind.name} tensors; use float32.")
+    if grid.is_dynamic and kind != ir.DataType.FLOAT:
+        raise ExportError(
+            f"{place.name}: ONNX quantizes float32 dynamically, this is {kind.name}; use model.float()."
+        )
     if grid.is_dynamic:
         return _quantized_in_each_call(draft, node, tensor)
     dtype = storage(grid, is_weight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ BINS = 2048
 _CANDIDATES = 100
 _SAMPLED = (
     1 << 19
-)  # entries of one tensor that are counted; of larger ones some represent the others
+)  # entries of one tensor that are counted; of larger ones some stand for the others
 
 
 class Histogram:
@@ -45,11 +46,9 @@ class Histogram:
             return
         self.widen(min(low, self.low), max(high, self.high))
         if self.high > self.low:
-            every = (
-                max(xp.size(tensor) // _SAMPLED, 1) | 1
-            )  # odd: no axis of even length is favoured
-            found = xp.histogram(tensor, self.counts.size, self.low, self.high, every)
-            self.counts += found * (xp.size(tensor) / max(found.sum(), 1))
+            size = xp.size(tensor)
+            found = xp.histogram(tensor, self.counts.size, self.low, self.high, _stride(size))
+            self.counts += found * (size / max(found.sum(), 1))
         else:  # nothing but zeros so far: they are in the first bin, where the range will begin
             self.counts[0] += xp.size(tensor)
 
@@ -232,3 +231,20 @@ def _divergence(counts: NDArray[np.float64], cut: int, levels: int) -> float:
     real, merged = real / real.sum(), merged / merged.sum()
     used = real > 0
     return float((real[used] * np.log(real[used] / np.maximum(merged[used], 1e-12))).sum())
+
+
+def _stride(size: int) -> int:
+    """Return how many entries of a large tensor stand for one that is counted.
+
+    It has no factor in common with the size, and so none with any axis: all channels and columns have
+    their turn.
+
+    Examples
+    --------
+    >>> _stride(1000), _stride(32 * 2048 * 7 * 7)
+    (1, 9)
+    """
+    every = max(size // _SAMPLED, 1)
+    while gcd(every, size) > 1:
+        every += 1
+    return every

@@ -32,10 +32,10 @@ class Member:
     @property
     def units(self) -> NDArray[np.int64]:
         """For each output channel of the layer the unit it belongs to, -1 for none."""
-        units = self.slice.units.ravel()
-        # The weight of a grouped transposed convolution counts the channels of one group, for all groups.
-        is_shared = self.layer.out_groups > 1 and self.slice.dim == self.layer.out_axis
-        return np.tile(units, self.layer.out_groups) if is_shared else units
+        units, layer = self.slice.units, self.layer
+        # The weight of a grouped transposed convolution may count the channels of one group, for all groups.
+        is_shared = layer.out_groups > 1 and self.slice.dim == layer.out_axis and units.ndim == 1
+        return np.tile(units, layer.out_groups) if is_shared else units.ravel()
 
 
 @dataclass(frozen=True, eq=False)

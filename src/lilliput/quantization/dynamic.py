@@ -46,7 +46,10 @@ def dynamic_problems(
     for decision in selection.decisions:
         if decision.rule is None or decision.excluded:
             continue
-        for target in targets_of(decision.layer):
+        targets = targets_of(decision.layer)
+        for target in targets:
+            if "input" not in targets and target == "weight":
+                continue
             fault = _fault(decision.layer, decision.layer.config, target, types)
             if fault:
                 problems.append(Problem(f"rule {decision.rule} → observer", fault))

@@ -71,7 +71,7 @@ class ModelSpeedup:
         return self.result.model
 
     def _cut(self, allow_graph: bool) -> SpeedupResult:
-        """Shrink the model in place; if that fails, its weights are what they were."""
+        """Shrink the model in place; if there is no way to, its weights are what they were."""
         parameters = dict(self.bound_model.named_parameters(remove_duplicate=False))
         held = {name: parameters[name].detach().clone() for name in self.masks}
         apply_masks(self.bound_model, self.masks)
@@ -82,7 +82,8 @@ class ModelSpeedup:
         except BaseException:
             with torch.no_grad():
                 for name, tensor in held.items():
-                    parameters[name].copy_(tensor)
+                    if parameters[name].shape == tensor.shape:  # not stopped while it was cut
+                        parameters[name].copy_(tensor)
             raise
 
 

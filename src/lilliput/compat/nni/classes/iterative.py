@@ -113,7 +113,12 @@ class IterativePruner(SecondStackPruner, ScheduledPruner):
                 "that are left; make it by nni.trace(SGD)(model.parameters(), …)."
             )
         self.strip()
-        ModelSpeedup(self.bound_model, self.dummy_input, masks).speedup_model()
+        small = ModelSpeedup(self.bound_model, self.dummy_input, masks)
+        self.bound_model = small.speedup_model()
+        if small.result is None:  # nothing could be cut: the zeros are held as before
+            self._wrap_model()
+            self.load_masks(masks)
+            return
         if optimizer is not None:
             rest = optimizer.trace_args[1:]
             settings = {k: v for k, v in optimizer.trace_kwargs.items() if k != "params"}

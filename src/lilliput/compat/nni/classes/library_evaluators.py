@@ -93,6 +93,8 @@ def _holding() -> Any:
     base = import_module("lilliput.integrations.lightning").CompressionCallback.__base__
 
     class Hold(base):  # type: ignore[misc, valid-type]
+        held = _Held([])  # until the fit begins
+
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             self.held = _Held(trainer.optimizers)
 
@@ -140,6 +142,7 @@ class TransformersEvaluator(Evaluator):
             with _looking(model) if self.is_looking else nullcontext():
                 trainer.train()
         finally:
+            callback.held.release()  # an exception ends a training without calling the callback
             trainer.remove_callback(callback)
             trainer.optimizer, trainer.lr_scheduler, args.max_steps, args.num_train_epochs = before
 
@@ -156,6 +159,8 @@ def _trainer_callback(compressors: Sequence[Any], is_looking: bool) -> Any:
     transformers = import_module("transformers")
 
     class Follow(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        held = _Held([])  # until the training begins
+
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             optimizer = torch_optimizer(kwargs["optimizer"])
             if compressors:

@@ -116,7 +116,9 @@ class Adapted(OlderNames):
     def _balance(self, given: dict[str, Any]) -> None:
         pruner: Any = self
         if not isinstance(self, LevelPruner):
-            raise ConfigError(f"{type(self).__name__}: mode 'balance' is one of LevelPruner.")
+            raise ConfigError(
+                f"{type(self).__name__}: mode 'balance' is only available for LevelPruner."
+            )
         pruner.masker_type = balanced(given.pop("balance_gran", None))
 
     def _scheduled(self, rules: Any, given: dict[str, Any]) -> Any:

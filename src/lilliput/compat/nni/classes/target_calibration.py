@@ -25,7 +25,7 @@ def calibration_by_target(quantizer: Any) -> dict[str, dict[str, Any]]:
 
 def _described(quantizer: Any, wrapper: Any, role: str) -> dict[str, Any]:
     qparams = quantizer.qparams(wrapper, QuantType(role))
-    if qparams is None:
+    if qparams is None or qparams.grid.is_dynamic:
         return {}
     grid, scale, zero = (
         qparams.grid,

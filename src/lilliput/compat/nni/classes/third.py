@@ -80,7 +80,7 @@ class ThirdStackQuantizer(Fused, AdaptedQuantizer):
         fused = fused_names(given.get("config_list"))
         if fused and getattr(evaluator, "dummy_input", None) is None:
             raise ConfigError(
-                f"{type(self).__name__}: 'fuse_names' is found out from the model, which takes an input: "
+                f"{type(self).__name__}: 'fuse_names' needs an example input to trace the model: "
                 "TorchEvaluator(..., dummy_input=x)."
             )
         self.fuse_names = fused

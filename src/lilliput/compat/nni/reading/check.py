@@ -105,6 +105,8 @@ def summary(reports: Iterable[FileReport]) -> str:
     uses = [verdict for report in every for verdict in report.verdicts]
     missing = sum(not verdict.runs for verdict in uses)
     faults = sum(bool(report.fault) for report in every)
-    text = f"{len(uses)} uses of NNI in {len(every)} file{'s' if len(every) != 1 else ''}: "
-    text += "all run" if not missing else f"{len(uses) - missing} run, {missing} are not here"
+    plural = ["" if len(x) == 1 else "s" for x in (uses, every)]
+    text = f"{len(uses)} use{plural[0]} of NNI in {len(every)} file{plural[1]}: "
+    verb = "is" if missing == 1 else "are"
+    text += "all run" if not missing else f"{len(uses) - missing} run, {missing} {verb} not here"
     return f"{text}; {faults} cannot be read" if faults else text

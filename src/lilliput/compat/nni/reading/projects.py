@@ -35,6 +35,8 @@ class Change:
     @property
     def diff(self) -> str:
         """The change as a unified diff, empty if there is none."""
+        if self.before == self.after:  # also what is not UTF-8
+            return ""
         old, new = (data.decode().splitlines(keepends=True) for data in (self.before, self.after))
         name = self.file.as_posix().lstrip("/")
         return "".join(_terminated(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")))

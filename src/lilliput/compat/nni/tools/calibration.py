@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lilliput.compat.nni.tools.filing import PathLike, read_tensors
 from lilliput.errors import ConfigError, StageError, StateError
@@ -104,7 +105,10 @@ def _read(quantizer: Any, given: Any) -> list[tuple[Any, dict[str, Any]]]:
     for wrapper in quantizer.get_modules_wrapper():
         held = config.get(wrapper.name)
         if held is None:
-            log.warning("load_calibration_config: it has no layer %r.", wrapper.name)
+            log.warning(
+                "load_calibration_config: the file has no entry for layer %r; it keeps its own ranges.",
+                wrapper.name,
+            )
             continue
         if not isinstance(held, Mapping):
             raise StateError(f"calibration config: {wrapper.name!r} holds {held!r}, not a dict.")
@@ -158,21 +162,32 @@ def _take_weight(quantizer: Any, wrapper: Any, entry: Mapping[str, Any]) -> None
         wrapper.set_attribute("weight_zero_point", _like(wrapper.weight_zero_point, zero))
         return
     ours = quantizer._weight_qparams(wrapper)
-    ratio = scale.flatten().to(ours.scale) / ours.scale.flatten()
-    is_other = scale.numel() != ours.scale.numel() or bool(((ratio < 0.5) | (ratio > 2)).any())
-    if is_other or quantizer._fold_factor(wrapper) is not None:
-        if is_other:
+    is_like_ours = _is_like(ours, scale, zero)
+    if not is_like_ours or quantizer._fold_factor(wrapper) is not None:
+        if not is_like_ours:
             log.warning(
                 "load_calibration_config: the weight of layer %r has another scale than in the file; "
                 "load the weights that were exported with it, and give 'quant_scheme' as it was.",
                 wrapper.name,
             )
         return
-    if not torch.equal(ratio, torch.ones_like(ratio)):
-        wrapper.set_attribute("weight_scale", _like(ours.scale, scale))
-        wrapper.set_attribute("weight_zero_point", _like(ours.zero_point, zero))
+    held = _like(ours.scale, scale), _like(ours.zero_point, zero)
+    if not all(torch.equal(x, y) for x, y in zip(held, (ours.scale, ours.zero_point), strict=True)):
+        wrapper.set_attribute("weight_scale", held[0])
+        wrapper.set_attribute("weight_zero_point", held[1])
         wrapper.weight_is_fixed = True
-        quantizer.held_scales = (*quantizer.held_scales, wrapper)
+        quantizer.held_scales = (*getattr(quantizer, "held_scales", ()), wrapper)
+
+
+def _is_like(ours: QParams, scale: Tensor, zero: Tensor) -> bool:
+    """Whether the scale of a file is of the same scheme, and of about the same weight."""
+    if scale.numel() != ours.scale.numel():
+        return False
+    zeros = zero.flatten().to(ours.zero_point)
+    if ours.grid.is_symmetric and not bool((zeros == ours.zero_point.flatten()).all()):
+        return False
+    ratio = scale.flatten().to(ours.scale) / ours.scale.flatten()
+    return not bool(((ratio < 0.5) | (ratio > 2)).any())
 
 
 def release_scales(wrappers: Any) -> None:
