@@ -195,8 +195,8 @@ def find_notes(layers: list[Layer], draft: Draft, target: str) -> list[str]:
         notes.append(
             f"{some_of(unpacked)}: only the weight is quantized. This is faster for single rows, as in "
             "generating text (2 to 4 times in ONNX Runtime), but not for many: without VNNI, four bits are "
-            "as fast as float with 16 rows and slower with 128 (0.8; eight bits 0.6). Dynamic inputs (in PyTorch: observer "
-            "'dynamic', 'input' in quant_types) are faster than float for both."
+            "as fast as float with 16 rows and slower with 128 (0.8; eight bits 0.6). Dynamic inputs (in "
+            "PyTorch: observer 'dynamic', 'input' in quant_types) are faster than float for both."
         )
     whole = whole_tables(draft.graph)
     if whole and target == "onnxruntime":
