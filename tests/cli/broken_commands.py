@@ -127,7 +127,7 @@ def a_missing_file(draw):
 
 
 def a_folder_for_a_file(draw):
-    name = draw.choice(["run", "config check", "config migrate"])
+    name = draw.choice(["run", "config check"])
     return line(name, "folder"), ["folder"]
 
 
