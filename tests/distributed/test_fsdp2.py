@@ -76,7 +76,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-@pytest.mark.parametrize("optimizer", list(toy.OPTIMIZERS))
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * (x != next(iter(toy.OPTIMIZERS))))
+        for x in toy.OPTIMIZERS
+    ],
+)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("algorithm", list(toy.ALGORITHMS))
 def test_ranks_agree_bitwise_and_with_one_process(

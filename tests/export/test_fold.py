@@ -1,5 +1,7 @@
 """Batch norms folded into integer weights, and biases as integers."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -129,9 +131,18 @@ def with_faint_filter(faint, bias):
     return model
 
 
-@pytest.mark.parametrize("bits", [8, 4, {"weight": 4, "input": 8, "output": 8}, 2])
-@pytest.mark.parametrize("quantizer", [PTQQuantizer, QATQuantizer, LSQQuantizer])
-@pytest.mark.parametrize("faint", [1e-9, 0.0])
+QUICK = [(1e-9, PTQQuantizer, 8), (0.0, QATQuantizer, 4), (1e-9, LSQQuantizer, 2)]
+EVERY = product(
+    [1e-9, 0.0],
+    [PTQQuantizer, QATQuantizer, LSQQuantizer],
+    [8, 4, {"weight": 4, "input": 8, "output": 8}, 2],
+)
+
+
+@pytest.mark.parametrize(
+    ("faint", "quantizer", "bits"),
+    [pytest.param(*x, marks=[pytest.mark.slow] * (x not in QUICK)) for x in EVERY],
+)
 def test_no_layer_leaves_integers_for_a_bias_whatever_quantizes_it(
     tmp_path, quantizer, bits, faint
 ):

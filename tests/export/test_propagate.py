@@ -76,7 +76,13 @@ def chain(graph, op_type):
             return found
 
 
-@pytest.mark.parametrize("quantizer", [PTQQuantizer, QATQuantizer, LSQQuantizer])
+@pytest.mark.parametrize(
+    "quantizer",
+    [
+        PTQQuantizer,
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (QATQuantizer, LSQQuantizer)),
+    ],
+)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_layer_is_quantized_once_behind_its_clip(tmp_path, name, quantizer):
     made, x = quantized(name, quantizer)

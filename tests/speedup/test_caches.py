@@ -127,9 +127,6 @@ class Renamed(PerDevice):
         return self.held["table"]
 
 
-CACHING = (Levit, TinyVit, PerDevice, Renamed)
-
-
 class Net(nn.Module):
     def __init__(self, attention):
         super().__init__()
@@ -176,7 +173,10 @@ def assert_trained_alike(result, masked, x):
 
 
 @pytest.mark.parametrize("mode", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("attention", CACHING)
+@pytest.mark.parametrize(
+    "attention",
+    [Levit, PerDevice, *(pytest.param(x, marks=pytest.mark.slow) for x in (TinyVit, Renamed))],
+)
 def test_every_parameter_keeps_its_gradient(attention, mode):
     model, x = pruned(attention, mode)
     masked = plain_copy(model)
@@ -194,7 +194,7 @@ def test_every_parameter_keeps_its_gradient(attention, mode):
     assert not torch.allclose(model.train().eval()(x), expected)
 
 
-@pytest.mark.parametrize("attention", [TinyVit, PerDevice])
+@pytest.mark.parametrize("attention", [pytest.param(TinyVit, marks=pytest.mark.slow), PerDevice])
 def test_a_captured_part_keeps_the_parameters_behind_a_table(attention):
     class Literal(attention):
         def heads(self):
@@ -344,9 +344,8 @@ def llama():
     return LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=1))
 
 
-@pytest.mark.parametrize(
-    ("make", "kind"), [(gpt2, "Conv1D"), pytest.param(llama, "Linear", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("make", "kind"), [(gpt2, "Conv1D"), (llama, "Linear")])
+@pytest.mark.slow
 def test_language_models_with_their_default_configs(make, kind, tmp_path):
     torch.manual_seed(0)
     model, x = make().eval(), {"input_ids": torch.randint(2, 64, (2, 6))}
