@@ -232,3 +232,15 @@ def test_dependent_layers_have_the_sparsity_that_was_asked_in_the_second_stack(n
         "b": 0.75,
     }
     assert zero_rows(masks["a"]["weight"]) == zero_rows(masks["b"]["weight"])
+
+
+def test_an_iterative_pruner_with_nothing_to_cut_keeps_its_masks(caplog):
+    from nni.compression.pytorch.pruning import AGPPruner
+
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+    rules = [{"op_types": ["Conv2d"], "sparsity": 0.05}]  # a fifth of a channel
+    options = {"total_iteration": 2, "finetuner": lambda model: None, "speedup": True}
+    pruner = AGPPruner(model, rules, "l1", dummy_input=torch.randn(2, 1, 8, 8), **options)
+    small, masks = pruner.compress()
+    assert small is model and masks["0"]["weight"].all()
+    assert "the model stays as it is" in caplog.text

@@ -114,10 +114,12 @@ class IterativePruner(SecondStackPruner, ScheduledPruner):
             )
         self.strip()
         small = ModelSpeedup(self.bound_model, self.dummy_input, masks)
-        self.bound_model = small.speedup_model()
-        if small.result is None:  # nothing could be cut: the zeros are held as before
-            self._wrap_model()
-            self.load_masks(masks)
+        try:
+            self.bound_model = small.speedup_model()
+        finally:
+            if small.result is None:  # nothing was cut: the zeros are held as before
+                self._wrap_model()
+        if self.is_wrapped:
             return
         if optimizer is not None:
             rest = optimizer.trace_args[1:]
