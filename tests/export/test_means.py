@@ -1,6 +1,7 @@
 """Means over height and width, one axis at a time."""
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from fixed_quantizer import execute, export, operators, quantized, rule
@@ -40,6 +41,8 @@ def test_gated_networks_run_on_integers_with_means_along_one_axis(activation, ga
     quantizer.calibrate(data.split(8))
     result = export_onnx(quantizer, tmp_path / "net.onnx", data[:2])
     assert result.integer_share == 1
+    means = [node for node in onnx.load(result.path).graph.node if node.op_type == "ReduceMean"]
+    assert len(means) == 3  # two in the gate, one at the end
     (received,) = execute(result.path, data)
     assert 10 * np.log10((expected**2).sum() / ((expected - received) ** 2).sum()) > 25
 
