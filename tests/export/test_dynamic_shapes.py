@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_axes import Convs, Encoder, assert_same, shapes_of, tokens
+from sized_models import Convs, Encoder, assert_same, shapes_of, tokens
 from torch import nn
 from torch.export import Dim
 
