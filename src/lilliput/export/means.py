@@ -12,6 +12,8 @@ import onnx_ir as ir
 
 from lilliput.export.graph import Draft, array_of, integer_attribute
 
+_AXES = (3, "width_axis"), (2, "height_axis")
+
 
 def split_means(draft: Draft) -> None:
     """Turn means over the last two axes of images into a mean over the width and one over the height.
@@ -29,9 +31,6 @@ def split_means(draft: Draft) -> None:
         rows.shape = _without_width(source.shape, bool(keepdims["keepdims"]))
         whole = draft.insert(node, "ReduceMean", [rows, height], keepdims, like=node.outputs[0])
         draft.replace(node.outputs[0], whole)
-
-
-_AXES = (3, "width_axis"), (2, "height_axis")
 
 
 def _is_spatial(node: ir.Node, source: ir.Value) -> bool:

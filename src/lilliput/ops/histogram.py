@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 BINS = 2048
 _CANDIDATES = 100
-_SAMPLED = (
-    1 << 19
-)  # entries of one tensor that are counted; of larger ones some stand for the others
+# Entries of one tensor that are counted; of larger ones some stand for the others.
+_SAMPLED = 1 << 19
 
 
 class Histogram:

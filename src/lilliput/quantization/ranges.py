@@ -51,8 +51,7 @@ class RangeRule(QuantRule):
     """All of the quantization keys, and how ranges are found in calibration."""
 
     observer: ObserverName | dict[Literal["input", "output"], ObserverName] | None = Field(
-        None,
-        description=f"How calibration finds ranges: {', '.join(OBSERVERS)}.",
+        None, description=f"How calibration finds ranges: {', '.join(OBSERVERS)}."
     )
 
     @model_validator(mode="after")
@@ -138,11 +137,10 @@ class RangeQuantizer(PlacedQuantizer):
             return list(bits)
         if layer.weight_name is None:
             return ["output"]
-        is_dynamic = grid_for(
-            layer.config, "input"
-        ).is_dynamic  # of a head that is tied to a table, too
-        is_tied = is_dynamic and layer.types & self._backend.dynamic_inputs
-        if layer.is_bypassed or (layer.types & _WITHOUT_FLOAT_INPUT and not is_tied):
+        # A head that is tied to a table has float inputs all the same, and they may be dynamic.
+        has_head = layer.types & self._backend.dynamic_inputs
+        is_dynamic = bool(has_head) and grid_for(layer.config, "input").is_dynamic
+        if layer.is_bypassed or (layer.types & _WITHOUT_FLOAT_INPUT and not is_dynamic):
             return ["weight"]
         is_whole = layer.types & self._backend.integer_outputs
         return ["weight", "input", *(["output"] if is_whole else [])]

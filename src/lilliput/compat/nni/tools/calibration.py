@@ -39,9 +39,7 @@ def calibration_config(quantizer: Any) -> dict[str, dict[str, Any]]:
             qparams = quantizer.qparams(wrapper, QuantType(role))
             if qparams is not None and qparams.grid.is_dynamic:
                 qparams = None  # a scale of each call: there is none to write
-            is_binary = isinstance(
-                quantizer, BNNQuantizer
-            )  # kept as -1 and 1 in integers of 8 bits
+            is_binary = isinstance(quantizer, BNNQuantizer)  # its -1 and 1 are held in 8 bits
             entry[f"{role}_bits"] = 1 if is_binary else bits_of(wrapper.config, role)
             if qparams is not None:
                 entry |= _grid_entry(wrapper, role, qparams)

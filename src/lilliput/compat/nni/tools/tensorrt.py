@@ -92,13 +92,12 @@ output_names : optional
     def compress(self) -> None:
         """Write the file, and say how to go on from there."""
         source = self._quantized()
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        x = torch.randn(self.input_shape, device=device)
         if source is None:
-            write_onnx(self.model, self.onnx_path, self.input_shape)
+            export_onnx(self.model, self.onnx_path, x)
         else:
-            device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-            export_onnx(
-                source, self.onnx_path, torch.randn(self.input_shape, device=device), "generic"
-            )
+            export_onnx(source, self.onnx_path, x, "generic")
         log.warning(
             "ModelSpeedupTensorRT: %s is written; no engine is built here. " + _HINT + ".",
             self.onnx_path,
@@ -165,9 +164,3 @@ def rules_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
         if kinds:
             rules.append({"op_names": [name], "quant_types": kinds, **_INTEGER})
     return rules
-
-
-def write_onnx(model: nn.Module, path: PathLike, input_shape: tuple[int, ...]) -> None:
-    """Write the model in floating point."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    export_onnx(model, path, torch.randn(input_shape, device=device))
