@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lilliput.compat.nni.classes.older_names import OlderNames
 from lilliput.errors import ConfigError, StageError
-from lilliput.torch import LevelPruner, QATQuantizer, QuantType
+from lilliput.torch import LevelPruner, LSQQuantizer, QATQuantizer, QuantType
 
 
 def numbers(*shape, seed=0, dtype=torch.float32):
@@ -546,6 +546,26 @@ def test_frozen_norms_compile_as_one_graph():
     torch.testing.assert_close(compiled(x), twin(x))
     assert torch.equal(model[1].running_mean, mean)
     assert model[1].training
+
+
+@pytest.mark.parametrize("kind", [QATQuantizer, LSQQuantizer])
+def test_sizes_of_a_compiled_model_may_change(kind):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(8, 3, 5, 5)
+    kind(model, None, optimizer, example_inputs=x).compress()
+    model(x)
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=True)
+    last = torch.randn(5, 3, 9, 9).to(memory_format=torch.channels_last)
+    for inputs in (x, torch.randn(4, 3, 7, 6), last):
+        twin = copy.deepcopy(model)
+        outputs, expected = compiled(inputs), twin(inputs)
+        torch.testing.assert_close(outputs, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(outputs.square().sum(), list(model.parameters())),
+            torch.autograd.grad(expected.square().sum(), list(twin.parameters())),
+        )
 
 
 # torch looks at the gradient of a tensor it compiles for, and means to hide the warning itself

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 from lilliput.backends.torch.fakequant import fake_quantize as fake_quantize
 from lilliput.backends.torch.fakequant import learned_fake_quantize as learned_fake_quantize
 from lilliput.backends.torch.fakequant import offset_to_zero_point as offset_to_zero_point
+from lilliput.backends.torch.fakequant import order_in_memory
 from lilliput.backends.torch.fakequant import round_to_grid as round_to_grid
 from lilliput.backends.torch.grad import map_gradient as map_gradient
 from lilliput.backends.torch.grad import straight_through as straight_through
@@ -96,7 +97,7 @@ def take_first(tensor: Tensor, count: int, axis: int) -> Tensor:
 def range_of(tensor: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest value, of all or of each slice along an axis."""
     if axis is None:
-        low, high = torch.aminmax(_in_memory_order(tensor))
+        low, high = torch.aminmax(tensor.permute(order_in_memory(tensor)))
         return low, high
     others = [i for i in builtins.range(tensor.dim()) if i != axis % tensor.dim()]
     return (tensor.amin(others), tensor.amax(others)) if others else (tensor, tensor)
@@ -121,7 +122,7 @@ def histogram(
     tensor: Tensor, bins: int, low: float, high: float, every: int = 1
 ) -> NDArray[np.float64]:
     """Return how many of every n-th entries fall into each of equal bins from ``low`` to ``high``."""
-    flat = _in_memory_order(tensor).flatten()[::every]
+    flat = tensor.permute(order_in_memory(tensor)).flatten()[::every]
     counts = torch.zeros(bins, dtype=torch.int64, device=tensor.device)
     for piece in torch.split(flat, _PIECE):
         places = (piece.float() - low).mul_(bins / (high - low))
@@ -129,12 +130,6 @@ def histogram(
         counts += torch.bincount(whole.clamp_(0, bins - 1), minlength=bins)
     array: NDArray[np.float64] = counts.double().cpu().numpy()
     return array
-
-
-def _in_memory_order(tensor: Tensor) -> Tensor:
-    """Return a view in which entries lie as in memory: torch is ten times slower on any other order."""
-    order = sorted(builtins.range(tensor.dim()), key=tensor.stride, reverse=True)
-    return tensor.permute(order)
 
 
 def pad_last(tensor: Tensor, count: int, axis: int) -> Tensor:
