@@ -10,11 +10,12 @@ import pytest
 import torch
 import toy
 from launch import RANKS, run_on_two_ranks
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from lilliput.torch import CompressionState, LevelPruner
+from lilliput.torch import CompressionState, LevelPruner, LSQQuantizer
 
 ORDERS = ["compress then shard", "shard then compress"]
 
@@ -246,3 +247,68 @@ def test_a_state_saved_under_fsdp2_continues_in_one_process(tmp_path: Path) -> N
 def test_layers_that_are_sharded_keep_the_name_of_their_type(tmp_path: Path) -> None:
     for result in run_on_two_ranks(save_from_rank_0, tmp_path, str(tmp_path / "state")):
         assert result["types"] == ["Conv2d", "Linear", "Linear"]
+
+
+def learn_scales(rank: int | None, optimizer: str) -> dict[str, Any]:
+    """Train an LSQ model with clipped gradients: on half of each batch, or alone on all of it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    if rank is not None:
+        mesh = init_device_mesh("cpu", (RANKS,))
+        for module in (model[0], model[2], model):
+            fully_shard(module, mesh=mesh)
+    rule = toy.OPTIMIZERS[optimizer](model.parameters())
+    rules = [{"op_types": ["Linear"], "quant_types": ["weight"], "quant_bits": 4}]
+    rules += [{"op_names": ["0"], "quant_types": ["input", "weight"], "quant_bits": 4}]
+    quantizer = LSQQuantizer(model, rules, rule)
+    quantizer.compress()
+    norms = []
+    for batch in torch.rand(5, 8, 4, generator=torch.Generator().manual_seed(1)):
+        batch[::4] = 1  # scales start by the largest input, the same in both halves
+        rule.zero_grad()
+        part = batch if rank is None else batch.chunk(RANKS)[rank]
+        model(part).square().mean().backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        norms.append(norm if rank is None else norm.full_tensor())
+        rule.step()
+    learned = [
+        (w, name) for w in quantizer.get_modules_wrapper() for name, _ in w.named_parameters()
+    ]
+    state = quantizer.state()
+    result = {
+        "norms": torch.stack(norms),
+        "scales": {f"{w.name}.{name}": getattr(w, name).detach().clone() for w, name in learned},
+        "saved": {f"{w.name}.{name}": state.tensors[w.name][name] for w, name in learned},
+    }
+    with torch.no_grad():
+        for wrapper, name in learned:
+            getattr(wrapper, name).fill_(1)
+    quantizer.load_state(state)
+    result["loaded"] = {
+        f"{w.name}.{name}": getattr(w, name).detach().clone() for w, name in learned
+    }
+    if rank is not None:
+        model.reshard()
+    quantizer.strip()
+    result["weights"] = toy.weights_of(model)
+    result["learned_by"] = sum(len(group["params"]) for group in rule.param_groups)
+    return result
+
+
+@pytest.mark.parametrize("optimizer", list(toy.OPTIMIZERS))
+def test_learned_scales_and_clipping_are_those_of_one_process(
+    optimizer: str, tmp_path: Path
+) -> None:
+    first, second = run_on_two_ranks(learn_scales, tmp_path, optimizer)
+    alone = learn_scales(None, optimizer)
+    assert len(alone["scales"]) == 3
+    assert (alone["norms"] > 0.01).all()  # each step is clipped
+    for result in (first, second):
+        assert result["learned_by"] == 4  # the weights and biases alone, after strip()
+        toy.assert_bitwise_equal(result["scales"], first["scales"])
+        toy.assert_bitwise_equal(result["weights"], first["weights"])
+        toy.assert_bitwise_equal(result["saved"], result["scales"])
+        toy.assert_bitwise_equal(result["loaded"], result["scales"])
+        torch.testing.assert_close(result["norms"], alone["norms"], rtol=1e-5, atol=0)
+        torch.testing.assert_close(result["scales"], alone["scales"], rtol=1e-5, atol=0)
+        torch.testing.assert_close(result["weights"], alone["weights"], rtol=1e-5, atol=1e-6)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lilliput.backends.torch.replicated import GradientMean
 from lilliput.backends.torch.weights import is_sharded
 from lilliput.errors import ConfigError
 
@@ -46,7 +47,9 @@ class Learned:
                 next((g for g in groups if _holds(g, weight)), groups[0]), [parameter], self.names
             )
         self._apart: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._hooks = [
+        shared = [parameter for _, parameter, _ in found if is_sharded(parameter)]
+        self._hooks: list[Any] = [
+            *([GradientMean(shared)] if shared else []),
             optimizer.register_step_pre_hook(self._part),
             optimizer.register_step_post_hook(lambda *_: self._unite()),
         ]
@@ -65,8 +68,7 @@ class Learned:
         self._unite()  # a step that failed has left them apart
         groups = self.optimizer.param_groups
         for group in list(groups):
-            # A sharded weight and a whole scale cannot be moved by one kernel.
-            if group.get("weight_decay") or any(is_sharded(p) for p in group["params"]):
+            if group.get("weight_decay"):
                 own = _leave(group, self.names)
                 if own:
                     rest = {k: v for k, v in group.items() if k not in ("params", "param_names")}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from lilliput.backends.torch.batches import call
-from lilliput.backends.torch.weights import is_parametrized, raw, whole
+from lilliput.backends.torch.weights import is_parametrized, local, raw, whole
 from lilliput.errors import UnsupportedModelError
 
 
@@ -28,6 +28,7 @@ def average(tensors: Sequence[Tensor]) -> bool:
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return False
+    tensors = [local(tensor) for tensor in tensors]
     joined = torch.cat([tensor.detach().flatten() for tensor in tensors])
     distributed.all_reduce(joined)
     joined /= distributed.get_world_size()

@@ -88,6 +88,12 @@ def whole(tensor: Any) -> Tensor:
     return gathered
 
 
+def local(tensor: Any) -> Tensor:
+    """Return what this process holds of a tensor, in the same memory."""
+    found: Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor
+    return found
+
+
 def is_binary(mask: Tensor) -> bool:
     """Whether a tensor holds zeros and ones only, as a mask must."""
     return mask.dtype == torch.bool or bool(((mask == 0) | (mask == 1)).all())

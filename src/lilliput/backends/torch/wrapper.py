@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.backends.torch.recompute import is_recomputing
-from lilliput.backends.torch.weights import is_binary, peek, raw, whole
+from lilliput.backends.torch.replicated import replicate, replicated_class
+from lilliput.backends.torch.weights import is_binary, is_sharded, peek, raw, whole
 from lilliput.backends.wrapping import OwnAttributes, marker_of
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError, StageError
@@ -127,9 +128,18 @@ class ModuleWrapper(OwnAttributes, nn.Module):
             with torch.no_grad():
                 copied = value.clone().to(device)
             if isinstance(value, nn.Parameter):
-                self.register_parameter(name, nn.Parameter(copied, value.requires_grad))
+                self._register_learned(name, copied, value.requires_grad)
             else:
                 self.register_buffer(name, copied)
+
+    def _register_learned(self, name: str, value: Tensor, is_trained: bool) -> None:
+        weight = self.layer_info.weight_name
+        sharded = None if weight is None else raw(self.module, weight)
+        if is_sharded(sharded):
+            value = replicate(value, like=sharded)
+            cls: Any = type(self)
+            self.__class__ = replicated_class(cls)
+        self.register_parameter(name, nn.Parameter(value, is_trained))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the buffers and parameters of this wrapper's own."""
