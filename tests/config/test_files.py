@@ -284,7 +284,7 @@ MORE = ";0x;1e;_;2001-01-;99;,;null;~;\t;\\;\x85;AGPruner: "
 FRAGMENTS = st.sampled_from((PIECES + MORE).encode().split(b";"))
 
 
-@settings(quick, max_examples=400)
+@settings(quick, max_examples=150)
 @given(
     data=st.binary(max_size=60) | st.lists(FRAGMENTS, max_size=12).map(b"".join),
     name=st.sampled_from(["a.yaml", "a.json"]),
@@ -323,7 +323,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(quick, max_examples=250)
+@settings(quick, max_examples=100)
 @given(
     rules=st.lists(st.dictionaries(st.text(max_size=10), VALUES, max_size=4), max_size=3),
     name=st.sampled_from(["a.yaml", "a.json"]),

@@ -152,7 +152,7 @@ RULES = st.lists(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5) | SC
 
 
 @settings(
-    max_examples=1000,
+    max_examples=400,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

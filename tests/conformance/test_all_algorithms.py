@@ -51,10 +51,22 @@ FOLLOWED = {
 
 # Settings for algorithms whose defaults do not prune at once, by registered name.
 SAME = {"lsq_plus"}  # all but one line is that of another one
+# What is due to the engine, and takes longest: checked by default on those that ask most of it.
+ENGINE = {
+    "check_compile",
+    "check_deepcopy",
+    "check_strip_keeps_outputs",
+    "check_strip_restores_model",
+}
+THOROUGH = {"level", "agp of l1", "slim", "qat", "lsq", "dorefa"}
 SETTINGS: dict[str, dict[str, object]] = {
     # All activations at one bit stop every gradient in networks this small.
     "bnn": {"quant_types": ["weight"]},
 }
+
+
+def is_slow(name, check):
+    return name in SAME or (check in ENGINE and name not in THOROUGH)
 
 
 def cases(names, checks):
@@ -63,7 +75,7 @@ def cases(names, checks):
             name,
             check,
             id=f"{name}-{check.__name__.removeprefix('check_')}",
-            marks=[pytest.mark.slow] if name in SAME else [],
+            marks=[pytest.mark.slow] if is_slow(name, check.__name__) else [],
         )
         for name in names
         for check in checks

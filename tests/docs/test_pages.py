@@ -22,6 +22,7 @@ RUN += ["docs/receipt_and_report.md", "docs/recipes.md", "docs/training_librarie
 RUN += ["docs/channels_are_labels.md", "docs/several_inputs.md", "docs/pruning_without_training.md"]
 # run with the slow tests
 LONG = ["docs/index.md", "docs/migrating_from_tfmot.md", "docs/sensitivity.md", "docs/recipes.md"]
+LONG += ["docs/keras.md", "docs/training_libraries.md"]
 BEGIN_AS = {"docs/index.md": "docs/tutorial.md"}  # uses what the other page defines at first
 TALKATIVE = {"docs/training_libraries.md"}  # other libraries warn here, of things of their own
 NEEDS = {

@@ -1,5 +1,6 @@
 """Batch norms folded into integer weights, and biases as integers."""
 
+import functools
 from itertools import product
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import nn
 
 from lilliput.export.integers import Stored
 from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 onnx_ir = pytest.importorskip("onnx_ir")
 
@@ -89,7 +92,7 @@ def test_channel_without_weights_keeps_its_bias(tmp_path):
     assert result.layers[0].integer and result.runtimes["onnxruntime"].lsb <= 1.001
 
 
-@pytest.mark.parametrize("faint", [1e-9, 3e-6, 1e-4])
+@pytest.mark.parametrize("faint", [1e-9, *(slow(x) for x in (3e-6, 1e-4))])
 def test_faint_filters_with_a_bias_keep_their_layer_on_integers(tmp_path, faint):
     torch.manual_seed(0)
     layers = nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU6(), nn.Conv2d(16, 8, 1)
@@ -159,7 +162,7 @@ def test_no_layer_leaves_integers_for_a_bias_whatever_quantizes_it(
     assert result.runtimes["onnxruntime"].local_lsb <= 1.001
 
 
-@pytest.mark.parametrize("bias", [0.0, 1e-20])
+@pytest.mark.parametrize("bias", [0.0, slow(1e-20)])
 @pytest.mark.parametrize("gamma", [1.0, 1e-12])
 def test_filters_of_nothing_but_zeros_keep_their_layer_on_integers(tmp_path, bias, gamma):
     model, x = with_faint_filter(0.0, bias), torch.randn(8, 3, 16, 16)

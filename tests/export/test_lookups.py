@@ -1,5 +1,7 @@
 """Tables of integers: rows are looked up and then dequantized, and a tied head shares its weights."""
 
+import functools
+
 import numpy as np
 import onnx
 import pytest
@@ -9,6 +11,8 @@ from torch import nn
 
 from lilliput.report.measure import measure
 from lilliput.torch import PTQQuantizer
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 ROWS, WIDTH = 96, 48
 GROUPS = {"granularity": "per_group", "group_size": 16}
@@ -47,7 +51,14 @@ def test_the_rows_of_a_table_are_looked_up_as_integers(tmp_path, settings, kind)
     assert np.allclose(execute(result.path, ids.numpy())[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [GROUPS, {}, {"granularity": "per_tensor"}, FOUR])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        GROUPS,
+        {},
+        *(slow(x) for x in ({"granularity": "per_tensor"}, FOUR)),
+    ],
+)
 @pytest.mark.parametrize("scheme", ["affine", "symmetric"])
 def test_four_bits_are_looked_up_packed(tmp_path, settings, scheme):
     quantizer, ids = lookup({**settings, "quant_bits": 4, "quant_scheme": scheme})
@@ -61,7 +72,11 @@ def test_four_bits_are_looked_up_packed(tmp_path, settings, scheme):
 
 @pytest.mark.parametrize(
     "ids",
-    [torch.tensor(3), torch.zeros(1, 1).long(), torch.arange(4), torch.arange(8).view(2, 2, 2)],
+    [
+        torch.tensor(3),
+        *(slow(x) for x in (torch.zeros(1, 1).long(), torch.arange(4))),
+        torch.arange(8).view(2, 2, 2),
+    ],
 )
 def test_indices_of_any_rank_are_looked_up(tmp_path, ids):
     for bits in (8, 4):

@@ -1,5 +1,7 @@
 """Recurrent layers in ONNX files: counted, and LSTMs executed on integers."""
 
+import functools
+
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +12,8 @@ from torch import nn
 from lilliput.export import export_onnx
 from lilliput.report.measure import measure
 from lilliput.torch import PTQQuantizer
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 STEPS, INPUTS, UNITS = 7, 6, 64
 
@@ -46,7 +50,7 @@ def macs_of(model):
     return STEPS * sum(matrices) + model.head.weight.numel()
 
 
-@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("make", [nn.LSTM, slow(nn.GRU), nn.RNN])
 def test_a_float_file_costs_what_its_model_does(make, tmp_path):
     torch.manual_seed(0)
     model = Net(make)
@@ -62,7 +66,7 @@ def test_a_float_file_costs_what_its_model_does(make, tmp_path):
     "options",
     [
         {"num_layers": 2, "bidirectional": True},
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ({}, {"bias": False})),
+        *(slow(x) for x in ({}, {"bias": False})),
     ],
     ids=str,
 )
@@ -171,7 +175,7 @@ class Loop(nn.Module):
     [
         (nn.LSTMCell(INPUTS, UNITS), "LSTM"),
         (nn.GRUCell(INPUTS, UNITS, bias=False), "GRU"),
-        (nn.RNNCell(INPUTS, UNITS, nonlinearity="relu"), "RNN"),
+        slow(nn.RNNCell(INPUTS, UNITS, nonlinearity="relu"), "RNN"),
     ],
     ids=["lstm", "gru", "rnn"],
 )
@@ -188,7 +192,10 @@ def test_a_call_of_a_cell_is_a_layer_of_one_step(cell, op, tmp_path):
 
 @pytest.mark.parametrize(
     "rnn",
-    [nn.RNN(INPUTS, UNITS, 2, bidirectional=True, batch_first=True), nn.GRU],
+    [
+        nn.RNN(INPUTS, UNITS, 2, bidirectional=True, batch_first=True),
+        slow(nn.GRU),
+    ],
     ids=["rnn", "gru"],
 )
 def test_the_number_of_steps_is_open(rnn, tmp_path):

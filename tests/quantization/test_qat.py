@@ -551,14 +551,13 @@ def test_frozen_norms_compile_as_one_graph():
 @pytest.mark.parametrize("kind", [QATQuantizer, LSQQuantizer])
 def test_sizes_of_a_compiled_model_may_change(kind):
     torch._dynamo.reset()
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(8, 3, 5, 5)
     kind(model, None, optimizer, example_inputs=x).compress()
     model(x)
     compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=True)
-    last = torch.randn(5, 3, 9, 9).to(memory_format=torch.channels_last)
-    for inputs in (x, torch.randn(4, 3, 7, 6), last):
+    for inputs in (x, torch.randn(4, 3, 7, 6).to(memory_format=torch.channels_last)):
         twin = copy.deepcopy(model)
         outputs, expected = compiled(inputs), twin(inputs)
         torch.testing.assert_close(outputs, expected)

@@ -1,5 +1,6 @@
 """Channels that shuffles mix: they shrink together, exactly, however many units there are."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from lilliput.torch import AGPPruner, L1NormPruner, channel_groups, speedup
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from zoo.registry import randomise
 from zoo.shuffled import ShuffleNetV2, shuffle
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 ALL = [{"op_types": ["default"], "sparsity": 0.5}]
 X = torch.randn(2, 3, 32, 32, dtype=torch.float64)
@@ -37,7 +40,7 @@ def check(model, x=X, rules=ALL):
     return result
 
 
-@pytest.mark.parametrize("units", [1, 4, pytest.param(9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("units", [4, *(slow(x) for x in (1, 9))])
 def test_a_stage_of_shuffled_units_shrinks_to_half(units):
     result = check(small(units))
     assert result.kind == "module"
@@ -82,7 +85,7 @@ def test_round_to_holds_for_the_layers_of_a_stage():
     assert result.model.units[1].convolve[5].out_channels == 24
 
 
-@pytest.mark.parametrize("target", [{"total_sparsity": 0.4}, {"max_macs": 0.5}])
+@pytest.mark.parametrize("target", [slow({"total_sparsity": 0.4}), {"max_macs": 0.5}])
 def test_joint_targets_reach_into_stages(target):
     result = check(small(), rules=[{"op_types": ["default"], **target}])
     assert result.model.units[1].convolve[5].out_channels < 16
@@ -122,7 +125,10 @@ class GroupedUnit(nn.Module):
 
 
 @pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize(("groups", "width"), [(2, 32), (3, 48), (4, 64)])
+@pytest.mark.parametrize(
+    ("groups", "width"),
+    [(2, 32), *(slow(*x) for x in ((3, 48), (4, 64)))],
+)
 def test_grouped_convolutions_around_shuffles_shrink(groups, width, native):
     torch.manual_seed(0)
     units = [GroupedUnit(width, groups, native) for _ in range(3)]

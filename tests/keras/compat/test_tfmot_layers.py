@@ -67,7 +67,13 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Those with a graph of their own; layers of one call are as good as the others.
+QUICK = {"MultiHeadAttention", "LSTM", "nested", "subclassed", "Embedding", "SeparableConv2D"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x not in QUICK)) for x in MODELS]
+)
 def test_a_model_that_tfmot_was_tried_on_trains_under_qat(name):
     shape, body = MODELS[name]
     random = np.random.default_rng(0)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 SETTINGS: dict[str, dict[str, object]] = {"bnn": {"quant_types": ["weight"]}}
 
 # All checks of all algorithms take many minutes. These two stand for what the engine can be asked to do.
-THOROUGH = {"level", "qat"}
+THOROUGH = {"level", "naive"}
 # What is due to the engine, and does not depend on the algorithm.
 ENGINE = {
     "check_activation_collectors",
@@ -35,13 +35,15 @@ ENGINE = {
     "check_train_on_batch_keeps_zeros",
     "check_training_is_followed",
 }
-# But channels have companions, which other pruners do not have, and calibration is training too.
+# But channels have companions, which other pruners do not have, and ranges follow what is seen in training.
 NEEDED_ALL_THE_SAME = {
     ("l1", "check_compressed_model_saves_plain_file"),
     ("l1", "check_models_compute_with_compressed_weights"),
     ("l1", "check_strip_keeps_outputs"),
     ("l1", "check_strip_restores_model"),
-    ("ptq", "check_evaluation_before_training"),
+    ("qat", "check_compiled_mixed_precision"),
+    ("qat", "check_evaluation_before_training"),
+    ("qat", "check_training_is_followed"),
 }
 # All but a line of each is that of another one.
 SAME = {"l2", "fpgm", "linear"}
