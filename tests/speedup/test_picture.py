@@ -189,7 +189,7 @@ def test_a_picture_of_160_layers_is_below_300_kilobytes():
     analysis = SimpleNamespace(
         axes={name: SimpleNamespace(shape=(2, 320, 3, 3)) for name in names},
         walk=SimpleNamespace(outputs={(name, 0) for name in names}),
-        captured=SimpleNamespace(names={}, module=nn.Module()),
+        captured=SimpleNamespace(parameters={}),
     )
     picture = draw(ChannelGroups(tuple(groups), (), (), {}, analysis))
     assert picture.count("h0") > 160 * 159

@@ -116,12 +116,12 @@ class Reader:
 def find_readers(captured: Captured) -> list[Reader]:
     """Return the layers that can be refitted, in the order in which they run."""
     counts: dict[str, int] = {}
-    for node in captured.module.graph.nodes:
+    for node in captured.graph.nodes:
         if node.op == "get_attr":
             name = captured.names.get(str(node.target), str(node.target))
             counts[name] = counts.get(name, 0) + len(node.users)
     private = {name for name, count in counts.items() if count == 1}
-    found = (_reader(captured, node, private) for node in captured.module.graph.nodes)
+    found = (_reader(captured, node, private) for node in captured.graph.nodes)
     return [reader for reader in found if reader is not None]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_flatten
 
-from lilliput.speedup.capture import Captured, Inputs
+from lilliput.speedup.capture import Exported, Inputs
 from lilliput.speedup.walk import shape_of
 
 Values = dict[fx.Node, Any]
@@ -21,9 +21,9 @@ Values = dict[fx.Node, Any]
 class Program:
     """The nodes of a captured graph in order, and until when each of their values is needed."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Exported) -> None:
         self.module = captured.module
-        self.nodes: list[fx.Node] = list(captured.module.graph.nodes)
+        self.nodes: list[fx.Node] = list(captured.graph.nodes)
         self.place = {node: i for i, node in enumerate(self.nodes)}
         self.last_use = {n: max([self.place[u] for u in n.users], default=-1) for n in self.nodes}
         self._dying: dict[int, list[fx.Node]] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from lilliput.speedup.capture import Captured, as_inputs, capture
+from lilliput.speedup.capture import Captured, as_inputs, read
 from lilliput.speedup.labels import Flags, Indices, Labels
 from lilliput.speedup.rules import find_rule
 from lilliput.speedup.shuffles import find_stages
@@ -71,20 +71,15 @@ class Kept:
         return [self.size(value, d) for d in range(len(value.shape))]
 
 
-def analyse(model: nn.Module, example_inputs: Any, any_size: bool = False) -> Analysis:
-    """Capture a plain model in eval mode, and label it."""
-    args, kwargs = as_inputs(example_inputs)
-    return _label(capture(model, args, kwargs, any_size), is_part=False)
+def analyse(model: nn.Module, example_inputs: Any) -> Analysis:
+    """Read the graph of a plain model in eval mode, and label it."""
+    return label(read(model, *as_inputs(example_inputs)))
 
 
-def analyse_part(module: nn.Module, args: Any, kwargs: Any, any_size: bool = False) -> Analysis:
-    """As :func:`analyse`, for a module inside a model: its inputs and outputs may be cut."""
-    return _label(capture(module, args, kwargs, any_size), is_part=True)
-
-
-def _label(captured: Captured, is_part: bool) -> Analysis:
+def label(captured: Captured, is_part: bool = False) -> Analysis:
+    """Label a graph; the inputs and outputs of a part of a model may be cut."""
     labels, grids, refinements = Labels(), frozenset[str](), 0
-    graph = captured.module.graph
+    graph = captured.graph
     while True:
         labels.restart()
         labels.may_refine = refinements < _PASSES - 1  # views that never agree: pinned at last

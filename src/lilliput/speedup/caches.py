@@ -44,8 +44,9 @@ def drop_caches(model: nn.Module) -> None:
 
 def cached_tensors(module: nn.Module) -> Iterator[Tensor]:
     """Yield the tensors that a module keeps beside parameters and what a state dict has."""
-    for value in vars(module).values():
-        yield from tensors_in(value)
+    for name, value in vars(module).items():
+        if name != "_buffers":
+            yield from tensors_in(value)
     for name, buffer in module._buffers.items():
         if buffer is not None and is_cache(module, name):
             yield buffer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import warnings
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -29,10 +30,14 @@ from lilliput.speedup.caches import (
     without_shortcuts,
 )
 from lilliput.speedup.compare import relative_error, tensors_of
+from lilliput.speedup.record import Recorder
 
 _one_capture = RLock()
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _PRECISE = (torch.float32, torch.float64)
+
+
+log = logging.getLogger("lilliput")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,27 +54,50 @@ class Captured:
 
     Parameters
     ----------
-    module : torch.fx.GraphModule
-        The graph, runnable, with the model's tensors under their own names.
+    graph : torch.fx.Graph
+        The operators that the model calls.
     tensors : dict
         Every tensor that the graph reads, by name.
     names : dict
         From the name of a parameter or buffer to its first name; tied ones have several.
+    parameters : dict
+        How many numbers each parameter of the model has, by its first name.
     simple : set of str
         Paths of leaf modules without buffers that take one tensor and return one.
+    call : tuple
+        What the model was called with.
+    """
+
+    graph: fx.Graph
+    tensors: dict[str, Tensor]
+    names: dict[str, str]
+    parameters: dict[str, int]
+    simple: frozenset[str]
+    call: Inputs
+
+    def unread(self) -> list[str]:
+        """Return the model's parameters that the graph does not read."""
+        read = {self.names.get(name) for name in self.tensors}
+        return [name for name in self.parameters if name not in read]
+
+
+@dataclass(frozen=True, eq=False)
+class Exported(Captured):
+    """A graph that can be run in place of the model.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        The graph, with the model's tensors under their own names.
+    ranges : dict
+        What sizes that were left open may be.
     """
 
     module: fx.GraphModule
-    tensors: dict[str, Tensor]
-    names: dict[str, str]
-    simple: frozenset[str]
-    ranges: dict[Any, Any]  # what sizes that were left open may be
-    call: Inputs  # what it was captured with
+    ranges: dict[Any, Any]
 
-    def unread(self, model: nn.Module) -> list[str]:
-        """Return the model's parameters that the graph does not read."""
-        read = {self.names.get(name) for name in self.tensors}
-        return [name for name, _ in model.named_parameters() if name not in read]
+
+AnyCaptured = TypeVar("AnyCaptured", bound=Captured)
 
 
 def fresh(inputs: Any) -> Any:
@@ -203,25 +231,61 @@ def _shared_masks(model: nn.Module) -> dict[int, Any]:
     return {id(mask): mask.detach() for mask in masks}
 
 
+def read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    """Return the graph of a plain model in eval mode, to be looked at; the model is only read.
+
+    One run is recorded. Where another one might take another way, torch.export is asked.
+    """
+    try:
+        with quiet():
+            return _by_training_code(model, args, kwargs, lambda: _record(model, args, kwargs))
+    except Exception as error:  # the model's own, too: it may not like to be watched
+        log.debug("speedup: not recorded: %r", error)
+        return capture(model, args, kwargs)
+    finally:
+        drop_caches(model)  # made in inference mode
+
+
 def capture(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], any_size: bool = False
-) -> Captured:
-    """Return the graph of a plain model in eval mode; the model is only read.
+) -> Exported:
+    """Return the graph of a plain model in eval mode, to be run; the model is only read.
 
     With ``any_size``, batches and lengths of sequences are left open wherever the code allows.
     """
     simple = _try(model, *fresh((args, kwargs)))
-    captured = _export(model, args, kwargs, any_size, simple)
-    shortcuts = find_shortcuts(model, captured.unread(model))
+    export = functools.partial(_export, model, args, kwargs, any_size, simple)
+    return _by_training_code(model, args, kwargs, export)
+
+
+def _by_training_code(
+    model: nn.Module, args: Any, kwargs: Any, take: Callable[[], AnyCaptured]
+) -> AnyCaptured:
+    """Return a graph, taken again if tables are read where in training parameters are."""
+    captured = take()
+    shortcuts = find_shortcuts(model, captured.unread())
     if shortcuts and is_same_without(model, shortcuts, args, kwargs):
         with without_shortcuts(shortcuts):
-            return _export(model, args, kwargs, any_size, simple)
+            return take()
     return captured
+
+
+def _record(model: nn.Module, args: Any, kwargs: Any) -> Captured:
+    names = _first_names(model)
+    held = {name: tensor for name, tensor in _named_tensors(model) if names.get(name) == name}
+    recorder = Recorder(model, held)
+    recorder.run(model, args, kwargs)
+    graph, simple = recorder.graph, (path for path, simple in recorder.simple.items() if simple)
+    _drop_unused(graph)
+    read = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    tensors = {name: tensor for name, tensor in recorder.tensors.items() if name in read}
+    sizes = _parameter_sizes(model, names)
+    return Captured(graph, tensors, names, sizes, frozenset(simple), (args, kwargs))
 
 
 def _export(
     model: nn.Module, args: Any, kwargs: Any, any_size: bool, simple: frozenset[str]
-) -> Captured:
+) -> Exported:
     with quiet(), torch.no_grad():
         try:
             open_ = _open_sizes(model, args, kwargs) if any_size else None
@@ -235,14 +299,21 @@ def _export(
     targets = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
     tensors = {x: found for x in targets if isinstance(found := attrgetter(x)(module), Tensor)}
     names = _first_names(model)
-    return Captured(module, tensors, names, simple, program.range_constraints, (args, kwargs))
+    sizes, ranges = _parameter_sizes(model, names), program.range_constraints
+    return Exported(module.graph, tensors, names, sizes, simple, (args, kwargs), module, ranges)
+
+
+def _parameter_sizes(model: nn.Module, names: dict[str, str]) -> dict[str, int]:
+    found = model.named_parameters(remove_duplicate=False)
+    return {names[name]: parameter.numel() for name, parameter in found if name in names}
 
 
 def forget_values(captured: Captured) -> None:
     """Free the numbers of a captured copy of a model; its shapes are all that is asked for later."""
     tensors = captured.tensors.values()
     shapes = {id(tensor): tensor.to("meta") for tensor in tensors}
-    captured.module.to("meta")
+    if isinstance(captured, Exported):
+        captured.module.to("meta")
     for name, tensor in list(captured.tensors.items()):
         meta = shapes[id(tensor)]
         is_parameter = isinstance(tensor, nn.Parameter)
@@ -319,16 +390,17 @@ def quiet() -> Iterator[None]:
 def _first_names(model: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     names = {}
-    held = [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]
-    for name, tensor in held:
+    for name, tensor in _named_tensors(model):
         owner, _, leaf = name.rpartition(".")
         if is_cache(model.get_submodule(owner), leaf):
             continue  # made of parameters again whenever these change
         names[name] = first.setdefault(id(tensor), name)
     return names
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
 
 
 def _drop_guards(module: fx.GraphModule) -> None:
@@ -337,9 +409,13 @@ def _drop_guards(module: fx.GraphModule) -> None:
         is_guard = node.op == "call_module" and "guard" in str(node.target)
         if is_guard or "_assert_tensor_metadata" in str(node.target):
             module.graph.erase_node(node)
-    kept = _unused_but_run(module.graph)
-    module.graph.eliminate_dead_code(lambda node: node.is_impure() or node in kept)
+    _drop_unused(module.graph)
     module.recompile()
+
+
+def _drop_unused(graph: fx.Graph) -> None:
+    kept = _unused_but_run(graph)
+    graph.eliminate_dead_code(lambda node: node.is_impure() or node in kept)
 
 
 def _unused_but_run(graph: fx.Graph) -> set[fx.Node]:

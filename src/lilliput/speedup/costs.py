@@ -32,12 +32,8 @@ class _Sizes(Kept):
 def count_parameters(analysis: Analysis, removed: Flags) -> int:
     """Return the number of parameters, those that the graph never reads included."""
     sizes, captured = _Sizes(analysis, removed), analysis.captured
-    whole = {
-        captured.names[name]: parameter.numel()
-        for name, parameter in captured.module.named_parameters(remove_duplicate=False)
-        if name in captured.names
-    }
-    return sum(sizes.parameter(x) if x in analysis.axes else n for x, n in whole.items())
+    whole = captured.parameters.items()
+    return sum(sizes.parameter(x) if x in analysis.axes else n for x, n in whole)
 
 
 def count_macs(analysis: Analysis, removed: Flags) -> int:

@@ -10,8 +10,8 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
 
 from lilliput.errors import StageError, StateError, UnsupportedModelError
-from lilliput.speedup.analysis import Analysis, analyse, analyse_part
-from lilliput.speedup.capture import quiet
+from lilliput.speedup.analysis import Analysis, label
+from lilliput.speedup.capture import Exported, as_inputs, capture, quiet
 from lilliput.speedup.cuts import Cut, apply_cuts
 from lilliput.speedup.labels import Flags
 from lilliput.speedup.removal import removal_of
@@ -66,7 +66,8 @@ def capture_whole(
     plain: nn.Module, cuts: tuple[Cut, ...], example_inputs: Any, any_size: bool
 ) -> CapturedModule:
     """Return a model as a captured graph with its channels cut."""
-    return _cut_graph(analyse(plain, example_inputs, any_size), cuts)
+    captured = capture(plain, *as_inputs(example_inputs), any_size)
+    return _cut_graph(captured, label(captured), cuts)
 
 
 def capture_part(
@@ -77,14 +78,15 @@ def capture_part(
     prefix = f"{path}."
     own = tuple(cut.within(prefix) for cut in cuts if cut.tensor.startswith(prefix))
     part = plain.get_submodule(path)
-    return _cut_graph(analyse_part(part, args, kwargs, any_size), own)
+    captured = capture(part, args, kwargs, any_size)
+    return _cut_graph(captured, label(captured, is_part=True), own)
 
 
-def _cut_graph(analysis: Analysis, cuts: tuple[Cut, ...]) -> CapturedModule:
+def _cut_graph(exported: Exported, analysis: Analysis, cuts: tuple[Cut, ...]) -> CapturedModule:
     removed = removal_of(analysis, cuts)
-    check = _input_check(analysis, removed)
+    check = _input_check(exported, analysis, removed)
     rewrite(find_edits(analysis, removed))
-    module = analysis.captured.module
+    module = exported.module
     apply_cuts(module, cuts)
     module.graph.eliminate_dead_code()  # the model's own code had to run it, a graph need not
     for node in module.graph.nodes:  # norms without running statistics are so in evaluation too
@@ -145,9 +147,9 @@ class Sizes:
         return f"a tensor of sizes ({', '.join(sizes)})"
 
 
-def _input_check(analysis: Analysis, removed: Flags) -> InputCheck:
+def _input_check(exported: Exported, analysis: Analysis, removed: Flags) -> InputCheck:
     """Return the check that a graph's inputs are like those it was captured for."""
-    leaves, structure = tree_flatten(analysis.captured.call)
+    leaves, structure = tree_flatten(exported.call)
     nodes = [n for n in analysis.walk.graph.nodes if n.op == "placeholder"]
     found: list[Any] = []
     for node, leaf in zip(nodes, leaves, strict=True):
@@ -159,7 +161,7 @@ def _input_check(analysis: Analysis, removed: Flags) -> InputCheck:
         for d, size in enumerate(node.meta["val"].shape):
             kept = int(analysis.kept(value, d, removed).sum())
             is_open = isinstance(size, torch.SymInt) and not size.node.expr.is_number
-            limits = analysis.captured.ranges.get(size.node.expr) if is_open else None
+            limits = exported.ranges.get(size.node.expr) if is_open else None
             if limits is None:
                 bounds.append((kept, kept))
             else:

@@ -92,8 +92,12 @@ def _find_rows(groups: ChannelGroups) -> list[_Row]:
     shapes = {name: value.shape for name, value in groups.analysis.axes.items()}
     used = {s.tensor for group in groups for s in group.slices}
     captured = groups.analysis.captured
-    shown = {captured.names.get(name, name) for name, _ in captured.module.named_parameters()}
-    shown |= {*used, *groups.unreached, *(pinned.tensor for pinned in groups.pinned)}
+    shown = {
+        *captured.parameters,
+        *used,
+        *groups.unreached,
+        *(pinned.tensor for pinned in groups.pinned),
+    }
     rows: dict[str, _Row] = {}
     for name in (*shapes, *groups.unreached):
         path = name.rpartition(".")[0] or name

@@ -52,7 +52,7 @@ from lilliput.speedup.norms import narrow_norms
 from lilliput.speedup.result import TIED, Plan, SpeedupResult, make_receipt
 from lilliput.speedup.rewrite import Edit, find_cause, find_edits, has_casts
 from lilliput.speedup.track import Failure, describe, failing_module
-from lilliput.speedup.verify import Noise, Reference, make_reference
+from lilliput.speedup.verify import Noise, Twin, make_references
 from lilliput.speedup.walk import IS_OUTPUT
 from lilliput.speedup.widths import OF_CLASSIFIER, Stale, Widths, find_feature_info, show
 
@@ -139,7 +139,6 @@ class _Work:
         self.remembered: Attributes = {}
         self.outdated: Stale = {}
         self._parts: Parts = {}
-        self._elsewhere: tuple[Reference, Noise] | None = None
         check_copies(unwrapped(model), example_inputs)
         self.plain = plain_copy(model, share=not extend_masks)
         self.groups = find_known_groups(model, self.plain, example_inputs)
@@ -167,8 +166,10 @@ class _Work:
         left = find_left_masks(model)
         if left:
             self.notes.append(f"the zeros of {', '.join(left)} are no longer held in training")
-        casts = has_casts(self.analysis)
-        self.reference = make_reference(self.masked, example_inputs, casts, is_steady=False)
+        self.noise = Noise(unwrapped(self.masked), self.cuts)
+        self.reference, self.elsewhere = make_references(
+            unwrapped(self.masked), example_inputs, has_casts(self.analysis), self.noise.add
+        )
 
     def _find_removed(self) -> Flags:
         dead = find_dead(self.groups, dict(self.plain.named_parameters(remove_duplicate=False)))
@@ -183,13 +184,13 @@ class _Work:
         tensors = named_tensors(self.plain)
         parameters = dict(self.plain.named_parameters(remove_duplicate=False))
         dead = find_dead(self.groups, parameters, only_outputs=True)
-        before = make_reference(self.model, self.example_inputs, True, is_steady=True)
+        (before,) = make_references(self.model, self.example_inputs, has_casts=True)
         flags = balance(self.analysis, self.groups.flags(dead))
         zero_classes(self.analysis, flags, tensors)
         masked = copy_model(self.plain)
         for path, narrow in narrow_norms(self.analysis, masked, flags).items():
             set_narrow(masked.get_submodule(path), narrow)
-        change = before.error(before.cast(masked))
+        change = before.error(Twin(copy_model(masked), before.precision).model)
         if change > before.tolerance:
             self.notes.append(
                 "masks covered only filters and were completed; this changes the outputs by up to "
@@ -299,7 +300,8 @@ class _Work:
         others = self.reference.with_other_batches(self.masked)
         open_ = replace(plan, any_size=True)
         try:
-            twin = self.reference.cast(build(self.plain, open_, self.example_inputs, self._parts))
+            built = build(self.plain, open_, self.example_inputs, self._parts)
+            twin = Twin(built, self.reference.precision).model
             if others and all(other.error(twin) <= other.tolerance for other in others):
                 return open_, self.reference.error(twin)
         except Exception as failure:
@@ -316,35 +318,25 @@ class _Work:
 
     def _try(self, plan: Plan, failures: list[Failure]) -> float:
         try:
-            twin = self.reference.cast(build(self.plain, plan, self.example_inputs, self._parts))
+            built = build(self.plain, plan, self.example_inputs, self._parts)
+            twin = Twin(built, self.reference.precision)
         except Exception as failure:
             failures.append(Failure("", describe(failure)))
             return float("inf")
         try:
-            error = self.reference.error(twin)
+            error = self.reference.error(twin.model)
         except Exception as failure:
-            path = failing_module(twin, self.reference.error)
+            path = failing_module(twin.model, self.reference.error)
             failures.append(Failure(path, describe(failure)))
             return float("inf")
         if error <= self.reference.tolerance:
-            error = max(error, self._error_elsewhere(plan))
+            # With other weights, too: a head of zeros, say, would hide any difference.
+            twin.use(self.noise.add_cut)
+            error = max(error, self.elsewhere.error(twin.model))
         if error > self.reference.tolerance:
             cause = find_cause(self.edits) if not plan.graphs else ""
             failures.append(Failure("", f"its outputs differ by {error:.1e} of the largest{cause}"))
         return error
-
-    def _error_elsewhere(self, plan: Plan) -> float:
-        """Return the error with other weights: a head of zeros, say, would hide any difference."""
-        if self._elsewhere is None:
-            masked = unwrapped(self.masked)
-            noise = Noise(masked, self.cuts)
-            casts = has_casts(self.analysis)
-            inputs = self.example_inputs
-            reference = make_reference(masked, inputs, casts, noise.add, is_steady=True)
-            self._elsewhere = reference, noise
-        reference, noise = self._elsewhere
-        shrunk = build(self.plain, plan, self.example_inputs, self._parts)
-        return reference.error(reference.cast(shrunk, noise.add_cut))
 
     def carry_out(self, plan: Plan, optimizer: Any) -> nn.Module:
         """Change the user's model according to a plan that passed."""

@@ -25,57 +25,69 @@ from lilliput.speedup.precision import Load, keep, load_in_parts
 log = logging.getLogger("lilliput")
 _SEED = 20_230
 _ROWS = 256  # of a weight that are added to at once
+_PERIOD = 65_537  # of noise: a prime, so that no two rows or channels of a weight get the same
 
 Precision = Literal["parts", "double", "own"]  # of which "parts" is double, with less in memory
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What the masked model answers, on the example inputs and on others like them."""
+    """What the masked model answers to some inputs."""
 
-    inputs: tuple[Inputs, ...]
-    outputs: tuple[
-        list[list[Tensor]], ...
-    ]  # with torch's fused kernels, and without if it has some
+    inputs: Inputs
+    outputs: list[list[Tensor]]  # with torch's fused kernels, and without if it has some
     precision: Precision
     tolerance: float
 
     def error(self, model: nn.Module) -> float:
         """Return the largest relative error of a model in eval mode; it may raise."""
-        worst = 0.0
-        for inputs, answers in zip(self.inputs, self.outputs, strict=True):
-            for received, expected in zip(
-                _answers(model, inputs, len(answers)), answers, strict=True
-            ):
-                worst = max(worst, relative_error(expected, received))
-        return worst
+        answers = _answers(model, self.inputs, len(self.outputs))
+        pairs = zip(self.outputs, answers, strict=True)
+        return max(relative_error(expected, received) for expected, received in pairs)
 
     def with_other_batches(self, model: nn.Module) -> list[Reference] | None:
         """Return what the masked model answers to one input and to many, None if it cannot."""
         found = []
         for size in (1, 7):
-            inputs = tree_map(lambda x, size=size: _batch(x, size), self.inputs[0])
+            inputs = tree_map(lambda x, size=size: _batch(x, size), self.inputs)
             try:
-                twin = self.cast(model).eval()
-                found.append(_run(twin, inputs, self.precision, self.tolerance, False))
+                twin = Twin(shared_copy(model).eval(), self.precision)
+                found.append(_run(twin.model, inputs, self.precision, self.tolerance, True))
             except Exception:
                 return None
         return found
 
-    def cast(self, model: nn.Module, load: Load = keep) -> nn.Module:
-        """Return a copy of a model in the precision of the comparison, each tensor given by ``load``."""
-        return _cast(model, self.precision, load)
 
+class Twin:
+    """A model in the precision of a comparison.
 
-def _cast(model: nn.Module, precision: Precision, load: Load) -> nn.Module:
-    twin = shared_copy(model)
-    if precision == "parts":
-        return load_in_parts(twin, load)
-    for name, tensor in list(twin.named_parameters()):
-        tensor.data = load(name, tensor.data.clone())
-    twin = twin.double() if precision == "double" else twin
-    drop_caches(twin)  # tables are made of what was loaded
-    return twin
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A copy of its own, since its tensors are replaced.
+    precision : str
+        Which precision.
+    """
+
+    def __init__(self, model: nn.Module, precision: Precision) -> None:
+        self.model, self.precision = model, precision
+        self._load: Load = keep
+        if precision == "parts":
+            load_in_parts(model, lambda name, tensor: self._load(name, tensor))
+            return
+        for tensor in model.parameters():
+            tensor.data = tensor.data.clone()
+        if precision == "double":
+            model.double()
+        drop_caches(model)  # tables are made of other numbers
+
+    def use(self, load: Load) -> None:
+        """Go over to other weights: what a function makes of each."""
+        self._load = load
+        if self.precision != "parts":
+            for name, tensor in self.model.named_parameters():
+                tensor.data = load(name, tensor.data)
+            drop_caches(self.model)
 
 
 class Noise:
@@ -89,6 +101,8 @@ class Noise:
             for name, p in model.named_parameters()
             if SIDECAR not in name.split(".") and p.is_floating_point()
         }
+        self._spreads: dict[str, float] = {}
+        self._table = torch.rand(_PERIOD, generator=torch.Generator().manual_seed(_SEED)) - 0.5
 
     def add(self, name: str, tensor: Tensor) -> Tensor:
         """Add noise to a weight of the masked model, zero where it is masked or cut."""
@@ -115,12 +129,16 @@ class Noise:
     def _rows(self, name: str) -> Iterator[tuple[Any, Tensor]]:
         """Yield the noise of a parameter, and the rows that it is for."""
         parameter = self.parameters[name]
-        spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
-        generator = torch.Generator().manual_seed(_SEED + zlib.crc32(name.encode()))
-        for start in range(0, len(parameter) if parameter.dim() else 1, _ROWS):
-            rows = slice(start, start + _ROWS) if parameter.dim() else ()
-            noise = torch.randn(parameter[rows].shape, generator=generator)
-            yield rows, noise.mul_(0.1 * spread or 0.1).to(parameter.device)
+        if name not in self._spreads:
+            self._spreads[name] = float(parameter.std()) if parameter.numel() > 1 else 0.0
+        table = self._table * (0.35 * self._spreads[name] or 0.35)  # a tenth of the spread
+        start = zlib.crc32(name.encode())
+        for first in range(0, len(parameter) if parameter.dim() else 1, _ROWS):
+            rows = slice(first, first + _ROWS) if parameter.dim() else ()
+            shape = parameter[rows].shape
+            noise = table.roll(-(start % _PERIOD)).repeat(shape.numel() // _PERIOD + 1)
+            yield rows, noise[: shape.numel()].view(shape).to(parameter.device)
+            start += shape.numel()
 
 
 def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]:
@@ -138,55 +156,63 @@ def _has_fast_path(model: nn.Module) -> bool:
     return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
 
 
-def make_reference(
-    model: nn.Module, example_inputs: Any, has_casts: bool, load: Load = keep, *, is_steady: bool
-) -> Reference:
-    """Run the masked model, in double precision if it can; twice, unless its answers are known to stay."""
+def make_references(
+    model: nn.Module, example_inputs: Any, has_casts: bool, noise: Load | None = None
+) -> list[Reference]:
+    """Run the masked model, in double precision if it can, and again with noise on inputs and weights.
+
+    With its own weights it runs twice, to see that its answers stay; without noise, once.
+    """
     given = as_inputs(example_inputs)
-    precisions: tuple[Precision, ...] = ("double",) if has_tables(model) else ("parts", "double")
-    for precision in precisions:
-        twin = _cast(model, precision, load).eval()
+    tries: list[tuple[Precision, Inputs, float]] = [
+        ("parts", _as_double(given), 1e-5 if has_casts else 1e-10),
+        ("double", _as_double(given), 1e-5 if has_casts else 1e-10),
+        ("own", given, 1e-5),  # which it insists on
+    ]
+    for precision, inputs, tolerance in tries[1 if has_tables(model) else 0 :]:
+        twin = Twin(shared_copy(model).eval(), precision)
         try:
-            tolerance = 1e-5 if has_casts else 1e-10
-            return _run(twin, _as_double(given), precision, tolerance, is_steady)
+            found = [_run(twin.model, inputs, precision, tolerance, noise is None)]
+            if noise is not None:
+                twin.use(noise)
+                found.append(_run_varied(twin.model, inputs, precision, tolerance))
+            return found
         except UnsupportedModelError:
             raise
         except Exception as error:
+            if precision == "own":
+                raise
             log.debug("speedup: %s precision: %s", precision, error)
-    twin = _cast(model, "own", load).eval()  # which it insists on
-    return _run(twin, given, "own", 1e-5, is_steady)
+    raise AssertionError("unreachable")
+
+
+def _run_varied(
+    model: nn.Module, inputs: Inputs, precision: Precision, tolerance: float
+) -> Reference:
+    try:
+        found = _run(model, _varied(inputs), precision, tolerance, True)
+        if all(x.isfinite().all() for answer in found.outputs for x in answer):
+            return found
+    except Exception as error:
+        log.debug("speedup: on other inputs: %s", error)
+    return _run(model, inputs, precision, tolerance, True)
 
 
 def _run(
-    model: nn.Module, given: Inputs, precision: Precision, tolerance: float, is_steady: bool
+    model: nn.Module, inputs: Inputs, precision: Precision, tolerance: float, is_steady: bool
 ) -> Reference:
-    inputs: list[Inputs] = []
-    outputs: list[list[list[Tensor]]] = []
-    paths = 2 if _has_fast_path(model) else 1
-    for candidate in (given, _varied(given)):
-        try:
-            answers = _answers(model, candidate, paths)
-            answer = answers[0]
-            again = answer if inputs or is_steady else _answers(model, candidate, 1)[0]
-        except Exception:
-            if not inputs:
-                raise
-            continue
-        if not any(x.is_floating_point() and x.isfinite().any() for x in answer) and not inputs:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
-                "checked; expected inputs as it is used with."
-            )
-        if relative_error(answer, again) > tolerance:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} runs on the same inputs twice and answers differently, in "
-                "evaluation; without a stable answer nothing can be checked."
-            )
-        if inputs and any(x.is_floating_point() and not x.isfinite().all() for x in answer):
-            continue
-        inputs.append(candidate)
-        outputs.append(answers)
-    return Reference(tuple(inputs), tuple(outputs), precision, tolerance)
+    answers = _answers(model, inputs, 2 if _has_fast_path(model) else 1)
+    if not any(x.is_floating_point() and x.isfinite().any() for x in answers[0]):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
+            "checked; expected inputs as it is used with."
+        )
+    if not is_steady and relative_error(answers[0], _answers(model, inputs, 1)[0]) > tolerance:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} runs on the same inputs twice and answers differently, in "
+            "evaluation; without a stable answer nothing can be checked."
+        )
+    return Reference(inputs, answers, precision, tolerance)
 
 
 def _batch(x: Any, size: int) -> Any:

@@ -20,8 +20,8 @@ from lilliput.compat.nni.tools.filing import PathLike
 from lilliput.compat.nni.tools.speedup import at_least_two
 from lilliput.errors import ConfigError
 from lilliput.files import write_atomically
-from lilliput.speedup.analysis import Analysis, analyse_part
-from lilliput.speedup.capture import as_inputs, plain_copy
+from lilliput.speedup.analysis import Analysis, label
+from lilliput.speedup.capture import as_inputs, plain_copy, read
 from lilliput.speedup.walk import op_name
 
 _CONVOLUTIONS = (
@@ -41,7 +41,7 @@ class Channels:
             )
         args, kwargs = as_inputs(at_least_two(dummy_input))
         self.plain = unwrapped(plain_copy(model, share=True))
-        self.analysis: Analysis = analyse_part(self.plain, args, kwargs)
+        self.analysis: Analysis = label(read(self.plain, args, kwargs), is_part=True)
         self.layers = {
             name: module
             for name, module in self.plain.named_modules()
@@ -132,7 +132,7 @@ class Dependency:
         sets = {name: {name} for name in labels}
         first: dict[int, str] = {}
         for name, columns in labels.items():
-            for other in {first.setdefault(label, name) for label in _labels_in(columns)}:
+            for other in {first.setdefault(x, name) for x in _labels_in(columns)}:
                 if sets[other] is not sets[name]:
                     sets[name] |= sets[other]
                     for member in sets[name]:
