@@ -29,7 +29,7 @@ class MeasuredTorch:
         args, kwargs = as_inputs(inputs)
 
         def call() -> Any:
-            with evaluating(model), torch.inference_mode():
+            with evaluating(model), torch.no_grad():
                 result = model(*args, **kwargs)
                 if torch.cuda.is_available():
                     torch.cuda.synchronize()

@@ -7,14 +7,19 @@ the source only a comparison of outputs can tell, so candidates are tried and ch
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
 from lilliput.speedup.cuts import Cut, named_tensors
+from lilliput.speedup.leaf import leaf_attributes
 from lilliput.speedup.rewrite import Edit
 
+OTHER_SIZES = re.compile(
+    r"head_dim|kernel|patch|image|img|window|vocab|classes|position|layers|ratio|stride|points|indices"
+)
 Attributes = dict[tuple[str, str], Any]  # (module path, attribute) -> new value
 
 
@@ -39,14 +44,27 @@ def find_remembered(model: nn.Module, cuts: Sequence[Cut]) -> Attributes:
     return _matching(model, wanted)
 
 
+def find_in_module(model: nn.Module, cuts: Sequence[Cut], path: str) -> Attributes:
+    """Return attributes of one module with which it may check the sizes of anything in it."""
+    wanted: dict[tuple[str, int], set[int]] = {}
+    tensors, prefix = named_tensors(model), f"{path}." if path else ""
+    for cut in cuts:
+        if cut.tensor.startswith(prefix):
+            old = tensors[cut.tensor].shape[cut.dim]
+            wanted.setdefault((path, old), set()).add(cut.keep.shape[-1])
+    return _matching(model, wanted)
+
+
 def _matching(model: nn.Module, wanted: dict[tuple[str, int], set[int]]) -> Attributes:
     found: Attributes = {}
     for (path, old), news in wanted.items():
         if len(news) > 1:
             continue
         (new,) = news
-        for name, value in vars(model.get_submodule(path)).items():
-            if name.startswith("_") or name == "training":
+        module = model.get_submodule(path)
+        known = leaf_attributes(module)  # which are set anyway
+        for name, value in vars(module).items():
+            if name.startswith("_") or name == "training" or name in known:
                 continue
             changed = _replaced(found.get((path, name), value), old, new)
             if changed is not None:
@@ -104,15 +122,17 @@ def _with(value: Any, keys: Sequence[str], new: Any) -> Any:
 def choices(model: nn.Module, explained: Attributes, remembered: Attributes) -> list[Attributes]:
     """Return what to try: what the code explains, nothing, all there is; then one kind less, or alone.
 
-    The same attribute of the same class is treated alike everywhere.
+    The same attribute of the same class is treated alike everywhere. Of what the code explains, that
+    comes first which is not called after something else that happens to have the same size.
     """
     everything = {**remembered, **explained}
+    widths = {k: v for k, v in explained.items() if not OTHER_SIZES.search(k[1])}
     kinds = sorted({_kind(model, key) for key in explained})
     sets = []
     if len(kinds) > 1:
         sets = [set(kinds) - {kind} for kind in kinds] + [{kind} for kind in kinds]
     parts = [{k: v for k, v in explained.items() if _kind(model, k) in s} for s in sets]
-    listed: list[Attributes] = [explained, {}, everything, *parts]
+    listed: list[Attributes] = [widths, explained, {}, everything, *parts]
     return [x for i, x in enumerate(listed) if x not in listed[:i]]
 
 

@@ -105,8 +105,17 @@ def form_groups(analysis: Any, columns: dict[Place, list[Indices]]) -> list[Grou
     units: list[tuple[Indices, Stage | None]] = [(roots, None) for roots in chosen]
     units += [(stage.roots, stage) for stage in stages]
     named: set[str] = set()
+    listed = [(place, column) for place, found in columns.items() for column in found]
+    where: dict[int, list[int]] = {}  # from a class to the columns that it is in
+    for i, (_, column) in enumerate(listed):
+        for root in np.unique(column).tolist():
+            where.setdefault(root, []).append(i)
     groups = [
-        _group(analysis, columns, roots, stage, named)
+        _group(
+            analysis,
+            [listed[i] for i in sorted({i for root in roots.tolist() for i in where[root]})],
+            *(roots, stage, named),
+        )
         for roots, stage in sorted(units, key=lambda x: int(x[0][0]))
     ]
     return [group for group in groups if any(piece.is_output for piece in group.slices)]
@@ -173,18 +182,13 @@ def _choose(
 
 def _group(
     analysis: Any,
-    columns: dict[Place, list[Indices]],
+    columns: list[tuple[Place, Indices]],
     roots: Indices,
     stage: Stage | None,
     named: set[str],
 ) -> Group:
     outputs = analysis.walk.outputs
-    slices = []
-    for (name, dim), listed in columns.items():
-        for column in listed:
-            units = unit_of(roots, column)
-            if (units >= 0).any():
-                slices.append(Slice(name, dim, units, (name, dim) in outputs))
+    slices = [Slice(*place, unit_of(roots, x), place in outputs) for place, x in columns]
     slices.sort(key=lambda s: not s.is_output)
     name = base = slices[0].tensor if slices else ""
     number = 2

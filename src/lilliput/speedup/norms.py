@@ -46,7 +46,7 @@ def find_norm(analysis: Analysis, statistic: Statistic) -> Norm | None:
     key, (path, _) = list(stack.items())[-1]
     if path not in analysis.captured.simple or not path:
         return None
-    inside = [n for n in walk.graph.nodes if key in (n.meta.get("nn_module_stack") or {})]
+    inside = walk.calls[key]
     members = set(inside)
     sources, results = set(), set()
     for node in inside:
@@ -58,10 +58,10 @@ def find_norm(analysis: Analysis, statistic: Statistic) -> Norm | None:
             results.add(node)
     if len(sources) != 1 or len(results) != 1:
         return None
-    source, result = (walk.values.get(next(iter(x))) for x in (sources, results))
-    if not isinstance(source, Value) or not isinstance(result, Value):
+    given, made = (walk.values.get(next(iter(x))) for x in (sources, results))
+    if not isinstance(given, Value) or not isinstance(made, Value):
         return None
-    return Norm(path, source, result, statistic.columns)
+    return Norm(path, given, made, statistic.columns)
 
 
 def _is_source(node: fx.Node, members: set[fx.Node]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -26,7 +28,7 @@ _TELLING = ("item", "_local_scalar_dense", "is_nonzero", "equal", "allclose")
 _TELLING_METHODS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
 # What makes tensors whose size the numbers in others decide.
 _COUNTING = {"nonzero", "masked_select", "unique", "unique_consecutive", "bincount", "argwhere"}
-_COUNTING |= {"nonzero_numpy", "_unique2", "unique_dim", "repeat_interleave"}
+_COUNTING |= {"nonzero_numpy", "_unique2", "unique_dim"}
 
 
 class Unrecorded(Exception):
@@ -73,7 +75,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             with torch.inference_mode():
                 args, kwargs = tree_map(self._input, (args, kwargs))
-                with _Methods(self), self:
+                with _said_to_be_traced(), _Methods(self), self:
                     output = model(*args, **kwargs)
         finally:
             for handle in handles:
@@ -182,6 +184,17 @@ class _Methods(TorchFunctionMode):
         return result
 
 
+@contextmanager
+def _said_to_be_traced() -> Iterator[None]:
+    """Answer code that asks as torch.export does: it then takes no short cut that depends on numbers."""
+    before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
+    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before
+
+
 def _check_known_beforehand(func: Any, args: Any) -> None:
     """Raise if Python, or a size, will depend on the numbers in tensors."""
     name = func._schema.name.split("::")[-1]
@@ -189,6 +202,7 @@ def _check_known_beforehand(func: Any, args: Any) -> None:
         raise Unrecorded(f"its code looks at numbers in tensors ({name})")
     masks = [x for x in args[1] if x is not None] if name == "index" else []
     counts = name in _COUNTING or (name == "where" and len(args) == 1)
+    counts |= name == "repeat_interleave" and isinstance(args[min(1, len(args) - 1)], Tensor)
     if counts or any(x.dtype in (torch.bool, torch.uint8) for x in masks):
         raise Unrecorded(f"sizes depend on numbers in tensors ({name})")
 

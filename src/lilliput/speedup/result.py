@@ -150,7 +150,7 @@ def make_receipt(
     from lilliput.report.measure_torch import count_stored, measured
     from lilliput.speedup.capture import fresh, shared_copy
 
-    # Copies: code may count its calls, keep what it made in inference mode, or write to its inputs.
+    # Copies: code may count its calls, or write to its inputs.
     models, inputs = (plain, shared_copy(unwrapped(shrunk))), fresh(inputs)
     batch = measured.batch(plain, inputs)
     times = time_calls([measured.caller(model, inputs) for model in models], runs=20, seconds=0.1)

@@ -19,6 +19,7 @@ from lilliput.speedup.attributes import (
     Attributes,
     choices,
     find_attributes,
+    find_in_module,
     find_remembered,
     held_value,
     less_by_one,
@@ -205,17 +206,23 @@ class _Work:
         attributes = find_attributes(self.plain, edits)
         failures: list[Failure] = []
         remembered = find_remembered(self.plain, self.cuts)
-        for chosen in choices(self.plain, attributes, remembered):
-            plan = Plan(self.cuts, chosen)
+        left = choices(self.plain, attributes, remembered)
+        while left:
+            plan = Plan(self.cuts, left.pop(0))
             error = self._try(plan, failures)
             if error <= self.reference.tolerance:
                 return self._with_widths(*self._without_needless(plan, error))
+            if len(failures) == 1:
+                own = find_in_module(self.plain, self.cuts, failures[0].path)
+                left[:0] = (
+                    [{**plan.attributes, **own}] if own.items() - plan.attributes.items() else []
+                )
         why = failures[0]
         if not allow_graph:
             raise UnsupportedModelError(f"the model's own code cannot run on fewer channels: {why}")
         for plan in self._with_graphs(attributes, edits, failures):
-            error = self._try(plan, failures)
-            if error <= self.reference.tolerance:
+            found = self._try_graphs(plan, failures)
+            if found is not None:
                 self.notes.append(
                     f"captured, since its own code cannot run on fewer channels: {why}"
                 )
@@ -223,7 +230,7 @@ class _Work:
                     "what captured code does only in training (dropout in fused attention, stochastic "
                     "depth) it does no more, and batch norms in it all follow train()"
                 )
-                return self._with_widths(*self._with_open_sizes(plan, error))
+                return self._with_widths(*found)
         raise UnsupportedModelError(
             f"no shrunk form of the model gives the outputs of the masked one: {failures[-1]}"
         )
@@ -295,20 +302,35 @@ class _Work:
                 path = path.rpartition(".")[0]
         yield Plan(self.cuts, {}, ("",))
 
-    def _with_open_sizes(self, plan: Plan, error: float) -> tuple[Plan, float]:
-        """Return a plan that also takes batches of another size, if there is one."""
-        others = self.reference.with_other_batches(self.masked)
-        open_ = replace(plan, any_size=True)
-        try:
-            built = build(self.plain, open_, self.example_inputs, self._parts)
-            twin = Twin(built, self.reference.precision).model
-            if others and all(other.error(twin) <= other.tolerance for other in others):
-                return open_, self.reference.error(twin)
-        except Exception as failure:
-            log.debug("speedup: sizes cannot be left open: %s", describe(failure))
+    def _try_graphs(self, plan: Plan, failures: list[Failure]) -> tuple[Plan, float] | None:
+        """Return a plan that passes and its error: one that takes batches of any size, if it can."""
+        open_, why = replace(plan, any_size=True), list[Failure]()
+        error = self._try(open_, why)
+        if error <= self.reference.tolerance and self._takes_other_batches(open_):
+            return open_, error
+        if (
+            why
+            and why[0].path
+            and not f"{why[0].path}.".startswith(tuple(f"{x}." for x in plan.graphs))
+        ):
+            failures += why  # in code around the graphs, which knows nothing of their sizes
+            return None
+        error = self._try(plan, failures)
+        if error > self.reference.tolerance:
+            return None
         self.notes.insert(0, TIED)
         log.warning("speedup: the shrunk model %s.", TIED)
         return plan, error
+
+    def _takes_other_batches(self, plan: Plan) -> bool:
+        others = self.reference.with_other_batches(self.masked)
+        built = build(self.plain, plan, self.example_inputs, self._parts)
+        twin = Twin(built, self.reference.precision).model
+        try:
+            return bool(others) and all(x.error(twin) <= x.tolerance for x in others or ())
+        except Exception as failure:
+            log.debug("speedup: sizes cannot be left open: %s", describe(failure))
+            return False
 
     def _alike(self, path: str, edits: list[Edit]) -> set[str]:
         """Return the modules of the same class that face the same trouble."""

@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -200,6 +201,15 @@ class Walk:
             for item in _flatten(value):
                 if isinstance(item, Value):
                     yield item
+
+    @cached_property
+    def calls(self) -> dict[str, list[fx.Node]]:
+        """The ops in each call of each module, those of the modules that it calls included."""
+        found: dict[str, list[fx.Node]] = {}
+        for node in self.graph.nodes:
+            for key in node.meta.get("nn_module_stack") or ():
+                found.setdefault(key, []).append(node)
+        return found
 
     # -- the vocabulary of rules -------------------------------------------------------------------
 

@@ -13,12 +13,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lilliput.speedup.attributes import Attributes
+from lilliput.speedup.attributes import OTHER_SIZES, Attributes
 from lilliput.speedup.cuts import Cut, named_tensors
 from lilliput.speedup.leaf import leaf_attributes
 
 _WIDTH = re.compile(r"feature|channel|chs|dim|width|hidden|planes|embed|d_model|ffn|intermediate")
-_OTHER = re.compile(r"head_dim|kernel|patch|image|img|window|vocab|classes|position|layers|ratio")
 OF_CLASSIFIER = ("num_features", "head_hidden_size", "embed_dim", "hidden_size", "feature_dim")
 _SMALLEST = 4  # smaller numbers are seldom widths
 
@@ -125,7 +124,11 @@ def _remembered(module: nn.Module) -> Iterator[tuple[str, int]]:
     config = vars(module).get("config")
     held = {f"config.{name}": x for name, x in getattr(config, "__dict__", {}).items()}
     for name, value in {**vars(module), **held}.items():
-        if name.startswith(("_", "config._")) or not _WIDTH.search(name) or _OTHER.search(name):
+        if (
+            name.startswith(("_", "config._"))
+            or not _WIDTH.search(name)
+            or OTHER_SIZES.search(name)
+        ):
             continue
         if type(value) is int and value >= _SMALLEST:
             yield name, value
