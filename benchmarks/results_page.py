@@ -86,7 +86,7 @@ def table(head: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
 
 
 def ours(text: str, is_ours: bool) -> str:
-    return f"**{text}**" if is_ours else text
+    return f"**{text}**" if is_ours and text else text
 
 
 def percent(value: float) -> str:
@@ -234,7 +234,7 @@ def ratios(columns: list[tuple[str, Record]], names: Iterable[str], skip: str) -
     yield from table(["", *(title for title, _ in columns)], rows)
 
 
-@section("Cutting channels out of 141 architectures", "speedup_coverage.py", "speedup_coverage")
+@section("Cutting channels out of 142 architectures", "speedup_coverage.py", "speedup_coverage")
 def coverage(record: Record) -> Iterator[str]:
     models = record["models"].values()
     counts = Counter(status(one) for one in models)
