@@ -1,5 +1,8 @@
 """Code for NNI 1.x and 2.x on TensorFlow: both ways to construct, its hook, its types and files."""
 
+import sys
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -42,6 +45,18 @@ def test_a_subclassed_model_is_pruned_as_well(kernel):
     assert round((kernel(model, "fc") == 0).mean(), 2) == 0.8
 
 
+@pytest.mark.parametrize("home", HOMES)
+def test_a_wrong_config_list_is_a_schema_error_as_well(home, model, monkeypatch):
+    schema = types.ModuleType("schema")
+    schema.SchemaError = type("SchemaError", (Exception,), {})
+    monkeypatch.setitem(sys.modules, "schema", schema)
+    namespace = {}
+    exec(f"from {home} import LevelPruner", namespace)
+    with pytest.raises(schema.SchemaError, match="sparsityy") as caught:
+        namespace["LevelPruner"](model, [{"sparsityy": 0.8}]).compress()
+    assert isinstance(caught.value, ConfigError)
+
+
 def test_a_model_without_weights_yet_is_told_to_be_built():
     from nni.compression.tensorflow import LevelPruner
 
@@ -79,9 +94,9 @@ def test_operations_of_a_graph_select_the_layers_that_compute_them(nni, model):
 
 def test_names_of_keras_and_of_torch_select_the_same_layers(nni, model):
     chosen = []
-    for types in (["Conv2D", "Dense"], ["Conv2d", "Linear"]):
+    for listed in (["Conv2D", "Dense"], ["Conv2d", "Linear"]):
         pruner = nni.compression.tensorflow.LevelPruner(
-            model, [{"sparsity": 0.5, "op_types": types}]
+            model, [{"sparsity": 0.5, "op_types": listed}]
         )
         chosen.append([w.name for w in pruner.get_modules_wrapper()])
     assert chosen == [["conv1", "conv2", "conv3", "fc"]] * 2

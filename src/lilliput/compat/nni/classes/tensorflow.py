@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from lilliput.compat.nni.classes.older_names import OlderNames
+from lilliput.compat.nni.config.failures import as_schema_errors
 from lilliput.compat.nni.config.rules import in_total
 from lilliput.core.compressor import Compressor
 from lilliput.core.pruner import Pruner
@@ -29,12 +30,14 @@ class KerasForm(OlderNames):
         self, model: Any = None, config_list: Any = None, *rest: Any, **named: Any
     ) -> None:
         self._is_ready = getattr(model, "built", True)
-        super().__init__(model, config_list, *rest, **named)
+        with as_schema_errors():
+            super().__init__(model, config_list, *rest, **named)
         self._is_ready = True
 
     def _bind(self) -> None:
         if self._is_ready:
-            super()._bind()
+            with as_schema_errors():
+                super()._bind()
 
     @property
     def compressed_model(self) -> Any:
