@@ -1,6 +1,8 @@
 """One recorded run tells what torch.export would: the same operators, in the same modules."""
 
+import functools
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -87,7 +89,11 @@ LOOKS = {
     "tolist": lambda x: x[0].tolist()[0] > 0,
     "numpy": lambda x: x.detach().numpy()[0, 0] > 0,
     "equal": lambda x: torch.equal(x, x + 1),
-    "masked_select": lambda x: len(x[x > 0]),
+    "index": lambda x: len(x[x > 0]),
+    "masked_select": lambda x: len(x.masked_select(x > 0)),
+    "tensor": lambda x: torch.tensor([x.mean()])[0] > 0,
+    "one_hot": lambda x: nn.functional.one_hot((x > 0).long()).shape[-1] > 1,
+    "chance": lambda x: torch.rand(()) > 0.5,
     "where": lambda x: len(torch.where(x > 0)[0]),
     "nonzero": lambda x: len(x.nonzero()),
     "unique": lambda x: len(x.unique()),
@@ -99,11 +105,105 @@ LOOKS = {
 def test_a_run_that_depends_on_numbers_is_not_taken_for_all_runs(how):
     model = Deciding(LOOKS[how]).eval()
     x = torch.randn(4, 6)
-    recorder = Recorder(model, dict(model.named_parameters()))
+    recorder = Recorder(dict(model.named_parameters()))
     with pytest.raises(Unrecorded, match="numbers in tensors"):
         recorder.run(model, (x,), {})
     with pytest.raises(UnsupportedModelError, match=r"torch\.export|depend on its data"):
         L1NormPruner(model, [{"sparsity": 0.5}], example_inputs=x).compress()
+
+
+def swallowed(x):
+    try:
+        return x.sum() > 0
+    except Exception:
+        return True
+
+
+def test_a_model_that_catches_all_errors_cannot_hide_what_it_looks_at():
+    model = Deciding(swallowed).eval()
+    with pytest.raises(Unrecorded, match="is_nonzero|looks at numbers"):
+        Recorder(dict(model.named_parameters())).run(model, (torch.randn(4, 6),), {})
+
+
+class Boxes:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+@dataclass
+class Found:
+    logits: torch.Tensor
+    boxes: Boxes
+
+
+class Detector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.classes, self.box = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 4)
+
+    def forward(self, x):
+        hidden = self.body(x.tensor if isinstance(x, Boxes) else x).relu()
+        return Found(self.classes(hidden), Boxes(self.box(hidden)))
+
+
+@pytest.mark.parametrize("inputs", [torch.randn(4, 6), (Boxes(torch.randn(4, 6)),)])
+def test_tensors_in_objects_are_not_overlooked(inputs):
+    with pytest.raises(UnsupportedModelError):
+        L1NormPruner(Detector(), [{"sparsity": 0.5}], example_inputs=inputs)
+
+
+@functools.lru_cache
+def ramp(size):
+    return torch.linspace(1, 2, size)
+
+
+KEPT = {}
+
+
+def test_what_code_keeps_outside_of_the_model_can_be_trained_with():
+    class Outside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            table = KEPT.setdefault("norms", self.first.weight.detach().abs().sum(1))
+            return self.second(self.first(x) * ramp(8) * table)
+
+    model, x = Outside().eval(), torch.randn(2, 4)
+    read(plain_copy(model), (x,), {})
+    model(x).sum().backward()
+
+
+def test_a_tensor_made_of_another_past_all_operators_is_not_a_number_in_the_code():
+    class Copying(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.second(nn.Parameter(self.first(x), requires_grad=False))
+
+    model = Copying().eval()
+    groups = collect(label(read(model, (torch.randn(2, 4),), {})), model).groups
+    assert {x.tensor for x in groups[0].slices} == {"first.weight", "first.bias", "second.weight"}
+
+
+def test_a_size_in_a_list_is_tried_too():
+    class Listing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.sizes = nn.Linear(4, 16), nn.Linear(16, 2), [16]
+
+        def forward(self, x):
+            hidden = self.first(x)
+            if list(hidden.shape[1:]) != self.sizes:
+                raise ValueError("another size")
+            return self.second(hidden)
+
+    model, x = Listing(), torch.randn(2, 4)
+    L1NormPruner(model, [{"op_names": ["first"], "sparsity": 0.5}], example_inputs=x).compress()
+    assert speedup(model, x).model.sizes == [8]
 
 
 def test_numbers_that_the_code_made_itself_may_decide():
@@ -160,6 +260,8 @@ def test_nothing_of_the_run_stays():
     read(model, (x,), {})
     assert not model.cache
     assert not torch.compiler.is_compiling()
+    assert not torch.nn.modules.module._has_any_global_hook()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert not any(hasattr(p, "_lilliput_node") for p in model.parameters())
     model(x).sum().backward()  # no tensor of inference mode is left
 

@@ -18,6 +18,7 @@ REFUSED = {
     "nn_transformer_reads_mask": "cannot be captured",
     "functional_weights": "no selected layer has channels that can be removed",
 }
+REFUSED_LATER = {"nn_transformer_reads_mask"}  # pruned, but its own code cannot be cut
 QUICK = ("shufflenet_v1", "unet_transposed", "bilstm", "vit_fused_qkv")
 OWN = sorted(name for name, entry in ZOO.items() if entry.family == "own")
 
@@ -32,9 +33,13 @@ def test_the_shrunk_model_equals_the_masked_one(name):
     rules = [{"op_types": ["default"], "sparsity": 0.5}]
     example = args if args else kwargs
     if name in REFUSED:
-        with pytest.raises(LilliputError, match=REFUSED[name]):
+        if name in REFUSED_LATER:
             L1NormPruner(model, rules, example_inputs=example).compress()
-            speedup(model, example)
+        with pytest.raises(LilliputError, match=REFUSED[name]):
+            if name in REFUSED_LATER:
+                speedup(model, example)
+            else:
+                L1NormPruner(model, rules, example_inputs=example)
         return
     L1NormPruner(model, rules, example_inputs=example).compress()
     with torch.no_grad():

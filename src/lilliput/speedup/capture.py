@@ -280,7 +280,7 @@ def _by_training_code(
 def _record(model: nn.Module, args: Any, kwargs: Any) -> Captured:
     names = _first_names(model)
     held = {name: tensor for name, tensor in _named_tensors(model) if names.get(name) == name}
-    recorder = Recorder(model, held)
+    recorder = Recorder(held)
     recorder.run(model, args, kwargs)
     graph, simple = recorder.graph, (path for path, simple in recorder.simple.items() if simple)
     _drop_unused(graph)

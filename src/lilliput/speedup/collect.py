@@ -113,7 +113,10 @@ def form_groups(analysis: Any, columns: dict[Place, list[Indices]]) -> list[Grou
     groups = [
         _group(
             analysis,
-            [listed[i] for i in sorted({i for root in roots.tolist() for i in where[root]})],
+            [
+                listed[i]
+                for i in sorted({i for root in roots.tolist() for i in where.get(root, ())})
+            ],
             *(roots, stage, named),
         )
         for roots, stage in sorted(units, key=lambda x: int(x[0][0]))

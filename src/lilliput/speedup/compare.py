@@ -12,17 +12,22 @@ from torch import Tensor
 
 def tensors_of(output: Any) -> Iterator[Tensor]:
     """Yield every tensor of a model's output, however it is packed."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
+    return (x for x in leaves_of(output) if isinstance(x, Tensor))
+
+
+def leaves_of(output: Any) -> Iterator[Any]:
+    """Yield what is in mappings, sequences and dataclasses, however deep."""
+    if isinstance(output, Mapping):
         for value in output.values():
-            yield from tensors_of(value)
+            yield from leaves_of(value)
     elif isinstance(output, (list, tuple)):
         for value in output:
-            yield from tensors_of(value)
+            yield from leaves_of(value)
     elif is_dataclass(output) and not isinstance(output, type):
         for field in fields(output):
-            yield from tensors_of(getattr(output, field.name))
+            yield from leaves_of(getattr(output, field.name))
+    else:
+        yield output
 
 
 def relative_error(expected: list[Tensor], received: list[Tensor]) -> float:

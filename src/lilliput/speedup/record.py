@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import get_ident
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_map
 
 from lilliput.frames import is_code_of
-from lilliput.speedup.compare import tensors_of
+from lilliput.speedup.compare import leaves_of, tensors_of
 
-_PLAIN = (Tensor, bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (Tensor, bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
 # What tells Python the numbers in a tensor: code may then decide by them.
 _TELLING = ("item", "_local_scalar_dense", "is_nonzero", "equal", "allclose")
 _TELLING_METHODS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
+_FILLING = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)  # of numbers in a list
 # What makes tensors whose size the numbers in others decide.
 _COUNTING = {"nonzero", "masked_select", "unique", "unique_consecutive", "bincount", "argwhere"}
 _COUNTING |= {"nonzero_numpy", "_unique2", "unique_dim"}
+_IS_RANDOM = torch.Tag.nondeterministic_seeded
 
 
 class Unrecorded(Exception):
@@ -43,8 +42,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Parameters
     ----------
-    model : torch.nn.Module
-        The model that is going to run.
     held : dict
         The parameters and buffers that the graph shall know by name.
     """
@@ -53,92 +50,117 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         return False  # so that the compiler, seconds of imports, is not loaded for nothing
 
-    def __init__(self, model: nn.Module, held: dict[str, Tensor]) -> None:
+    def __init__(self, held: dict[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.tensors: dict[str, Tensor] = {}
         self.simple: dict[str, bool] = {}  # modules that just make one tensor of another
-        self._paths = {module: path for path, module in model.named_modules()}
         self._token = object()  # tells what was noted on a tensor in this run from what was before
         self._held = {id(tensor): self._attribute(name, tensor) for name, tensor in held.items()}
-        self._varies = set(self._held.values())  # what depends on inputs or weights
+        self._fed = set[fx.Node]()  # what depends on inputs,
+        self._varies = set(self._held.values())  # and on weights or chance alone
+        self._refusal: Unrecorded | None = None
         self._stack: dict[str, tuple[str, type]] = {}
         self._calls = 0
         self._thread = get_ident()
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run a model once."""
-        handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
-        ]
+        handles = []
+        for path, module in model.named_modules():
+            enter, leave = (
+                functools.partial(self._enter, path),
+                functools.partial(self._leave, path),
+            )
+            handles += [
+                module.register_forward_pre_hook(enter, prepend=True),
+                module.register_forward_hook(leave, with_kwargs=True),
+            ]
         try:
             with torch.inference_mode():
+                self._check_packing((args, kwargs), "it is called with")
                 args, kwargs = tree_map(self._input, (args, kwargs))
                 with _said_to_be_traced(), _Methods(self), self:
                     output = model(*args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()
-        strange = [x for x in tree_iter(_unpacked(output)) if not isinstance(x, _PLAIN)]
-        if strange:
-            raise Unrecorded(f"it returns a {type(strange[0]).__name__}")
+        self._check_packing(output, "it returns")
+        if self._refusal is not None:  # the model's own code has caught it
+            raise self._refusal
         self.graph.output(tuple(self._node_of(x) for x in tensors_of(output)))
+
+    def _check_packing(self, values: Any, what: str) -> None:
+        """Raise if tensors might be hidden in an object of the user's."""
+        for value in leaves_of(values):
+            if not isinstance(value, _PLAIN):
+                self._refuse(f"{what} a {type(value).__name__}")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self._refusal = self._refusal or Unrecorded(reason)
+        raise self._refusal
 
     def _input(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         value = value.clone()  # the model may write to it
-        node = self.graph.placeholder(f"input_{len(self._varies) - len(self._held)}")
-        self._varies.add(node)
+        node = self.graph.placeholder(f"input_{len(self._fed)}")
+        self._fed.add(node)
         self._note(value, node)
         return value
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def _enter(self, path: str, module: nn.Module, args: Any) -> None:
         if get_ident() == self._thread:
-            path = self._paths.get(module, "")
             self._calls += 1
             self._stack[f"{path}@{self._calls}"] = (path, type(module))
 
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _leave(self, path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if get_ident() != self._thread:
             return
-        path, _ = self._stack.popitem()[1]
+        while self._stack and self._stack.popitem()[1][0] != path:
+            pass  # those that have raised an error which the model has caught
         is_simple = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
         is_simple &= isinstance(output, Tensor) and not module._modules and not module._buffers
         self.simple[path] = self.simple.get(path, True) and is_simple
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = tree_map(self._argument, (args, kwargs))
+        is_new = func._schema.name == "aten::lift_fresh"  # what torch.tensor() has made
+        given = tree_map(lambda x: self._argument(x, is_new), (args, kwargs))
         node = self.graph.call_function(func, given[0], given[1])
-        if any(x in self._varies for x in node.all_input_nodes):
-            self._varies.add(node)
-            _check_known_beforehand(func, args)
         node.meta["nn_module_stack"] = dict(self._stack)
         node.meta["stack_trace"] = _line_of_the_user()
-        result = func(*args, **kwargs)
+        sources = node.all_input_nodes
+        is_fed = any(x in self._fed for x in sources)
+        if is_fed:
+            self._fed.add(node)
+        elif any(x in self._varies for x in sources) or _IS_RANDOM in func.tags:
+            self._varies.add(node)
+        if (is_fed or node in self._varies) and (reason := _depends_on_numbers(func, args)):
+            self._refuse(reason)
+        # Code may keep what it computes from no input in a table of its own, and train with it later.
+        with nullcontext() if is_fed else torch.inference_mode(False), torch.no_grad():
+            result = func(*args, **kwargs)
         self._note_result(result, node)
         return result
 
-    def look(self, func: Any, tensor: Tensor) -> None:
+    def look(self, func: Any, tensors: Any) -> None:
         """Raise if code is about to read, past all operators, numbers that are different in other runs."""
-        if self._node_of(tensor) in self._varies:
-            raise Unrecorded(f"its code looks at numbers in tensors ({func.__name__})")
+        for tensor in tensors_of(tensors):
+            if self._node_of(tensor) in self._fed | self._varies:
+                self._refuse(f"its code looks at numbers in tensors ({func.__name__})")
 
-    def same(self, tensor: Tensor, other: Tensor) -> None:
-        """Note that a tensor holds what another one does."""
-        self._note(tensor, self._node_of(other))
+    def _argument(self, value: Any, is_new: bool) -> Any:
+        return self._node_of(value, is_new) if isinstance(value, Tensor) else value
 
-    def _argument(self, value: Any) -> Any:
-        return self._node_of(value) if isinstance(value, Tensor) else value
-
-    def _node_of(self, tensor: Tensor) -> fx.Node:
+    def _node_of(self, tensor: Tensor, is_new: bool = False) -> fx.Node:
         noted: tuple[object, fx.Node] | None = getattr(tensor, "_lilliput_node", None)
         if noted is not None and noted[0] is self._token:
             return noted[1]
         if id(tensor) not in self._held:  # made by no operator: a number in the code
-            self._held[id(tensor)] = self._attribute(f"constant_{len(self.tensors)}", tensor)
+            if tensor.is_inference() and not is_new:
+                self._refuse("it makes tensors of others, past all operators")
+            self._held[id(tensor)] = self._attribute(f"<constant {len(self.tensors)}>", tensor)
         return self._held[id(tensor)]
 
     def _attribute(self, name: str, tensor: Tensor) -> fx.Node:
@@ -156,8 +178,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(item, Tensor):
                     part = self.graph.call_function(operator.getitem, (node, i))
                     part.meta |= {k: x for k, x in node.meta.items() if k != "val"}
-                    if node in self._varies:
-                        self._varies.add(part)
+                    for known in (self._fed, self._varies):
+                        if node in known:
+                            known.add(part)
                     self._note(item, part)
 
     def _note(self, tensor: Tensor, node: fx.Node) -> None:
@@ -169,7 +192,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Methods(TorchFunctionMode):
-    """Sees the methods of tensors that call no operator."""
+    """Sees the functions that call no operator."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -178,10 +201,9 @@ class _Methods(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _TELLING_METHODS:
             self.recorder.look(func, args[0])
-        result = func(*args, **(kwargs or {}))
-        if func is Tensor.data.__get__:  # type: ignore[attr-defined]
-            self.recorder.same(result, args[0])
-        return result
+        elif func in _FILLING:
+            self.recorder.look(func, [x for x in args if isinstance(x, (list, tuple))])
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -195,26 +217,27 @@ def _said_to_be_traced() -> Iterator[None]:
         torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = before
 
 
-def _check_known_beforehand(func: Any, args: Any) -> None:
-    """Raise if Python, or a size, will depend on the numbers in tensors."""
+def _depends_on_numbers(func: Any, args: Any) -> str:
+    """Return why Python, or a size, will depend on the numbers in tensors, '' if it does not."""
     name = func._schema.name.split("::")[-1]
-    if name in _TELLING:
-        raise Unrecorded(f"its code looks at numbers in tensors ({name})")
-    masks = [x for x in args[1] if x is not None] if name == "index" else []
-    counts = name in _COUNTING or (name == "where" and len(args) == 1)
-    counts |= name == "repeat_interleave" and isinstance(args[min(1, len(args) - 1)], Tensor)
-    if counts or any(x.dtype in (torch.bool, torch.uint8) for x in masks):
-        raise Unrecorded(f"sizes depend on numbers in tensors ({name})")
+    if name in _TELLING or torch.Tag.data_dependent_output in func.tags:
+        return f"its code looks at numbers in tensors ({name})"
+    second = args[1] if len(args) > 1 else None
+    if name == "index":
+        masks = [x for x in second or () if x is not None]
+        counts = any(x.dtype in (torch.bool, torch.uint8) for x in masks)
+    elif name in ("repeat_interleave", "tensor_split"):
+        counts = isinstance(second, Tensor) or len(args) == 1
+    elif name == "one_hot":
+        counts = second in (None, -1)
+    else:
+        counts = name in _COUNTING or torch.Tag.dynamic_output_shape in func.tags
+        counts |= name == "where" and len(args) == 1
+    return f"sizes depend on numbers in tensors ({name})" if counts else ""
 
 
 def _shape_only(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-
-
-def _unpacked(output: Any) -> Any:
-    """Return what is in an output, its packing gone where tensors are found in it."""
-    found = list(tensors_of(output))
-    return found if found and not isinstance(output, (Tensor, list, tuple, dict)) else output
 
 
 def _line_of_the_user() -> str:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from lilliput.backends.torch.sidecar import SIDECAR, mask_of
 from lilliput.backends.torch.weights import zero_
 from lilliput.errors import UnsupportedModelError
-from lilliput.speedup.caches import drop_caches, has_tables
+from lilliput.speedup.caches import cached_tensors, drop_caches, has_tables
 from lilliput.speedup.capture import Inputs, as_inputs, fresh, quiet, shared_copy
 from lilliput.speedup.compare import relative_error, tensors_of
 from lilliput.speedup.cuts import Cut, by_tensor, cut_all
@@ -25,7 +25,7 @@ from lilliput.speedup.precision import Load, keep, load_in_parts
 log = logging.getLogger("lilliput")
 _SEED = 20_230
 _ROWS = 256  # of a weight that are added to at once
-_PERIOD = 65_537  # of noise: a prime, so that no two rows or channels of a weight get the same
+_PERIOD = 65_537  # of noise: a prime, so that neighbouring rows and channels get other numbers
 
 Precision = Literal["parts", "double", "own"]  # of which "parts" is double, with less in memory
 
@@ -80,6 +80,10 @@ class Twin:
         if precision == "double":
             model.double()
         drop_caches(model)  # tables are made of other numbers
+
+    def keeps_tables(self) -> bool:
+        """Whether something that was made of the weights stays with the model after a run."""
+        return any(True for module in self.model.modules() for _ in cached_tensors(module))
 
     def use(self, load: Load) -> None:
         """Go over to other weights: what a function makes of each."""
@@ -174,6 +178,8 @@ def make_references(
         try:
             found = [_run(twin.model, inputs, precision, tolerance, noise is None)]
             if noise is not None:
+                if twin.keeps_tables():
+                    twin = Twin(shared_copy(model).eval(), precision)
                 twin.use(noise)
                 found.append(_run_varied(twin.model, inputs, precision, tolerance))
             return found

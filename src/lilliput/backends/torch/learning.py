@@ -68,7 +68,8 @@ class Learned:
         self._unite()  # a step that failed has left them apart
         groups = self.optimizer.param_groups
         for group in list(groups):
-            if group.get("weight_decay"):
+            is_mixed = len({is_sharded(p) for p in group["params"]}) > 1  # no kernel takes both
+            if group.get("weight_decay") or is_mixed:
                 own = _leave(group, self.names)
                 if own:
                     rest = {k: v for k, v in group.items() if k not in ("params", "param_names")}

@@ -57,7 +57,7 @@ class GradientMean:
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._parameters = parameters
-        self._is_queued = False
+        self._task = -1  # the backward in which the exchange is awaited
         self._hooks = [p.register_post_accumulate_grad_hook(self._queue) for p in parameters]
 
     def remove(self) -> None:
@@ -66,12 +66,12 @@ class GradientMean:
             hook.remove()
 
     def _queue(self, _: Tensor) -> None:
-        if not self._is_queued:
-            self._is_queued = True
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._average)
 
     def _average(self) -> None:
-        self._is_queued = False
         for parameter in self._parameters:
             if parameter.grad is None:  # another process may have one
                 parameter.grad = torch.zeros_like(parameter)

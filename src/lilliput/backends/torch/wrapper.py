@@ -133,9 +133,10 @@ class ModuleWrapper(OwnAttributes, nn.Module):
                 self.register_buffer(name, copied)
 
     def _register_learned(self, name: str, value: Tensor, is_trained: bool) -> None:
-        weight = self.layer_info.weight_name
-        sharded = None if weight is None else raw(self.module, weight)
-        if is_sharded(sharded):
+        weight, model = self.layer_info.weight_name, getattr(self.compressor, "bound_model", None)
+        near = [raw(self.module, weight)] if weight else [] if model is None else model.parameters()
+        sharded = next((p for p in near if is_sharded(p)), None)
+        if sharded is not None:
             value = replicate(value, like=sharded)
             cls: Any = type(self)
             self.__class__ = replicated_class(cls)

@@ -42,9 +42,7 @@ class Analysis:
     @property
     def captured(self) -> Any:
         """The names of variables, in the form in which the picture asks for them."""
-        trained = [(name, self.tensors.variables[name]) for name in sorted(self.tensors.trained)]
-        module = SimpleNamespace(named_parameters=lambda: iter(trained))
-        return SimpleNamespace(names={}, module=module)
+        return SimpleNamespace(parameters=sorted(self.tensors.trained))
 
     def columns(self) -> dict[tuple[str, int], list[Indices]]:
         """Return the classes along each dimension of each variable, 0 where they are pinned."""
