@@ -220,7 +220,7 @@ def test_an_input_that_eight_bits_would_ruin_keeps_its_lstm_in_float(tmp_path):
     assert result.runtimes["onnxruntime"].sqnr > 30
 
 
-@pytest.mark.parametrize("target", ["generic", "openvino"])
+@pytest.mark.parametrize("target", [slow("generic"), "openvino"])
 def test_other_targets_get_standard_operators(target, tmp_path):
     torch.manual_seed(0)
     result, graph, _ = exported(Net(), tmp_path, rules=ALL, target=target)

@@ -18,6 +18,7 @@ THOROUGH = {"level", "naive"}
 # What is due to the engine, and does not depend on the algorithm.
 ENGINE = {
     "check_activation_collectors",
+    "check_compiled_functions_follow",
     "check_compiled_mixed_precision",
     "check_compressed_model_saves_plain_file",
     "check_evaluation_before_training",
@@ -26,7 +27,9 @@ ENGINE = {
     "check_functions_from_before_are_renewed",
     "check_jit_compile",
     "check_layers_know_of_training",
+    "check_mixed_precision",
     "check_models_compute_with_compressed_weights",
+    "check_own_loops",
     "check_plain_weights_load",
     "check_strip_keeps_outputs",
     "check_strip_leaves_float_weights",
@@ -42,11 +45,12 @@ NEEDED_ALL_THE_SAME = {
     ("l1", "check_strip_keeps_outputs"),
     ("l1", "check_strip_restores_model"),
     ("qat", "check_compiled_mixed_precision"),
+    ("qat", "check_own_loops"),
     ("qat", "check_evaluation_before_training"),
     ("qat", "check_training_is_followed"),
 }
 # All but a line of each is that of another one.
-SAME = {"l2", "fpgm", "linear"}
+SAME = {"l2", "fpgm", "linear", "sensitivity"}
 OWN = {
     "check_determinism",
     "check_exact_sparsity",
