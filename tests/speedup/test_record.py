@@ -142,11 +142,18 @@ class Detector(nn.Module):
         self.body, self.classes, self.box = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 4)
 
     def forward(self, x):
-        hidden = self.body(x.tensor if isinstance(x, Boxes) else x).relu()
+        hidden = self.body(x if isinstance(x, torch.Tensor) else x.tensor).relu()
         return Found(self.classes(hidden), Boxes(self.box(hidden)))
 
 
-@pytest.mark.parametrize("inputs", [torch.randn(4, 6), (Boxes(torch.randn(4, 6)),)])
+@dataclass
+class Packed:
+    tensor: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "inputs", [torch.randn(4, 6), (Boxes(torch.randn(4, 6)),), (Packed(torch.randn(4, 6)),)]
+)
 def test_tensors_in_objects_are_not_overlooked(inputs):
     with pytest.raises(UnsupportedModelError):
         L1NormPruner(Detector(), [{"sparsity": 0.5}], example_inputs=inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
 from typing import Any, NoReturn
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lilliput.frames import is_code_of
 from lilliput.speedup.compare import leaves_of, tensors_of
@@ -59,6 +59,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held = {id(tensor): self._attribute(name, tensor) for name, tensor in held.items()}
         self._fed = set[fx.Node]()  # what depends on inputs,
         self._varies = set(self._held.values())  # and on weights or chance alone
+        self._noted: list[fx.Node] = []  # by the number that a tensor carries
         self._refusal: Unrecorded | None = None
         self._stack: dict[str, tuple[str, type]] = {}
         self._calls = 0
@@ -68,31 +69,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run a model once."""
         handles = []
         for path, module in model.named_modules():
-            enter, leave = (
-                functools.partial(self._enter, path),
-                functools.partial(self._leave, path),
-            )
-            handles += [
-                module.register_forward_pre_hook(enter, prepend=True),
-                module.register_forward_hook(leave, with_kwargs=True),
-            ]
+            enter = functools.partial(self._enter, path)
+            leave = functools.partial(self._leave, path)
+            handles.append(module.register_forward_pre_hook(enter, prepend=True))
+            handles.append(module.register_forward_hook(leave, with_kwargs=True))
         try:
             with torch.inference_mode():
-                self._check_packing((args, kwargs), "it is called with")
+                self._check_packing(tree_leaves((args, kwargs)), "it is called with")
                 args, kwargs = tree_map(self._input, (args, kwargs))
                 with _said_to_be_traced(), _Methods(self), self:
                     output = model(*args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()
-        self._check_packing(output, "it returns")
+        self._check_packing(leaves_of(output), "it returns")
         if self._refusal is not None:  # the model's own code has caught it
             raise self._refusal
         self.graph.output(tuple(self._node_of(x) for x in tensors_of(output)))
 
-    def _check_packing(self, values: Any, what: str) -> None:
+    def _check_packing(self, values: Iterable[Any], what: str) -> None:
         """Raise if tensors might be hidden in an object of the user's."""
-        for value in leaves_of(values):
+        for value in values:
             if not isinstance(value, _PLAIN):
                 self._refuse(f"{what} a {type(value).__name__}")
 
@@ -154,9 +151,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._node_of(value, is_new) if isinstance(value, Tensor) else value
 
     def _node_of(self, tensor: Tensor, is_new: bool = False) -> fx.Node:
-        noted: tuple[object, fx.Node] | None = getattr(tensor, "_lilliput_node", None)
+        noted: tuple[object, int] | None = getattr(tensor, "_lilliput_node", None)
         if noted is not None and noted[0] is self._token:
-            return noted[1]
+            return self._noted[noted[1]]
         if id(tensor) not in self._held:  # made by no operator: a number in the code
             if tensor.is_inference() and not is_new:
                 self._refuse("it makes tensors of others, past all operators")
@@ -188,7 +185,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if id(tensor) in self._held:  # changed in place
             self._held[id(tensor)] = node
         else:
-            tensor._lilliput_node = (self._token, node)  # type: ignore[attr-defined]
+            tensor._lilliput_node = (self._token, len(self._noted))  # type: ignore[attr-defined]
+            self._noted.append(node)
 
 
 class _Methods(TorchFunctionMode):
