@@ -432,6 +432,7 @@ class Interrupted:
         yield batches(3)[2]
 
 
+@pytest.mark.slow
 def test_the_battery_passes_with_every_option():
     def make_quantizer(model, rules, optimizer):
         return PTQQuantizer(model, rules, optimizer, **EVERYTHING)

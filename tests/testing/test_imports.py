@@ -78,6 +78,7 @@ def test_users_of_keras_do_not_need_torch(backend):
 
 
 @needs_keras
+@pytest.mark.slow
 def test_the_names_for_keras_are_what_they_were():
     code = (
         "import os; os.environ.setdefault('KERAS_BACKEND', 'tensorflow')\n"

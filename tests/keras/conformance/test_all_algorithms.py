@@ -13,8 +13,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 # Settings for algorithms whose defaults do not fit networks this small, by registered name.
 SETTINGS: dict[str, dict[str, object]] = {"bnn": {"quant_types": ["weight"]}}
 
-# All checks of all algorithms take many minutes. These two stand for what the engine can be asked to do.
-THOROUGH = {"level", "naive"}
+# All checks of all algorithms take many minutes. This one stands for what the engine can be asked to do.
+THOROUGH = {"level"}
 # What is due to the engine, and does not depend on the algorithm.
 ENGINE = {
     "check_activation_collectors",
@@ -44,6 +44,11 @@ NEEDED_ALL_THE_SAME = {
     ("l1", "check_models_compute_with_compressed_weights"),
     ("l1", "check_strip_keeps_outputs"),
     ("l1", "check_strip_restores_model"),
+    ("naive", "check_compiled_functions_follow"),
+    ("naive", "check_float_weights_train"),
+    ("naive", "check_jit_compile"),
+    ("naive", "check_models_compute_with_compressed_weights"),
+    ("naive", "check_strip_restores_model"),
     ("qat", "check_compiled_mixed_precision"),
     ("qat", "check_own_loops"),
     ("qat", "check_evaluation_before_training"),

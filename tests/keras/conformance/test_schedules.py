@@ -40,7 +40,10 @@ def fit(make, epochs=3, **options):
     "make",
     [
         pytest.param(lambda m, o: QATQuantizer(m, [{"quant_bits": 4}], o), marks=pytest.mark.slow),
-        lambda m, o: QATQuantizer(m, [{"quant_bits": 4}], o, quant_start_step=3),
+        pytest.param(
+            lambda m, o: QATQuantizer(m, [{"quant_bits": 4}], o, quant_start_step=3),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             lambda m, o: QATQuantizer(m, [{"quant_bits": 4}], o, EXAMPLE, freeze_norm_step=3),
             marks=pytest.mark.slow,
