@@ -15,6 +15,7 @@ others. ``reconstruct`` does that refitting in the model. Scores of all layers c
 they count per multiplication or parameter that is saved.
 
 >>> import torch
+>>> _ = torch.manual_seed(0)  # by chance another unit might be dead, and go instead
 >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
 >>> with torch.no_grad():
 ...     model[0].weight[1] = 0  # what is left of it is its bias, whatever the input
