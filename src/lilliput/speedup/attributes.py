@@ -8,7 +8,7 @@ the source only a comparison of outputs can tell, so candidates are tried and ch
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -35,24 +35,25 @@ def find_attributes(model: nn.Module, edits: Sequence[Edit]) -> Attributes:
 
 def find_remembered(model: nn.Module, cuts: Sequence[Cut]) -> Attributes:
     """Return attributes with which modules may check the sizes of the layers in them."""
-    wanted: dict[tuple[str, int], set[int]] = {}
-    tensors = named_tensors(model)
-    for cut in cuts:
-        path = cut.tensor.rpartition(".")[0].rpartition(".")[0]
-        old = tensors[cut.tensor].shape[cut.dim]
-        wanted.setdefault((path, old), set()).add(cut.keep.shape[-1])
-    return _matching(model, wanted)
+    owners = [cut.tensor.rpartition(".")[0].rpartition(".")[0] for cut in cuts]
+    return _matching(model, _changes(model, zip(owners, cuts, strict=True)))
 
 
 def find_in_module(model: nn.Module, cuts: Sequence[Cut], path: str) -> Attributes:
     """Return attributes of one module with which it may check the sizes of anything in it."""
+    prefix = f"{path}." if path else ""
+    inside = [(path, cut) for cut in cuts if cut.tensor.startswith(prefix)]
+    return _matching(model, _changes(model, inside))
+
+
+def _changes(model: nn.Module, cuts: Iterable[tuple[str, Cut]]) -> dict[tuple[str, int], set[int]]:
+    """Return the new sizes of each size that cuts change, by the module that may remember it."""
     wanted: dict[tuple[str, int], set[int]] = {}
-    tensors, prefix = named_tensors(model), f"{path}." if path else ""
-    for cut in cuts:
-        if cut.tensor.startswith(prefix):
-            old = tensors[cut.tensor].shape[cut.dim]
-            wanted.setdefault((path, old), set()).add(cut.keep.shape[-1])
-    return _matching(model, wanted)
+    tensors = named_tensors(model)
+    for path, cut in cuts:
+        old = tensors[cut.tensor].shape[cut.dim]
+        wanted.setdefault((path, old), set()).add(cut.keep.shape[-1])
+    return wanted
 
 
 def _matching(model: nn.Module, wanted: dict[tuple[str, int], set[int]]) -> Attributes:

@@ -31,7 +31,7 @@ from lilliput.speedup.caches import (
     without_shortcuts,
 )
 from lilliput.speedup.compare import relative_error, tensors_of
-from lilliput.speedup.record import Recorder
+from lilliput.speedup.record import Recorder, is_simple
 
 _one_capture = RLock()
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -282,12 +282,13 @@ def _record(model: nn.Module, args: Any, kwargs: Any) -> Captured:
     held = {name: tensor for name, tensor in _named_tensors(model) if names.get(name) == name}
     recorder = Recorder(held)
     recorder.run(model, args, kwargs)
-    graph, simple = recorder.graph, (path for path, simple in recorder.simple.items() if simple)
+    graph = recorder.graph
     _drop_unused(graph)
     read = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
     tensors = {name: tensor for name, tensor in recorder.tensors.items() if name in read}
+    simple = frozenset(path for path, found in recorder.simple.items() if found)
     sizes = _parameter_sizes(model, names)
-    return Captured(graph, tensors, names, sizes, frozenset(simple), (args, kwargs))
+    return Captured(graph, tensors, names, sizes, simple, (args, kwargs))
 
 
 def _export(
@@ -353,9 +354,7 @@ def _try(model: nn.Module, args: Any, kwargs: Any) -> frozenset[str]:
 
     def watch(name: str) -> Callable[..., None]:
         def note(module: nn.Module, given: Any, named: Any, output: Any) -> None:
-            is_simple = len(given) == 1 and not named and isinstance(given[0], Tensor)
-            is_simple &= isinstance(output, Tensor) and not module._modules
-            simple[name] = simple.get(name, True) and is_simple and not module._buffers
+            simple[name] = simple.get(name, True) and is_simple(module, given, named, output)
 
         return note
 
@@ -375,7 +374,7 @@ def _try(model: nn.Module, args: Any, kwargs: Any) -> frozenset[str]:
     finally:
         for handle in handles:
             handle.remove()
-    return frozenset(name for name, is_simple in simple.items() if is_simple)
+    return frozenset(name for name, found in simple.items() if found)
 
 
 @contextmanager

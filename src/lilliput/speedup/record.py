@@ -116,9 +116,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         while self._stack and self._stack.popitem()[1][0] != path:
             pass  # those that have raised an error which the model has caught
-        is_simple = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
-        is_simple &= isinstance(output, Tensor) and not module._modules and not module._buffers
-        self.simple[path] = self.simple.get(path, True) and is_simple
+        self.simple[path] = self.simple.get(path, True) and is_simple(module, args, kwargs, output)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -232,6 +230,12 @@ def _depends_on_numbers(func: Any, args: Any) -> str:
         counts = name in _COUNTING or torch.Tag.dynamic_output_shape in func.tags
         counts |= name == "where" and len(args) == 1
     return f"sizes depend on numbers in tensors ({name})" if counts else ""
+
+
+def is_simple(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
+    """Whether a module without parts and buffers has just made one tensor of another."""
+    is_one = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+    return is_one and isinstance(output, Tensor) and not module._modules and not module._buffers
 
 
 def _shape_only(tensor: Tensor) -> Tensor:

@@ -168,28 +168,29 @@ def make_references(
     With its own weights it runs twice, to see that its answers stay; without noise, once.
     """
     given = as_inputs(example_inputs)
-    tries: list[tuple[Precision, Inputs, float]] = [
-        ("parts", _as_double(given), 1e-5 if has_casts else 1e-10),
-        ("double", _as_double(given), 1e-5 if has_casts else 1e-10),
-        ("own", given, 1e-5),  # which it insists on
-    ]
-    for precision, inputs, tolerance in tries[1 if has_tables(model) else 0 :]:
-        twin = Twin(shared_copy(model).eval(), precision)
+    precisions: tuple[Precision, ...] = ("double",) if has_tables(model) else ("parts", "double")
+    for precision in precisions:
         try:
-            found = [_run(twin.model, inputs, precision, tolerance, noise is None)]
-            if noise is not None:
-                if twin.keeps_tables():
-                    twin = Twin(shared_copy(model).eval(), precision)
-                twin.use(noise)
-                found.append(_run_varied(twin.model, inputs, precision, tolerance))
-            return found
+            tolerance = 1e-5 if has_casts else 1e-10
+            return _references(model, _as_double(given), precision, tolerance, noise)
         except UnsupportedModelError:
             raise
         except Exception as error:
-            if precision == "own":
-                raise
             log.debug("speedup: %s precision: %s", precision, error)
-    raise AssertionError("unreachable")
+    return _references(model, given, "own", 1e-5, noise)  # which it insists on
+
+
+def _references(
+    model: nn.Module, inputs: Inputs, precision: Precision, tolerance: float, noise: Load | None
+) -> list[Reference]:
+    twin = Twin(shared_copy(model).eval(), precision)
+    own = _run(twin.model, inputs, precision, tolerance, is_steady=noise is None)
+    if noise is None:
+        return [own]
+    if twin.keeps_tables():
+        twin = Twin(shared_copy(model).eval(), precision)
+    twin.use(noise)
+    return [own, _run_varied(twin.model, inputs, precision, tolerance)]
 
 
 def _run_varied(

@@ -134,7 +134,11 @@ class ModuleWrapper(OwnAttributes, nn.Module):
 
     def _register_learned(self, name: str, value: Tensor, is_trained: bool) -> None:
         weight, model = self.layer_info.weight_name, getattr(self.compressor, "bound_model", None)
-        near = [raw(self.module, weight)] if weight else [] if model is None else model.parameters()
+        near: Any = ()
+        if weight is not None:
+            near = [raw(self.module, weight)]
+        elif model is not None:  # an activation: its scale goes with the weights of the others
+            near = model.parameters()
         sharded = next((p for p in near if is_sharded(p)), None)
         if sharded is not None:
             value = replicate(value, like=sharded)
