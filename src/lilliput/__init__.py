@@ -22,6 +22,7 @@ _HOMES = {
     "lilliput.core.pruner": ("Pruner",),
     "lilliput.core.quantizer": ("Quantizer",),
     "lilliput.core.state": ("CompressionState",),
+    "lilliput.distillation": ("Distiller",),
     "lilliput.errors": (
         "AlgorithmError",
         "ConfigError",

@@ -32,6 +32,7 @@ from lilliput.core.state import CompressionState
 from lilliput.ops.qparams import Grid, QParams
 
 if TYPE_CHECKING:
+    from lilliput.distillation import Distiller
     from lilliput.export.keras import ExportResult, export_litert, export_onnx, litert_latency
     from lilliput.pruning import (
         AGPPruner,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 # Loaded when they are first used: importing is to be quick. Those that need torch say so when used.
 _LAZY = {
     "lilliput.export.keras": ("ExportResult", "export_litert", "export_onnx", "litert_latency"),
+    "lilliput.distillation": ("Distiller",),
     "lilliput.pruning": _HOMES["lilliput.pruning"],
     "lilliput.quantization": _HOMES["lilliput.quantization"],
     "lilliput.report.build": ("build_report",),
@@ -94,6 +96,7 @@ __all__ = [
     "CompressionCallback",
     "CompressionState",
     "Compressor",
+    "Distiller",
     "DoReFaQuantizer",
     "ExportResult",
     "FPGMPruner",

@@ -31,6 +31,7 @@ from lilliput.core.state import CompressionState
 from lilliput.ops.qparams import Grid, QParams
 
 if TYPE_CHECKING:
+    from lilliput.distillation import Distiller
     from lilliput.export import ExportResult, export_onnx
     from lilliput.pruning import (
         ActivationAPoZRankPruner,
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
 # Loaded when they are first used: importing is to be quick.
 _LAZY = {
     "lilliput.export": ("ExportResult", "export_onnx"),
+    "lilliput.distillation": ("Distiller",),
     "lilliput.pruning": _HOMES["lilliput.pruning"],
     "lilliput.quantization": _HOMES["lilliput.quantization"],
     "lilliput.recovery.recalibrate": ("recalibrate",),
@@ -111,6 +113,7 @@ __all__ = [
     "ChannelPruner",
     "CompressionState",
     "Compressor",
+    "Distiller",
     "DoReFaQuantizer",
     "ExportResult",
     "FPGMPruner",

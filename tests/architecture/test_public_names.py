@@ -7,7 +7,7 @@ import lilliput.torch
 
 TORCH = """
     AGPPruner ActivationAPoZRankPruner ActivationMeanRankPruner BNNQuantizer ChannelGroups
-    ChannelMasker ChannelPruner CompressionState Compressor DoReFaQuantizer ExportResult FPGMPruner
+    ChannelMasker ChannelPruner CompressionState Compressor Distiller DoReFaQuantizer ExportResult FPGMPruner
     Figures Grid L1NormPruner L2NormPruner LSQPlusQuantizer LSQQuantizer LayerInfo
     LeastSquaresPruner LevelPruner LinearPruner ModelSpeedup ModuleWrapper NaiveQuantizer
     OneShotPruner PTQQuantizer Pruner PrunerModuleWrapper QATQuantizer QParams QuantGrad QuantType
@@ -18,7 +18,7 @@ TORCH = """
 """
 TOP = """
     AGPPruner ActivationAPoZRankPruner ActivationMeanRankPruner AlgorithmError BNNQuantizer BitsRule
-    ChannelMasker ChannelPruner CompressionState Compressor ConfigError DoReFaQuantizer ExportError
+    ChannelMasker ChannelPruner CompressionState Compressor ConfigError Distiller DoReFaQuantizer ExportError
     FPGMPruner L1NormPruner L2NormPruner LSQPlusQuantizer LSQQuantizer LayerInfo LeastSquaresPruner
     LevelPruner LilliputError LinearPruner MissingExtraError NaiveQuantizer OneShotPruner
     PTQQuantizer PruneRule Pruner QATQuantizer QuantGrad QuantRule QuantType Quantizer

@@ -5,7 +5,7 @@ import lilliput.keras
 
 NAMES = """
     AGPPruner BNNQuantizer ChannelGroups ChannelMasker ChannelPruner CompressionCallback
-    CompressionState Compressor DoReFaQuantizer ExportResult FPGMPruner Figures Grid L1NormPruner
+    CompressionState Compressor Distiller DoReFaQuantizer ExportResult FPGMPruner Figures Grid L1NormPruner
     L2NormPruner LayerInfo LevelPruner LinearPruner ModuleWrapper NaiveQuantizer OneShotPruner
     PTQQuantizer Pruner PrunerModuleWrapper QATQuantizer QParams QuantGrad QuantType
     QuantizationReport Quantizer QuantizerModuleWrapper RangeQuantizer Receipt Report ScoreMasker
