@@ -28,6 +28,7 @@ class BaseDistiller(Compressor):
 
     teacher: Any = None
     example_inputs: Any = None
+    is_alone: bool = False  # whether the teacher replaces the loss of a Keras model
     teacher_digest: str = ""  # which teacher a saved state was made with
     _owns_teacher: bool = False
     _pending: Run | None = None

@@ -44,6 +44,7 @@ EXPORT_OPTIONS = {
     "litert": ("io", "dynamic_batch", "check", "min_sqnr"),
 }
 LOSSES = ("cross_entropy", "mse")
+ORIGINAL = "original"
 
 
 def is_reference(text: str) -> bool:
@@ -69,6 +70,12 @@ def _check_loss(text: str) -> str:
     return text
 
 
+def _check_teacher(text: str) -> str:
+    if text != ORIGINAL and not is_reference(text):
+        raise ValueError("expected 'original', or module:factory of another model.")
+    return text
+
+
 def _check_model(text: str) -> str:
     if not text.strip():
         raise ValueError("expected module:factory, or the folder of an earlier run.")
@@ -88,6 +95,7 @@ def _nothing_is_empty(value: Any) -> Any:
 
 Reference = Annotated[str, AfterValidator(_check_reference)]
 Loss = Annotated[str, AfterValidator(_check_loss)]
+Teacher = Annotated[str, AfterValidator(_check_teacher)]
 ModelSource = Annotated[str, AfterValidator(_check_model)]
 FileName = Annotated[str, AfterValidator(_check_name)]
 Count = Annotated[int, Field(ge=1)]
@@ -113,7 +121,16 @@ class Training(Strict):
     )
 
 
-class PruneStep(Training):
+class Taught(Training):
+    """How a step trains, and who helps."""
+
+    teacher: Teacher | None = Field(
+        None,
+        description="'original' or module:factory; the distance to its outputs joins the loss.",
+    )
+
+
+class PruneStep(Taught):
     """Mask weights or channels, and train under the masks."""
 
     verb: ClassVar[str] = "prune"
@@ -126,7 +143,7 @@ class PruneStep(Training):
     )
 
 
-class QuantizeStep(Training):
+class QuantizeStep(Taught):
     """Round weights and activations, after calibration or while training."""
 
     verb: ClassVar[str] = "quantize"
@@ -165,7 +182,7 @@ class SpeedupStep(Strict):
     speedup: Annotated[SpeedupOptions, BeforeValidator(_nothing_is_empty)]
 
 
-class FinetuneOptions(Training):
+class FinetuneOptions(Taught):
     """How long to train."""
 
     epochs: Count = Field(description="Epochs to train.")
@@ -176,6 +193,16 @@ class FinetuneStep(Strict):
 
     verb: ClassVar[str] = "finetune"
     finetune: FinetuneOptions
+
+
+class DistillStep(Training):
+    """Train the model to answer as a teacher does, without labels unless they are asked for."""
+
+    verb: ClassVar[str] = "distill"
+    distill: Teacher = Field(description="'original', or module:factory of another model.")
+    config: JsonValue = Field(None, description="What is compared; by default the outputs.")
+    epochs: Count = Field(description="Epochs to train.")
+    labels: bool = Field(False, description="Whether the loss of the recipe counts as well.")
 
 
 class ExportStep(Strict):
@@ -222,6 +249,7 @@ STEPS: tuple[type[Strict], ...] = (
     RecoverStep,
     SpeedupStep,
     FinetuneStep,
+    DistillStep,
     QuantizeStep,
     ExportStep,
     AnalyzeStep,
@@ -243,6 +271,7 @@ Step = Annotated[
         Annotated[RecoverStep, Tag("recover")],
         Annotated[SpeedupStep, Tag("speedup")],
         Annotated[FinetuneStep, Tag("finetune")],
+        Annotated[DistillStep, Tag("distill")],
         Annotated[QuantizeStep, Tag("quantize")],
         Annotated[ExportStep, Tag("export")],
         Annotated[AnalyzeStep, Tag("analyze")],
@@ -301,6 +330,24 @@ class Recipe(Strict):
     def trains(self) -> bool:
         """Whether any step trains the model."""
         return any(epochs_of(step) for step in self.steps)
+
+    @property
+    def needs_loss(self) -> bool:
+        """Whether any step trains by the loss of the recipe."""
+        return any(epochs_of(step) and uses_labels(step) for step in self.steps)
+
+
+def teacher_of(step: Any) -> str | None:
+    """Return who teaches in a step: 'original', a reference, or None for nobody."""
+    if isinstance(step, DistillStep):
+        return step.distill
+    found: str | None = getattr(training_of(step), "teacher", None)
+    return found
+
+
+def uses_labels(step: Any) -> bool:
+    """Whether a step trains by the loss of the recipe, and not by the teacher's answers alone."""
+    return not isinstance(step, DistillStep) or step.labels
 
 
 def epochs_of(step: Any) -> int:
