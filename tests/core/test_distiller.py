@@ -521,6 +521,18 @@ def test_shapes_that_no_projection_joins_are_refused():
         distiller.loss()
 
 
+def test_a_projection_for_a_width_that_changed_again_is_refused():
+    model, _, distiller = narrow_student()
+    model(X)
+    distiller.loss()
+    model.conv = nn.Conv2d(2, 3, 3, padding=1)
+    model.norm, model.head = nn.BatchNorm2d(3), nn.Linear(3, 3)
+    model.conv._forward_hooks = distiller.get_wrappers()[0].module._forward_hooks
+    model(X)
+    with pytest.raises(StageError, match=r"made for 4 channels, and it has 3 by now; strip\(\)"):
+        distiller.loss()
+
+
 # -- strip, copies, state --------------------------------------------------------------------------------
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
-from lilliput.core.compressor import Compressor
-from lilliput.core.features import MODEL, Run, pick
-from lilliput.core.projection import Projection, width_axis
+from lilliput.core.features import MODEL, Run, links_of, pick
+from lilliput.core.projection import width_axis
+from lilliput.core.projections import Projecting
 from lilliput.core.state import CompressionState
 from lilliput.errors import ConfigError, Problem, StageError, StateError, nearest
 from lilliput.ops.namespace import namespace
@@ -19,7 +18,7 @@ from lilliput.ops.namespace import namespace
 Tensor = Any
 
 
-class BaseDistiller(Compressor):
+class BaseDistiller(Projecting):
     """Compare a model in training with its teacher; an algorithm overrides :meth:`calc_loss`."""
 
     kind: ClassVar[str] = "distiller"
@@ -34,8 +33,6 @@ class BaseDistiller(Compressor):
     _pending: Run | None = None
     _values: Mapping[str, Tensor] = {}
     _watches: tuple[Any, ...] = ()  # on the student
-    _is_probing: bool = False
-    _exchanges: tuple[Any, ...] = ()  # between processes
 
     def __init__(
         self,
@@ -109,11 +106,6 @@ class BaseDistiller(Compressor):
     def values(self) -> dict[str, Tensor]:
         """What :meth:`loss` was made of the last time: the distance at each layer, without weights."""
         return dict(self._values)
-
-    def parameters(self) -> list[Any]:
-        """Return the learned projections, for an optimizer that this distiller was not given."""
-        projections = (self._projection_of(w) for w in self.get_modules_wrapper())
-        return [x.weight for x in projections if x is not None]
 
     def state(self) -> CompressionState:
         """Return the projections, and which teacher they belong to; the teacher is not saved."""
@@ -233,56 +225,6 @@ class BaseDistiller(Compressor):
         shapes = tuple(xp.shape(student)), tuple(xp.shape(teacher))
         return width_axis(*shapes, f"layer {wrapper.name!r} and {link!r} of the teacher")
 
-    # -- projections ----------------------------------------------------------------------------------
-
-    def _projected(
-        self, wrapper: Any, link: str, student: Tensor, teacher: Tensor, axis: int
-    ) -> Tensor:
-        projection = self._projection_of(wrapper)
-        if projection is None:
-            if len(links_of(wrapper)) > 1:
-                raise ConfigError(
-                    f"layer {wrapper.name!r} is linked to several layers of the teacher and its width "
-                    f"differs from that of {link!r}; link it to one."
-                )
-            projection = self._learn(wrapper, student, teacher, axis)
-        return projection.apply(student, axis)
-
-    def _projection_of(self, wrapper: Any) -> Projection | None:
-        weight = getattr(wrapper, "projection", None)
-        return None if weight is None else Projection(weight)
-
-    def _learn(self, wrapper: Any, student: Tensor, teacher: Tensor, axis: int) -> Projection:
-        """Make a projection, and let the optimizer train it."""
-        xp = namespace(student)
-        widths = int(xp.shape(student)[axis]), int(xp.shape(teacher)[axis])
-        can_adopt = self.optimizer is not None and self._backend.sees_every_step
-        if not (can_adopt or self._is_probing):
-            raise StageError(
-                f"layer {wrapper.name!r} has {widths[0]} channels, its teacher {widths[1]}: a projection "
-                "between them is learned. Give the distiller example_inputs (Keras; on torch, "
-                "distiller.parameters() then go to your optimizer), or, on torch, the optimizer."
-            )
-        add_up = functools.partial(self._backend.reduce, how="sum")
-        fitted = Projection.fit(xp.detach(student), teacher, axis, add_up)
-        wrapper.set_attribute("projection", self._backend.learned(fitted, like=student))
-        self._adopt_projections()
-        found = self._projection_of(wrapper)
-        if found is None:
-            raise StageError(f"layer {wrapper.name!r}: its projection could not be made.")
-        return found
-
-    def _adopt_projections(self) -> None:
-        """Let the optimizer train the projections that it does not train yet, alike in all processes."""
-        if not self.is_wrapped:
-            return
-        for handle in self._exchanges:
-            handle.remove()
-        self._exchanges = tuple(self._backend.average_gradients(self.parameters()))
-        if self.optimizer is not None:
-            adopted = self._backend.adopt(self.optimizer, self.get_modules_wrapper())
-            self._step_handles = (*self._step_handles, *adopted)
-
     # -- the engine room ------------------------------------------------------------------------------
 
     def find_layers(self) -> list[LayerInfo]:
@@ -339,7 +281,7 @@ class BaseDistiller(Compressor):
         try:
             if self.example_inputs is not None:
                 self._probe()
-            self._adopt_projections()
+            self._adopt_projections()  # of a state that was loaded before
         except BaseException:
             self._detach_all()
             raise
@@ -378,8 +320,3 @@ class BaseDistiller(Compressor):
                 "make the distiller with the original weights, and load the trained ones afterwards."
             )
         self._adopt_projections()
-
-
-def links_of(wrapper: Any) -> list[str]:
-    """Return the layers of the teacher that one of the student is compared with."""
-    return list(wrapper.config.get("link") or [wrapper.name])

@@ -85,3 +85,8 @@ def _parts(output: Any) -> dict[Any, Any]:
         names = getattr(output, "_fields", range(len(output)))
         return dict(zip(names, output, strict=True))
     return {}
+
+
+def links_of(wrapper: Any) -> list[str]:
+    """Return the layers of the teacher that one of the student is compared with."""
+    return list(wrapper.config.get("link") or [wrapper.name])
