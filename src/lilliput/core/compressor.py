@@ -80,6 +80,7 @@ class Compressor:
     _backend: Any = None
     _wrappers: list[Any] | None = None
     _companions: Sequence[Any] = ()
+    _parts: Sequence[tuple[str, Any]] = ()  # of the model, from binding to compress()
     _selection: Selection | None = None
     _attributes: Mapping[str, Any] = {}
     _step_handles: tuple[Any, ...] = ()
@@ -125,7 +126,7 @@ class Compressor:
         except BaseException:
             self.bound_model = before
             raise
-        self._backend.check_unchanged(self.bound_model, self.every_wrapper())
+        self._backend.check_unchanged(self.bound_model, self.every_wrapper(), self._parts)
         self.bind_model(self.bound_model)
         self._prepare()
         self._wrap_model()
@@ -140,6 +141,7 @@ class Compressor:
             self._watch_optimizer()
             raise
         self._has_compressed = True
+        self._parts = ()  # a layer that is replaced later is not kept alive
         return self.bound_model
 
     @then_refresh
@@ -354,6 +356,7 @@ class Compressor:
             for wrapper in wrappers:
                 wrapper.set_attribute(name, copy.deepcopy(value))
         self._selection, self._wrappers, self._companions = selection, wrappers, companions
+        self._parts = self._backend.parts(self.bound_model)
 
     @property
     def checks_config(self) -> bool:
