@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 from lilliput.backends.base import Backend
@@ -72,12 +71,11 @@ def _parse(compressor: Any, backend: Backend) -> ParsedRules:
     config_list = compressor.config_list
     if config_list is None:
         config_list = [{"op_types": ["default"]}]
-    return parse_rules(config_list, rule, cls.__name__, names_of(cls), backend.name, keys_in_use())
+    return parse_rules(config_list, rule, cls.__name__, names_of(cls), backend.name, keys_in_use)
 
 
 def keys_in_use() -> dict[str, Sequence[str]]:
     """Return, for every config key, the registered algorithms that understand it."""
-    import_module("lilliput.algorithms")  # they register when they are imported
     users: dict[str, list[str]] = {}
     for cls in [*pruners, *quantizers]:
         for key in cls.rule.model_fields:
