@@ -60,8 +60,8 @@ class Registry:
                 self._load_own()  # so that their names are taken
             keys = {normalize(alias) for alias in (name, cls.__name__, *aliases)}
             held = self._classes.get(name)
-            is_reload = held is None or _same_source(held, cls)
-            taken = sorted(k for k in keys if self._aliases.get(k, name) != name or not is_reload)
+            own = name if held is None or _same_source(held, cls) else None  # a cell that runs again
+            taken = sorted(key for key in keys if self._aliases.get(key, own) != own)
             if taken:
                 raise ConfigError(
                     f"{self.kind} name {taken[0]!r} is already taken; choose another."

@@ -98,6 +98,8 @@ class SensitivityPruner(Pruner):
         name in 2019): the threshold in standard deviations, 0 to 10.
     """
 
+    paper = "Han et al. 2015, Learning both weights and connections"
+
     rule: ClassVar[type[Rule]] = SensitivityRule
     exact_sparsity = False
 

@@ -118,6 +118,8 @@ class DoReFaQuantizer(Quantizer):
     >>> quantizer.compress()(torch.rand(8, 4)).sum().backward()
     """
 
+    paper = "Zhou et al. 2016, DoReFa-Net"
+
     rule: ClassVar[type[Rule]] = DoReFaRule
     quant_grad = None
     _sites: tuple[Any, ...] = ()

@@ -133,6 +133,8 @@ class PTQQuantizer(RangeQuantizer):
     :meth:`state`, and load both into a model under a quantizer with the same options.
     """
 
+    paper = "Nagel et al. 2019, 2020; Xiao et al. 2023 (its options)"
+
     default_observer: ClassVar[str] = "mse"
 
     weights: str = "minmax"
