@@ -60,7 +60,9 @@ class Registry:
                 self._load_own()  # so that their names are taken
             keys = {normalize(alias) for alias in (name, cls.__name__, *aliases)}
             held = self._classes.get(name)
-            own = name if held is None or _same_source(held, cls) else None  # a cell that runs again
+            own = (
+                name if held is None or _same_source(held, cls) else None
+            )  # a cell that runs again
             taken = sorted(key for key in keys if self._aliases.get(key, own) != own)
             if taken:
                 raise ConfigError(

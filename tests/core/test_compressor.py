@@ -331,3 +331,16 @@ def test_a_model_that_another_compressor_changed_in_between_is_looked_up_again()
     second.compress()
     first.compress()
     assert all(w.weight_mask.min() == 0 for w in first.get_modules_wrapper())
+
+
+SURFACE = """
+    adapts add_activation_collector backend_name backends bind_model bind_optimizer bound_model callback
+    companions compress config_list default_types explain export_model get_modules_wrapper get_wrappers
+    is_tensor is_wrapped kind load_state optimizer paper patch_optimizer preprocess_model
+    remove_activation_collector rule selection set_wrappers_attribute state step strict_names strip
+    tracked update_epoch validate_config wrapper_type
+"""
+
+
+def test_the_public_surface_is_what_users_and_authors_call():
+    assert [name for name in dir(Compressor) if name[0] != "_"] == sorted(SURFACE.split())

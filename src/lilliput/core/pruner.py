@@ -153,7 +153,7 @@ class Pruner(Compressor):
 
     def _after_step(self) -> None:
         """Keep pruned weights at zero, whatever the optimizer made of a zero gradient."""
-        self._backend.hold_masks(self.every_wrapper())
+        self._backend.hold_masks(self._every_wrapper())
 
     def _is_asked_by_layer(self) -> bool:
         """Whether ``calc_mask`` was overridden, and ``calc_masks`` not after it."""

@@ -91,7 +91,7 @@ class CriterionPruner(Pruner):
         if self.masker is not None:
             self.masker.model = model
 
-    def find_problems(self, selection: Selection) -> list[Problem]:
+    def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return keys that the criterion would ignore, and what it finds wrong itself."""
         problems = [
             Problem(f"rule {decision.rule} → {key}", f"{self._title} does not use this key.")
@@ -103,12 +103,12 @@ class CriterionPruner(Pruner):
         ]
         return [*dict.fromkeys(problems), *self.masker_type.find_problems(selection)]
 
-    def refine(self, selection: Selection) -> Selection:
+    def _refine(self, selection: Selection) -> Selection:
         """Leave alone what the criterion cannot prune."""
         self.layout = self.masker_type.lay_out(self, selection)
         return selection if self.layout is None else self.layout.selection
 
-    def companion_layers(self, selection: Selection) -> list[LayerInfo]:
+    def _companion_layers(self, selection: Selection) -> list[LayerInfo]:
         """Return the parameters that are masked along with the selected layers."""
         return [] if self.layout is None else list(self.layout.companions)
 

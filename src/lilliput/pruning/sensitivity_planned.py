@@ -43,13 +43,13 @@ class PlannedPruner(Pruner):
         """Whether whole channels are removed, or single weights."""
         return self.probe.by_channel
 
-    def companion_layers(self, selection: Selection) -> list[LayerInfo]:
+    def _companion_layers(self, selection: Selection) -> list[LayerInfo]:
         """Return the parameters that are masked along with the selected layers."""
         return list(self.probe.companions)
 
     def calc_masks(self, targets: Targets) -> Answers:
         """Return the masks that are planned, those of the companions too."""
-        return [(wrapper, self._planned.get(wrapper.name)) for wrapper in self.every_wrapper()]
+        return [(wrapper, self._planned.get(wrapper.name)) for wrapper in self._every_wrapper()]
 
     def put_in_force(self, masks: Masks) -> None:
         """Mask the layers and what follows them, all or none."""
@@ -62,7 +62,7 @@ class PlannedPruner(Pruner):
     def forget_masks(self) -> None:
         """Go back to masks of ones, after :meth:`strip`."""
         held = masks_of(self)
-        for wrapper in self.every_wrapper():
+        for wrapper in self._every_wrapper():
             masks = held[wrapper.name].items()
             wrapper.set_masks({key: namespace(mask).ones_like(mask) for key, mask in masks})
 

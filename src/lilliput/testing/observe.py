@@ -98,7 +98,7 @@ def tensors_of(compressor: Compressor) -> dict[str, Tensor]:
     """Return copies of everything the wrappers keep in buffers: masks, scales and the like."""
     return {
         f"{wrapper.name}.{key}": value.detach().clone()
-        for wrapper in compressor.every_wrapper()
+        for wrapper in compressor._every_wrapper()
         for key, value in wrapper._buffers.items()
         if value is not None
     }

@@ -27,7 +27,7 @@ def check_masks(subject: Subject) -> None:
         compressor = subject.compress(model)
         expect(compressor.get_modules_wrapper(), f"no layer of {model.name} is wrapped.")
         registered = {id(read(variable)) for variable in model.non_trainable_variables}
-        for wrapper in compressor.every_wrapper():
+        for wrapper in compressor._every_wrapper():
             held = {"weight": wrapper.weight, "bias": wrapper.bias}
             for role, value in held.items():
                 mask = wrapper.tensors().get(f"{role}_mask")

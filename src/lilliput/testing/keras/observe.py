@@ -77,7 +77,7 @@ def tensors_of(compressor: Compressor) -> dict[str, Array]:
     """Return copies of all tensors that the wrappers keep: masks, scales and the like."""
     return {
         f"{wrapper.name}.{key}": to_array(value)
-        for wrapper in compressor.every_wrapper()
+        for wrapper in compressor._every_wrapper()
         for key, value in wrapper.tensors().items()
     }
 
