@@ -19,6 +19,7 @@ from lilliput.core.masker import WeightMasker as WeightMasker
 from lilliput.core.pruner import Pruner as Pruner
 from lilliput.core.quantizer import Quantizer as Quantizer
 from lilliput.core.state import CompressionState as CompressionState
+from lilliput.distillation.distiller import Distiller as Distiller
 from lilliput.errors import AlgorithmError as AlgorithmError
 from lilliput.errors import ConfigError as ConfigError
 from lilliput.errors import ExportError as ExportError

@@ -12,6 +12,7 @@ from lilliput.core.masker import WeightMasker as WeightMasker
 from lilliput.core.pruner import Pruner as Pruner
 from lilliput.core.quantizer import Quantizer as Quantizer
 from lilliput.core.state import CompressionState as CompressionState
+from lilliput.distillation.distiller import Distiller as Distiller
 from lilliput.export.keras import ExportResult as ExportResult
 from lilliput.export.keras import export_litert as export_litert
 from lilliput.export.keras import export_onnx as export_onnx

@@ -64,6 +64,8 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (ALL, "lilliput.quantization.ptq", "PTQQuantizer"),
     (ALL, "lilliput.quantization.qat", "QATQuantizer"),
     (ALL, "lilliput.quantization.ranges", "RangeQuantizer"),
+    # distillation
+    (ALL, "lilliput.distillation.distiller", "Distiller"),
     # speedup
     (BOTH, "lilliput.speedup.groups", "ChannelGroups"),
     ((TORCH,), "lilliput.speedup.collect", "channel_groups"),

@@ -11,7 +11,7 @@ import lilliput
 
 ROOT = Path(lilliput.__file__).parent
 FRAMEWORKS = {"torch", "keras", "tensorflow", "jax"}
-FRAMEWORK_FREE = ["config", "ops", "core", "pruning", "quantization"]
+FRAMEWORK_FREE = ["config", "ops", "core", "pruning", "quantization", "distillation"]
 
 
 def imports_of(path):

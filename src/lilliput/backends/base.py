@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.core.features import Run
 from lilliput.core.grad import QuantGrad
 from lilliput.errors import StageError
 from lilliput.ops.flow import Flow
@@ -53,11 +54,15 @@ class Backend(ABC):
         """Return the layers and parameters of a model by name, which :meth:`layers` is made from."""
 
     def check_unchanged(
-        self, model: Any, wrappers: Sequence[Any], parts: Sequence[tuple[str, Any]]
+        self,
+        model: Any,
+        wrappers: Sequence[Any],
+        parts: Sequence[tuple[str, Any]],
+        find_layers: Callable[[], Iterable[LayerInfo]],
     ) -> None:
         """Raise if the model's layers are no longer those the wrappers were made for.
 
-        The layers are looked up anew only if the parts of the model are not what they were.
+        The layers are looked up again only if the parts of the model are not what they were.
         """
         now = self.parts(model)
         if len(now) == len(parts) and all(
@@ -65,7 +70,7 @@ class Backend(ABC):
             for (name, part), (known, other) in zip(now, parts, strict=True)
         ):
             return
-        layers = {layer.name: layer for layer in self.layers(model)}
+        layers = {layer.name: layer for layer in find_layers()}
         parameters = self.parameters(model)
         for wrapper in wrappers:
             current = parameters if wrapper.layer_info.is_parameter else layers
@@ -88,6 +93,64 @@ class Backend(ABC):
     @abstractmethod
     def detach(self, wrapper: Any) -> None:
         """Undo :meth:`attach` exactly."""
+
+    # -- a student and its teacher ---------------------------------------------------------------------
+
+    @abstractmethod
+    def modules(self, model: Any) -> list[LayerInfo]:
+        """Return the model itself, as ``features.MODEL``, and everything in it that can be called."""
+
+    @abstractmethod
+    def frozen_copy(self, model: Any) -> Any:
+        """Return a copy to learn from, or raise where the model is no longer what it was."""
+
+    @abstractmethod
+    def move_like(self, teacher: Any, model: Any) -> None:
+        """Bring a teacher to the device of a model."""
+
+    @abstractmethod
+    def record(self, model: Any, wrappers: Sequence[Any], task: Callable[[Run], None]) -> list[Any]:
+        """Call ``task(run)`` after each forward that can be trained by; return removable handles."""
+
+    @abstractmethod
+    def outputs_of(
+        self, model: Any, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, list[Any]]:
+        """Run a model in evaluation mode, without gradients, and return what layers returned."""
+
+    @abstractmethod
+    def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return example inputs as what a model is called with."""
+
+    @abstractmethod
+    def learned(self, array: Any, like: Any) -> Any:
+        """Return a NumPy array as a tensor that an optimizer trains, where another tensor is."""
+
+    @abstractmethod
+    def channel_axis(self, rank: int) -> int:
+        """Return where a tensor of that many axes has its channels, by the framework's custom."""
+
+    @abstractmethod
+    def are_shares(self, tensor: Any, axis: int) -> bool:
+        """Whether values are known to be probabilities, which add up to 1 along an axis."""
+
+    def ends_in_softmax(self, module: Any) -> bool:
+        """Whether what a layer returns is known, before it runs, to come from a softmax."""
+        return False
+
+    def is_tracing(self) -> bool:
+        """Whether this code runs to build a graph, so that tensors have no values."""
+        return False
+
+    def average_gradients(self, parameters: Sequence[Any]) -> list[Any]:
+        """Average gradients over processes in each backward; return removable handles."""
+        return []
+
+    def check_inputs(self, run: Run) -> None:  # noqa: B027
+        """Raise if the inputs of a run have been written to since."""
+
+    def check_trainable(self, tensor: Any, name: str) -> None:  # noqa: B027
+        """Raise if no gradient goes through what a layer returned."""
 
     @abstractmethod
     def on_forward(self, wrapper: Any, collector: Callable[..., Any]) -> list[Any]:

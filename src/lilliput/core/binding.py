@@ -28,7 +28,7 @@ def select_layers(compressor: Any, backend: Backend) -> Selection:
     backend.reshard(model)
     compressor.validate_config(model, compressor.config_list)
     parsed = _parse(compressor, backend)
-    layers = [layer for layer in backend.layers(model) if compressor._can_wrap(layer)]
+    layers = [layer for layer in compressor._find_layers() if compressor._can_wrap(layer)]
     own = compressor.default_types
     defaults = backend.default_types if own is None else own
     selection = select(layers, parsed.rules, defaults, parsed.origins, backend.is_known_type)

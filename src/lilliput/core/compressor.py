@@ -127,7 +127,9 @@ class Compressor:
         except BaseException:
             self.bound_model = before
             raise
-        self._backend.check_unchanged(self.bound_model, self._every_wrapper(), self._parts)
+        self._backend.check_unchanged(
+            self.bound_model, self._every_wrapper(), self._parts, self._find_layers
+        )
         self.bind_model(self.bound_model)
         self._prepare()
         self._wrap_model()
@@ -363,6 +365,10 @@ class Compressor:
     def _checks_config(self) -> bool:
         """Whether the author overrode :meth:`validate_config`."""
         return type(self).validate_config is not Compressor.validate_config
+
+    def _find_layers(self) -> list[LayerInfo]:
+        """Return what rules can select in the bound model."""
+        return list(self._backend.layers(self.bound_model))
 
     def _can_wrap(self, layer: LayerInfo) -> bool:
         """Whether this kind of compressor has any use for a layer."""

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from lilliput.backends.base import Backend
-from lilliput.backends.keras import files, instrument, running
+from lilliput.backends.keras import features, files, instrument, running
 from lilliput.backends.keras import model as models
 from lilliput.backends.keras.discover import (
     DEFAULT_TYPES,
@@ -25,14 +25,16 @@ from lilliput.backends.keras.functions import retrace
 from lilliput.backends.keras.grad import with_gradient
 from lilliput.backends.keras.graph import function_of
 from lilliput.backends.keras.masks import apply_masks, check_quantizers, fault_of, moves_zeros
-from lilliput.backends.keras.scopes import is_training, sync
+from lilliput.backends.keras.scopes import is_tracing, is_training, sync
 from lilliput.backends.keras.variables import forget_in_torch, raw, tensor_of, to_array
 from lilliput.backends.keras.wrapper import (
+    DistillerModuleWrapper,
     ModuleWrapper,
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
 from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.core.features import Run
 from lilliput.core.grad import QuantGrad
 from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError
 from lilliput.ops.flow import Flow
@@ -43,6 +45,7 @@ _WRAPPERS = {
     "compressor": ModuleWrapper,
     "pruner": PrunerModuleWrapper,
     "quantizer": QuantizerModuleWrapper,
+    "distiller": DistillerModuleWrapper,
 }
 
 
@@ -212,6 +215,56 @@ class KerasBackend(Backend):
     def is_training(self, model: Any) -> bool:
         """Whether the call that is going on is one of training."""
         return is_training()
+
+    # -- a student and its teacher ---------------------------------------------------------------------
+
+    def modules(self, model: Any) -> list[LayerInfo]:
+        """Return the model and every layer in it; see :mod:`features`."""
+        return features.list_modules(model)
+
+    def frozen_copy(self, model: Any) -> Any:
+        """Return a copy that is not trained."""
+        return features.frozen_copy(model)
+
+    def move_like(self, teacher: Any, model: Any) -> None:
+        """Do nothing: Keras places variables itself."""
+
+    def record(
+        self, model: Any, wrappers: Sequence[ModuleWrapper], task: Callable[[Run], None]
+    ) -> list[Any]:
+        """Watch the layers and the model itself."""
+        return [features.Recorder(model, wrappers, task)]
+
+    def outputs_of(
+        self, model: Any, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, list[Any]]:
+        """Call a model for inference, without gradients."""
+        return features.outputs_of(model, names, args, kwargs)
+
+    def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return inputs as ``fit`` takes them: the only argument."""
+        return (running.inputs_of(example_inputs),), {}
+
+    def learned(self, array: Any, like: Tensor) -> Any:
+        """Return an array in the precision of a tensor; the wrapper makes a variable of it."""
+        return np.asarray(array, keras.backend.standardize_dtype(like.dtype))
+
+    def channel_axis(self, rank: int) -> int:
+        """Return the last axis, or where the image data format has channels."""
+        is_first = rank > 3 and keras.config.image_data_format() == "channels_first"
+        return 1 if is_first else -1
+
+    def are_shares(self, tensor: Tensor, axis: int) -> bool:
+        """Whether values are probabilities, as far as they are known."""
+        return features.are_shares(tensor, axis)
+
+    def ends_in_softmax(self, module: Any) -> bool:
+        """Whether what a layer returns is known to come from a softmax."""
+        return features.ends_in_softmax(module)
+
+    def is_tracing(self) -> bool:
+        """Whether this code runs to build a graph."""
+        return is_tracing()
 
     # -- running -------------------------------------------------------------------------------------
 

@@ -94,6 +94,19 @@ def find_parameters(model: Any) -> dict[str, LayerInfo]:
     return {name: layer for layer in found.values() for name in layer.tensor_names}
 
 
+def find_layers(model: Any) -> list[LayerInfo]:
+    """Return the model itself and every layer inside, as something that returns an output."""
+    found = []
+    for paths, layer, parents in [(("",), model, ()), *_places(model)]:
+        if isinstance(layer, keras.layers.InputLayer):
+            continue
+        kind, owner = unshadowed(type(layer)).__name__, Owner(paths, layer, None, None)
+        is_cell = bool(parents) and isinstance(parents[-1], keras.layers.RNN)
+        types = frozenset(_type_names(layer))
+        found.append(LayerInfo(paths[0], kind, (owner,), (), types, is_cell))
+    return found
+
+
 def layers_by_path(model: Any) -> dict[str, Any]:
     """Return every layer inside a model under all its paths."""
     return {path: layer for paths, layer, _ in _places(model) for path in paths}

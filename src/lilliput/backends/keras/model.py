@@ -32,6 +32,7 @@ class ModelState:
     def __init__(self) -> None:
         self.compressors: list[Any] = []
         self.watchers: list[Watcher] = []
+        self.recorders: list[Any] = []  # of distillers; see :mod:`features`
         self.has_training = True  # whether the model's own call takes the argument
 
 
@@ -101,8 +102,23 @@ def shadow_model(base: Any) -> type:
             return base.call(self, *args, **kwargs)
         for watcher in list(state.watchers):
             watcher.task(args, kwargs)
+        for recorder in state.recorders:
+            recorder.begin(args, {**kwargs, "training": training})
         with publish(training):
-            return base.call(self, *args, **kwargs)
+            output = base.call(self, *args, **kwargs)
+        for recorder in state.recorders:
+            recorder.end(output)
+        return output
+
+    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(base.compute_loss).bind(self, *args, **kwargs)
+        trains = bool(bound.arguments.get("training", True))
+        return with_distances(self, trains, lambda: base.compute_loss(self, *args, **kwargs))
+
+    def trained(self: Any) -> list[Any]:
+        """Return what a step trains: layers do not list our variables among their weights."""
+        own = [v for x in state_of(self).recorders for w in x.wrappers for v in w.variables()]
+        return [*base.trainable_weights.fget(self), *own]
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         retrace_if_due(self)
@@ -133,8 +149,24 @@ def shadow_model(base: Any) -> type:
         for name in ("evaluate", "predict", "test_on_batch", "predict_on_batch")
     }
     call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
+    compute_loss.__signature__ = inspect.signature(base.compute_loss)  # type: ignore[attr-defined]
     members |= {"call": call, "fit": fit, "train_on_batch": train_on_batch}
+    members |= {"compute_loss": compute_loss, "trainable_weights": property(trained)}
     return subclass_like(base, members)
+
+
+def with_distances(model: Any, trains: bool, compute: Callable[[], Any]) -> Any:
+    """Return the loss of a model with what its distillers add to it in training.
+
+    Without a loss of its own, the distance to the teacher is all there is: no labels are needed.
+    """
+    distillers = [x for x in state_of(model).compressors if x.kind == "distiller"]
+    distances = [x.loss() for x in distillers if trains and x.has_run]
+    is_alone = bool(distances) and model._compile_loss is None and not model.losses
+    total = 0.0 if is_alone else compute()
+    for distance in distances:
+        total = total + distance
+    return total
 
 
 def _followed(model: Any, run: Callable[[], Any]) -> Any:

@@ -46,8 +46,10 @@ def _is_variable(value: Any) -> bool:
 abs = _on_tensors(ops.abs)
 any = _on_tensors(ops.any)
 clip = _on_tensors(ops.clip)
+exp = _on_tensors(ops.exp)
 isfinite = _on_tensors(ops.isfinite)
 isnan = _on_tensors(ops.isnan)
+log = _on_tensors(ops.log)
 max = _on_tensors(ops.max)
 maximum = _on_tensors(ops.maximum)
 mean = _on_tensors(ops.mean)
@@ -158,6 +160,11 @@ def histogram(
     # Computed in float64: in float32 the edges of the bins may coincide.
     values = to_numpy(tensor).reshape(-1)[::every]
     return np.histogram(values, bins, (low, high))[0].astype(np.float64)
+
+
+def log_softmax(tensor: Tensor, axis: int) -> Tensor:
+    """Return the logarithms of the shares that a softmax gives to the entries along an axis."""
+    return ops.log_softmax(tensor, axis=axis)
 
 
 def pad_last(tensor: Tensor, count: int, axis: int) -> Tensor:

@@ -15,7 +15,7 @@ from lilliput.backends.keras.scopes import is_training, strategy_of, sync
 from lilliput.backends.keras.variables import OURS, raw, read, tensor_of, to_array, track, untrack
 from lilliput.backends.wrapping import OwnAttributes, marker_of
 from lilliput.config.layer import LayerInfo, QuantType
-from lilliput.errors import AlgorithmError
+from lilliput.errors import AlgorithmError, StageError
 
 Tensor = Any
 _numbers = count()
@@ -40,6 +40,7 @@ class ModuleWrapper(OwnAttributes):
     """
 
     order: ClassVar[int] = 0
+    trains: ClassVar[bool] = False  # whether its variables are trained with those of the layer
     _variables: dict[str, Any]
 
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
@@ -112,7 +113,7 @@ class ModuleWrapper(OwnAttributes):
         title = f"{OURS}{next(_numbers)}_{name}"  # each is another one, also on one layer
         with strategy_of(self.compressor.bound_model):
             variable = keras.Variable(
-                array, dtype=str(array.dtype), trainable=False, autocast=False, name=title
+                array, dtype=str(array.dtype), trainable=self.trains, autocast=False, name=title
             )
         self._variables[name] = variable
         if self.__dict__["_is_attached"]:
@@ -225,6 +226,30 @@ class PrunerModuleWrapper(ModuleWrapper):
         mask = tensor_of(held)
         masks.append(mask)
         return value * mask
+
+
+class DistillerModuleWrapper(ModuleWrapper):
+    """A layer that a distiller compares with its teacher's; ``projection``, if there is one, is trained."""
+
+    optional_tensors = ("projection",)
+    trains = True
+
+    def add_variable(self, name: str, value: Any) -> None:
+        """Hold a tensor as a variable to train; refuse if the optimizer could not know of it."""
+        optimizer = getattr(self.compressor.bound_model, "optimizer", None)
+        if optimizer is not None and optimizer.built:
+            raise StageError(
+                f"layer {self.name!r}: a projection to the teacher's width is to be trained, but the "
+                "optimizer is built without it; call compress() first, and model.compile() with a new "
+                "optimizer afterwards."
+            )
+        super().add_variable(name, value)
+
+    def hold_variables(self, is_held: bool) -> None:
+        """Make the variables a part of the layer, or take them out again."""
+        for variable in self.variables():
+            (track if is_held else untrack)(self.module, variable)
+        self.__dict__["_is_attached"] = is_held
 
 
 class QuantizerModuleWrapper(ModuleWrapper):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lilliput.backends.base import Backend
 from lilliput.backends.torch import (
     batches,
+    features,
     files,
     instrument,
     recompute,
@@ -29,22 +30,26 @@ from lilliput.backends.torch.discover import (
 )
 from lilliput.backends.torch.grad import with_gradient
 from lilliput.backends.torch.learning import Learned
+from lilliput.backends.torch.replicated import GradientMean
 from lilliput.backends.torch.sidecar import SIDECAR, mask_of, narrow_of
 from lilliput.backends.torch.weights import (
     forget_,
     hold_,
     is_binary,
     is_parametrized,
+    is_sharded,
     raw,
     zero_,
 )
 from lilliput.backends.torch.wrapper import (
     Collector,
+    DistillerModuleWrapper,
     ModuleWrapper,
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
 from lilliput.config.layer import LayerInfo, Owner, QuantType
+from lilliput.core.features import Run
 from lilliput.core.grad import QuantGrad
 from lilliput.errors import AlgorithmError, ConfigError, StageError
 from lilliput.ops.flow import Flow
@@ -53,6 +58,7 @@ _WRAPPERS = {
     "compressor": ModuleWrapper,
     "pruner": PrunerModuleWrapper,
     "quantizer": QuantizerModuleWrapper,
+    "distiller": DistillerModuleWrapper,
 }
 
 
@@ -121,6 +127,61 @@ class TorchBackend(Backend):
                 if is_parametrized(module, name):
                     hold_zeros(wrapper.name, module, name, mask)
         self.apply_masks(wrappers)
+
+    def modules(self, model: nn.Module) -> list[LayerInfo]:
+        """Return the model and every module in it; see :mod:`features`."""
+        return features.list_modules(model)
+
+    def frozen_copy(self, model: nn.Module) -> nn.Module:
+        """Return a copy in eval mode without gradients."""
+        return features.frozen_copy(model)
+
+    def move_like(self, teacher: nn.Module, model: nn.Module) -> None:
+        """Bring a teacher to the device of a model's parameters."""
+        features.move_like(teacher, model)
+
+    def record(
+        self, model: nn.Module, wrappers: Sequence[ModuleWrapper], task: Callable[[Run], None]
+    ) -> list[Any]:
+        """Hook the modules and the model itself."""
+        return features.record(model, wrappers, task)
+
+    def outputs_of(
+        self, model: nn.Module, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, list[Any]]:
+        """Run a model in eval mode without gradients, and leave its modes as they were."""
+        return features.outputs_of(model, names, args, kwargs)
+
+    def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a tensor, a tuple of arguments or a dict of named ones as arguments."""
+        from lilliput.speedup.capture import as_inputs
+
+        return as_inputs(example_inputs)
+
+    def learned(self, array: Any, like: Tensor) -> nn.Parameter:
+        """Return an array as a parameter on the device of a tensor."""
+        return features.learned(array, like)
+
+    def channel_axis(self, rank: int) -> int:
+        """Return 1 for images, the last axis for a sequence of tokens."""
+        return 1 if rank > 3 else -1
+
+    def are_shares(self, tensor: Tensor, axis: int) -> bool:
+        """Whether no value is below 0 and they add up to 1."""
+        return features.are_shares(tensor, axis)
+
+    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> list[Any]:
+        """Average gradients at the end of each backward; those that are sharded are averaged anyway."""
+        whole = [p for p in parameters if not is_sharded(p)]
+        return [GradientMean(whole)] if whole and self.processes() > 1 else []
+
+    def check_inputs(self, run: Run) -> None:
+        """Raise if inputs were written to in place."""
+        features.check_inputs(run)
+
+    def check_trainable(self, tensor: Tensor, name: str) -> None:
+        """Raise if a tensor was computed without gradients."""
+        features.check_trainable(tensor, name)
 
     def on_forward(self, wrapper: ModuleWrapper, collector: Callable[..., Any]) -> list[Any]:
         """Register the collector on every module that owns the weight."""
@@ -529,6 +590,7 @@ def strip(model: nn.Module) -> nn.Module:
     backend = TorchBackend()
     backend.widen_norms(model)
     instrument.remove_sites(model)
+    features.unwatch(model)
     wrappers = [module for module in model.modules() if isinstance(module, ModuleWrapper)]
     for wrapper in wrappers:
         if isinstance(wrapper, QuantizerModuleWrapper):  # before the masks that it may rely on

@@ -80,6 +80,16 @@ def parts_of(model: nn.Module) -> list[tuple[str, Any]]:
     return found
 
 
+def find_modules(model: nn.Module) -> list[LayerInfo]:
+    """Return every module, the model itself first, as something that returns an output."""
+    found = []
+    for paths, module, is_bypassed in _walk(unwrapped(model)):
+        cls, owner = plain_type(type(module)), Owner(paths, module, None, None)
+        layer = LayerInfo(paths[0], cls.__name__, (owner,), (), _type_names(cls), is_bypassed)
+        found.append(replace(layer, **_axes(module)))
+    return found
+
+
 def find_parameters(model: nn.Module) -> dict[str, LayerInfo]:
     """Return every floating-point parameter under all its full names, each as a layer of its own."""
     found: dict[int, LayerInfo] = {}

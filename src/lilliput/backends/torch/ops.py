@@ -26,10 +26,12 @@ abs = torch.abs
 any = torch.any
 clip = torch.clamp
 detach = torch.detach
+exp = torch.exp
 isfinite = torch.isfinite
 flatten = torch.flatten
 gelu = torch.nn.functional.gelu
 isnan = torch.isnan
+log = torch.log
 max = torch.max
 maximum = torch.maximum
 mean = torch.mean
@@ -130,6 +132,11 @@ def histogram(
         counts += torch.bincount(whole.clamp_(0, bins - 1), minlength=bins)
     array: NDArray[np.float64] = counts.double().cpu().numpy()
     return array
+
+
+def log_softmax(tensor: Tensor, axis: int) -> Tensor:
+    """Return the logarithms of the shares that a softmax gives to the entries along an axis."""
+    return torch.log_softmax(tensor, dim=axis)
 
 
 def pad_last(tensor: Tensor, count: int, axis: int) -> Tensor:

@@ -332,6 +332,20 @@ class QuantizerModuleWrapper(ModuleWrapper):
         return self._link.compressor
 
 
+class DistillerModuleWrapper(ModuleWrapper):
+    """A layer that a distiller compares with its teacher's.
+
+    It is not a part of the model: ``projection``, once there is one, belongs to the distiller alone.
+    """
+
+    optional_tensors = ("projection",)
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Put a snapshot back; a projection is learned on."""
+        learned = {name: nn.Parameter(tensor) for name, tensor in tensors.items()}
+        super().restore(learned, values)
+
+
 def _clipped(tensor: Tensor, low: float | None, high: float | None) -> Tensor:
     if (low, high) == (0.0, None) and not torch.is_grad_enabled():
         return torch.relu(tensor)

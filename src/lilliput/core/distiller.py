@@ -1,0 +1,381 @@
+"""The base of distillers: a teacher sees what the student sees, and what they answer is compared."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from lilliput.config.layer import LayerInfo
+from lilliput.config.select import Selection
+from lilliput.core.compressor import Compressor
+from lilliput.core.features import MODEL, Run, pick
+from lilliput.core.projection import Projection, width_axis
+from lilliput.core.state import CompressionState
+from lilliput.errors import ConfigError, Problem, StageError, StateError, nearest
+from lilliput.ops.namespace import namespace
+
+Tensor = Any
+
+
+class BaseDistiller(Compressor):
+    """Compare a model in training with its teacher; an algorithm overrides :meth:`calc_loss`.
+
+    Parameters
+    ----------
+    model : object, optional
+        The student. May be left out, and given to ``compress(model)`` later.
+    config_list : list of dict, or path of a YAML or JSON file, optional
+        What is compared and how; by default the model's output.
+    optimizer : object, optional
+        The optimizer that trains the model. It trains the projections too, which are made where a
+        layer of the student has another width than its teacher's.
+    teacher : object, optional
+        The model to learn from, in evaluation mode and without gradients. By default a frozen copy of
+        the model as it is when it is bound, so make the distiller before a pruner changes the weights.
+    example_inputs : tensor, tuple or dict, optional
+        What the model is called with. With it, projections are made by ``compress()`` and not in the
+        first step, so that :meth:`parameters` can be given to an optimizer of your own.
+    """
+
+    kind: ClassVar[str] = "distiller"
+    default_types: ClassVar[frozenset[str] | None] = frozenset({MODEL})
+    tracked: ClassVar[tuple[str, ...]] = ("teacher_digest",)
+
+    teacher: Any = None
+    example_inputs: Any = None
+    teacher_digest: str = ""  # which teacher a saved state was made with
+    _owns_teacher: bool = False
+    _pending: Run | None = None
+    _values: Mapping[str, Tensor] = {}
+    _watches: tuple[Any, ...] = ()  # on the student
+    _is_probing: bool = False
+    _exchanges: tuple[Any, ...] = ()  # between processes
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        teacher: Any = None,
+        example_inputs: Any = None,
+    ) -> None:
+        if teacher is not None and teacher is model:
+            raise ConfigError(
+                "teacher: received the model itself, which changes as it learns; leave the teacher out "
+                "to have a copy made, or give another model."
+            )
+        self.teacher, self.example_inputs = teacher, example_inputs
+        super().__init__(model, config_list, optimizer)
+
+    # -- what authors override ------------------------------------------------------------------------
+
+    def calc_loss(self, student: Tensor, teacher: Tensor, wrapper: Any) -> Tensor:
+        """Return how far a student's tensor is from its teacher's, as a scalar.
+
+        Parameters
+        ----------
+        student, teacher : tensor
+            In float32 or wider, of one shape where :meth:`may_project` says so; the teacher's has no
+            gradient.
+        wrapper : ModuleWrapper
+            Has ``config``, the rule, and ``name``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override calc_loss().")
+
+    def may_project(self, wrapper: Any) -> bool:
+        """Whether a student's tensor of another width is mapped to the teacher's by a learned matrix."""
+        return True
+
+    # -- what users call ------------------------------------------------------------------------------
+
+    def loss(self) -> Tensor:
+        """Return the distance to the teacher in the forward that has just been made.
+
+        The teacher is run on the same inputs. Add the result to the loss of the task, or train with
+        nothing else: ``loss = criterion(model(x), y) + distiller.loss()``. Each forward in training
+        mode has its own; a second one before ``loss()`` is refused.
+        """
+        run = self._take_run()
+        self._backend.check_inputs(run)
+        if self.parameters() and self._backend.is_joining(self.bound_model):
+            raise StageError(
+                "projections are learned from the batches of all processes, so they cannot be trained "
+                "inside DistributedDataParallel.join(); give every process as many batches."
+            )
+        answers = self._ask_teacher(run)
+        values = {w.name: self._compare(w, run, answers) for w in self.get_modules_wrapper()}
+        weighted = [
+            w.config.get("weight", 1.0) * values[w.name] for w in self.get_modules_wrapper()
+        ]
+        if not self._backend.is_tracing():  # else they would be symbols of a graph
+            self._values = {name: namespace(x).detach(x) for name, x in values.items()}
+        total = weighted[0]
+        for value in weighted[1:]:
+            total = total + value
+        return total
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there is a forward that :meth:`loss` has not been taken of."""
+        return self._pending is not None
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """What :meth:`loss` was made of the last time: the distance at each layer, without weights."""
+        return dict(self._values)
+
+    def parameters(self) -> list[Any]:
+        """Return the learned projections, for an optimizer that this distiller was not given."""
+        projections = (self._projection_of(w) for w in self.get_modules_wrapper())
+        return [x.weight for x in projections if x is not None]
+
+    def state(self) -> CompressionState:
+        """Return the projections, and which teacher they belong to; the teacher is not saved."""
+        self._need_teacher("state()")
+        self.teacher_digest = self._digest()
+        return super().state()
+
+    def _digest(self) -> str:
+        """Return a name for the weights of the teacher."""
+        found, tensors = hashlib.sha256(), self._backend.model_tensors(self.teacher)
+        for name, tensor in sorted(tensors.items()):
+            if "float" in str(tensor.dtype):
+                found.update(name.encode())
+                is_array = hasattr(tensor, "tobytes")
+                array = tensor if is_array else namespace(tensor).to_numpy(tensor)
+                found.update(array.tobytes())
+        return found.hexdigest()
+
+    # -- teacher and student --------------------------------------------------------------------------
+
+    def _need_teacher(self, what: str) -> None:
+        if self._wrappers is None:
+            raise StageError(f"{what} came before a model was bound; call compress() first.")
+
+    def _take_run(self) -> Run:
+        self._need_teacher("loss()")
+        if not self.is_wrapped:
+            raise StageError(
+                "loss() came before compress(), or after strip(); call compress() first."
+            )
+        run, self._pending = self._pending, None
+        if run is None:
+            raise StageError(
+                "loss() found no forward to compare: run the model on a batch first, with gradients "
+                "enabled, and call loss() once for each forward. It is the forward of the model that the "
+                "distiller was made for; if your loop calls a part of it, make the distiller for that."
+            )
+        return run
+
+    def _take_forward(self, run: Run) -> None:
+        """Keep what a forward of the student gave, until ``loss()`` asks for it."""
+        if run.is_training and self._pending is not None and self._pending.is_training:
+            self._pending = None
+            raise StageError(
+                f"{type(self).__name__}: the model ran again in training mode before loss() was taken of "
+                "its last forward. Add distiller.loss() to the loss after each forward; to train without "
+                "the teacher, strip() the distiller; to evaluate, use model.eval() or no_grad()."
+            )
+        self._pending = run
+
+    def _ask_teacher(self, run: Run) -> Run:
+        if self._owns_teacher:
+            self._backend.move_like(self.teacher, self.bound_model)
+        return self._run_quietly(self.teacher, run, self._linked_names(), "teacher")
+
+    def _run_quietly(self, model: Any, run: Run, names: list[str], whose: str) -> Run:
+        try:
+            outputs = self._backend.outputs_of(model, names, run.args, run.kwargs)
+        except Exception as error:
+            raise ConfigError(
+                f"{whose}: it does not run on what the model was called with: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return Run(run.args, run.kwargs, False, outputs)
+
+    def _linked_names(self) -> list[str]:
+        return list(dict.fromkeys(x for w in self.get_modules_wrapper() for x in links_of(w)))
+
+    def _compare(self, wrapper: Any, run: Run, answers: Run) -> Tensor:
+        """Return the distance at one layer; of several linked ones of the teacher the nearest counts."""
+        students = run.calls_of(wrapper.name, "model")
+        found = [self._distance(wrapper, link, students, answers) for link in links_of(wrapper)]
+        nearest_one = found[0]
+        for other in found[1:]:
+            xp = namespace(other)
+            nearest_one = xp.where(other < nearest_one, other, nearest_one)
+        return nearest_one
+
+    def _distance(self, wrapper: Any, link: str, students: list[Any], answers: Run) -> Tensor:
+        teachers = answers.calls_of(link, "teacher")
+        if len(students) != len(teachers):
+            raise StageError(
+                f"layer {wrapper.name!r} was called {len(students)} times in this forward, "
+                f"{link!r} of the teacher {len(teachers)} times; they cannot be compared."
+            )
+        pairs = zip(students, teachers, strict=True)
+        values = [self._compare_pair(wrapper, link, one, other) for one, other in pairs]
+        total = values[0]
+        for value in values[1:]:
+            total = total + value
+        return total / len(values)
+
+    def _compare_pair(self, wrapper: Any, link: str, student: Any, teacher: Any) -> Tensor:
+        item, is_tensor = wrapper.config.get("item"), self._backend.is_tensor
+        student = pick(student, item, is_tensor, f"what {wrapper.name!r} of the model returns")
+        teacher = pick(teacher, item, is_tensor, f"what {link!r} of the teacher returns")
+        self._backend.check_trainable(student, wrapper.name)
+        xp = namespace(student)
+        wide = xp.widen(student)
+        teacher = xp.to_float(xp.widen(teacher), like=wide)
+        axis = self._width_axis(wrapper, link, wide, teacher)
+        if axis is not None:
+            wide = self._projected(wrapper, link, wide, teacher, axis)
+        return self.calc_loss(wide, teacher, wrapper)
+
+    def _width_axis(self, wrapper: Any, link: str, student: Tensor, teacher: Tensor) -> int | None:
+        if not self.may_project(wrapper):
+            return None
+        xp = namespace(student)
+        shapes = tuple(xp.shape(student)), tuple(xp.shape(teacher))
+        return width_axis(*shapes, f"layer {wrapper.name!r} and {link!r} of the teacher")
+
+    # -- projections ----------------------------------------------------------------------------------
+
+    def _projected(
+        self, wrapper: Any, link: str, student: Tensor, teacher: Tensor, axis: int
+    ) -> Tensor:
+        projection = self._projection_of(wrapper)
+        if projection is None:
+            if len(links_of(wrapper)) > 1:
+                raise ConfigError(
+                    f"layer {wrapper.name!r} is linked to several layers of the teacher and its width "
+                    f"differs from that of {link!r}; link it to one."
+                )
+            projection = self._learn(wrapper, student, teacher, axis)
+        return projection.apply(student, axis)
+
+    def _projection_of(self, wrapper: Any) -> Projection | None:
+        weight = getattr(wrapper, "projection", None)
+        return None if weight is None else Projection(weight)
+
+    def _learn(self, wrapper: Any, student: Tensor, teacher: Tensor, axis: int) -> Projection:
+        """Make a projection, and let the optimizer train it."""
+        xp = namespace(student)
+        widths = int(xp.shape(student)[axis]), int(xp.shape(teacher)[axis])
+        can_adopt = self.optimizer is not None and self._backend.sees_every_step
+        if not (can_adopt or self._is_probing):
+            raise StageError(
+                f"layer {wrapper.name!r} has {widths[0]} channels, its teacher {widths[1]}: a projection "
+                "between them is learned. Give the distiller example_inputs (Keras; on torch, "
+                "distiller.parameters() then go to your optimizer), or, on torch, the optimizer."
+            )
+        add_up = functools.partial(self._backend.reduce, how="sum")
+        fitted = Projection.fit(xp.detach(student), teacher, axis, add_up)
+        wrapper.set_attribute("projection", self._backend.learned(fitted, like=student))
+        self._adopt_projections()
+        found = self._projection_of(wrapper)
+        if found is None:
+            raise StageError(f"layer {wrapper.name!r}: its projection could not be made.")
+        return found
+
+    def _adopt_projections(self) -> None:
+        """Let the optimizer train the projections that it does not train yet, alike in all processes."""
+        if not self.is_wrapped:
+            return
+        for handle in self._exchanges:
+            handle.remove()
+        self._exchanges = tuple(self._backend.average_gradients(self.parameters()))
+        if self.optimizer is not None:
+            adopted = self._backend.adopt(self.optimizer, self.get_modules_wrapper())
+            self._step_handles = (*self._step_handles, *adopted)
+
+    # -- the engine room ------------------------------------------------------------------------------
+
+    def _find_layers(self) -> list[LayerInfo]:
+        """Return the whole model and each of its modules: whatever returns something."""
+        return list(self._backend.modules(self.bound_model))
+
+    def _can_wrap(self, layer: LayerInfo) -> bool:
+        """Whether there is anything to compare: everything that is called returns something."""
+        return True
+
+    def _find_problems(self, selection: Selection) -> list[Problem]:
+        """Return which layers are never called, and which links lead to no layer of the teacher."""
+        problems = []
+        teacher = self.bound_model if self.teacher is None else self.teacher
+        names = {name for layer in self._backend.modules(teacher) for name in layer.names}
+        for decision in selection.decisions:
+            if not decision.is_chosen:
+                continue
+            layer, place = decision.layer, f"rule {decision.rule}"
+            if layer.is_bypassed:
+                text = f"layer {layer.name!r} is computed by its parent without being called."
+                problems.append(Problem(place, text))
+            for link in layer.config.get("link") or [layer.name]:
+                if link not in names:
+                    text = f"the teacher has no layer {link!r}.{nearest(link, names)}"
+                    problems.append(Problem(f"{place} → link", text))
+        return list(dict.fromkeys(problems))
+
+    def _bind(self) -> None:
+        super()._bind()
+        if self.teacher is None:
+            self.teacher, self._owns_teacher = self._backend.frozen_copy(self.bound_model), True
+
+    def _wrap_model(self) -> None:
+        if self.is_wrapped:
+            return
+        watches = self._backend.record(
+            self.bound_model, self.get_modules_wrapper(), self._take_forward
+        )
+        self._watches, self.is_wrapped = tuple(watches), True
+        try:
+            if self.example_inputs is not None:
+                self._probe()
+            self._adopt_projections()
+        except BaseException:
+            self._detach_all()
+            raise
+        self._backend.announce_buffers(self.bound_model)
+
+    def _probe(self) -> None:
+        """Run both models once, which makes the projections that are needed."""
+        args, kwargs = self._backend.as_arguments(self.example_inputs)
+        run = Run(args, kwargs, False)
+        names = [wrapper.name for wrapper in self.get_modules_wrapper()]
+        student = self._run_quietly(self.bound_model, run, names, "example_inputs")
+        answers = self._ask_teacher(run)
+        self._is_probing = True
+        try:
+            with self._backend.no_grad():
+                for wrapper in self.get_modules_wrapper():
+                    self._compare(wrapper, student, answers)
+        finally:
+            self._is_probing = False
+
+    def _unwrap_model(self) -> None:
+        self._detach_all()
+
+    def _detach_all(self) -> None:
+        for handle in (*self._watches, *self._exchanges):
+            handle.remove()
+        self._watches = self._exchanges = ()
+        self._pending, self.is_wrapped = None, False
+        self._backend.announce_buffers(self.bound_model)
+
+    def _take_state(self) -> None:
+        """Refuse a state that was made with another teacher, and train its projections on."""
+        if self.teacher_digest and self.teacher_digest != self._digest():
+            raise StateError(
+                "the state was saved with another teacher. It is the model as it was before compression: "
+                "make the distiller with the original weights, and load the trained ones afterwards."
+            )
+        self._adopt_projections()
+
+
+def links_of(wrapper: Any) -> list[str]:
+    """Return the layers of the teacher that one of the student is compared with."""
+    return list(wrapper.config.get("link") or [wrapper.name])

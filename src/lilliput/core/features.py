@@ -1,0 +1,84 @@
+"""What layers return in one run of a model: recorded of a student, computed of its teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lilliput.errors import ConfigError, StageError
+from lilliput.printing import shown
+
+MODEL = "(model)"  # the name of the whole model among its layers
+
+
+@dataclass(eq=False)
+class Run:
+    """One forward of a student.
+
+    Parameters
+    ----------
+    args, kwargs
+        What the model was called with.
+    is_training : bool
+        Whether it was in training mode.
+    outputs : dict
+        Per layer name: what each of its calls returned.
+    stamps : list of (tensor, int)
+        The inputs, and how often each had been written to in place.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    is_training: bool
+    outputs: dict[str, list[Any]] = field(default_factory=dict)
+    stamps: list[tuple[Any, int]] = field(default_factory=list)
+
+    def calls_of(self, name: str, whose: str) -> list[Any]:
+        """Return what the calls of a layer returned; raise if it was not called."""
+        found = self.outputs.get(name)
+        if not found:
+            raise StageError(
+                f"layer {name!r} of the {whose} was not called in this forward, so there is nothing to "
+                "compare; name a layer that runs."
+            )
+        return found
+
+
+def pick(output: Any, item: int | str | None, is_tensor: Callable[[Any], bool], place: str) -> Any:
+    """Return the tensor of an output that is compared.
+
+    A tensor is itself. Of a tuple or dict, ``item`` names the part; without it, ``logits`` is taken, or
+    the only tensor there is.
+
+    Examples
+    --------
+    >>> pick({"loss": 1.5, "logits": 2.5}, None, lambda x: isinstance(x, float), "the output")
+    2.5
+    >>> pick((1.5, 2.5), 1, lambda x: isinstance(x, float), "the output")
+    2.5
+    """
+    if is_tensor(output):
+        return output
+    tensors = {key: part for key, part in _parts(output).items() if is_tensor(part)}
+    wanted = item
+    if item is None:
+        wanted = "logits" if "logits" in tensors or len(tensors) != 1 else next(iter(tensors))
+    if wanted in tensors:
+        return tensors[wanted]
+    listed = ", ".join(shown(key) for key in tensors) or "none"
+    asked = "" if item is None else f", of which {shown(item)} is not one"
+    raise ConfigError(
+        f"{place} is a {type(output).__name__} with the tensors {listed}{asked}; expected a tensor, or "
+        "a rule that says which part is compared: {'item': …}."
+    )
+
+
+def _parts(output: Any) -> dict[Any, Any]:
+    """Return the parts of an output by key, by field name or by position."""
+    if isinstance(output, Mapping):
+        return dict(output)
+    if isinstance(output, (tuple, list)):
+        names = getattr(output, "_fields", range(len(output)))
+        return dict(zip(names, output, strict=True))
+    return {}

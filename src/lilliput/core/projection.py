@@ -1,0 +1,80 @@
+"""A learned map from the width of a student's layer to that of its teacher's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.ops.namespace import namespace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Tensor = Any
+_RIDGE = (
+    1e-3  # relative to the mean energy of a channel: keeps channels apart that a batch does not
+)
+
+
+def width_axis(student: tuple[int, ...], teacher: tuple[int, ...], place: str) -> int | None:
+    """Return the one axis along which two shapes differ, None if they are equal.
+
+    Examples
+    --------
+    >>> width_axis((8, 16, 4, 4), (8, 32, 4, 4), "layer1")
+    1
+    """
+    if student == teacher:
+        return None
+    pairs = list(zip(student, teacher, strict=False))
+    axes = [i for i, (one, other) in enumerate(pairs) if one != other]
+    if len(student) != len(teacher) or len(axes) != 1 or axes == [0]:
+        raise ConfigError(
+            f"{place}: shapes {student} and {teacher} cannot be compared; expected equal ones, or a "
+            "difference in the number of channels alone, for which a projection is learned."
+        )
+    return axes[0]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A matrix of the teacher's width by the student's: a 1×1 convolution, whatever the axis."""
+
+    weight: Any
+
+    @staticmethod
+    def fit(
+        student: Tensor, teacher: Tensor, axis: int, add_up: Callable[[Any], Any]
+    ) -> NDArray[np.float64]:
+        """Return the matrix that maps one tensor to the other best, by least squares.
+
+        So that training starts from what the student lacks, and not from a random map. ``add_up``
+        sums an array over processes: all of them start alike.
+        """
+        import numpy as np  # here: importing Lilliput is to be quick
+
+        xp = namespace(student)
+        rows, wanted = (
+            np.moveaxis(xp.to_numpy(x), axis, -1).reshape(-1, x.shape[axis])
+            for x in (student, teacher)
+        )
+        products, crosses = add_up(rows.T @ rows), add_up(rows.T @ wanted)
+        if not (np.isfinite(products).all() and np.isfinite(crosses).all()):
+            raise AlgorithmError(
+                "the layers to compare hold NaN or infinity, to which no projection can be fitted."
+            )
+        price = _RIDGE * products.diagonal().mean() + np.finfo(np.float32).tiny
+        fitted: NDArray[np.float64] = np.linalg.solve(
+            products + price * np.eye(len(products)), crosses
+        ).T
+        return fitted
+
+    def apply(self, tensor: Tensor, axis: int) -> Tensor:
+        """Return a tensor with the teacher's number of channels along an axis."""
+        xp = namespace(tensor)
+        last = xp.moveaxis(tensor, axis, -1)
+        weight = xp.to_float(self.weight, like=tensor)
+        return xp.moveaxis(last @ xp.moveaxis(weight, 0, 1), -1, axis)

@@ -1,0 +1,1 @@
+"""Distillation: a loss is one file, and the distiller applies those that rules name."""
