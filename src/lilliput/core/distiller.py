@@ -193,7 +193,7 @@ class BaseDistiller(Compressor):
                 f"{whose}: it does not run on what the model was called with: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        return Run(run.args, run.kwargs, False, outputs)
+        return Run(run.args, run.kwargs, False, outputs, result=outputs[MODEL][0])
 
     def _linked_names(self) -> list[str]:
         return list(dict.fromkeys(x for w in self.get_modules_wrapper() for x in links_of(w)))

@@ -26,6 +26,8 @@ class Run:
         Per layer name: what each of its calls returned.
     stamps : list of (tensor, int)
         The inputs, and how often each had been written to in place.
+    result
+        What the model itself returned.
     """
 
     args: tuple[Any, ...]
@@ -33,10 +35,11 @@ class Run:
     is_training: bool
     outputs: dict[str, list[Any]] = field(default_factory=dict)
     stamps: list[tuple[Any, int]] = field(default_factory=list)
+    result: Any = None
 
     def calls_of(self, name: str, whose: str) -> list[Any]:
         """Return what the calls of a layer returned; raise if it was not called."""
-        found = self.outputs.get(name)
+        found = [self.result] if name == MODEL else self.outputs.get(name)
         if not found:
             raise StageError(
                 f"layer {name!r} of the {whose} was not called in this forward, so there is nothing to "

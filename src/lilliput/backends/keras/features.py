@@ -96,7 +96,7 @@ class Recorder:
         """Hand the run over."""
         run, self.run = self.run, None
         if run is not None:
-            run.outputs[MODEL] = [output]
+            run.result = output
             self.task(run)
 
 

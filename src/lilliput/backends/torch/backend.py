@@ -590,7 +590,6 @@ def strip(model: nn.Module) -> nn.Module:
     backend = TorchBackend()
     backend.widen_norms(model)
     instrument.remove_sites(model)
-    features.unwatch(model)
     wrappers = [module for module in model.modules() if isinstance(module, ModuleWrapper)]
     for wrapper in wrappers:
         if isinstance(wrapper, QuantizerModuleWrapper):  # before the masks that it may rely on

@@ -82,13 +82,13 @@ class Recorder:
     def add(self, name: str, output: Any) -> None:
         """Take what a module returned; a copy, since the next layer may write to it in place."""
         if self.run is not None:
-            copied = output if name == MODEL else tree_map(_cloned, output)
-            self.run.outputs.setdefault(name, []).append(copied)
+            self.run.outputs.setdefault(name, []).append(tree_map(_cloned, output))
 
-    def end(self) -> None:
+    def end(self, output: Any) -> None:
         """Hand the run over."""
         run, self.run = self.run, None
         if run is not None:
+            run.result = output
             self.task(run)
 
 
@@ -105,9 +105,10 @@ class Watch:
         if self.begins:
             self.recorder.begin(module, args, rest[0])
             return
-        self.recorder.add(self.name, rest[-1])
         if self.name == MODEL:
-            self.recorder.end()
+            self.recorder.end(rest[-1])
+        else:
+            self.recorder.add(self.name, rest[-1])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
         return Watch(None)
@@ -128,15 +129,6 @@ def record(model: nn.Module, wrappers: Sequence[Any], task: Callable[[Run], None
     handles.append(plain.register_forward_pre_hook(begin, with_kwargs=True))
     handles.append(plain.register_forward_hook(Watch(recorder, MODEL)))
     return handles
-
-
-def unwatch(model: nn.Module) -> None:
-    """Take out the hooks of recorders."""
-    for module in model.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [key for key, hook in hooks.items() if isinstance(hook, Watch)]:
-                del hooks[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 def outputs_of(
