@@ -33,6 +33,7 @@ from lilliput.ops.qparams import Grid, QParams
 
 if TYPE_CHECKING:
     from lilliput.export.keras import ExportResult, export_litert, export_onnx, litert_latency
+    from lilliput.graph.groups import ChannelGroups
     from lilliput.pruning import (
         AGPPruner,
         ChannelMasker,
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from lilliput.report.quantization import QuantizationReport, quantization_report
     from lilliput.report.receipt import Figures, Receipt, take_receipt
     from lilliput.report.snapshot import snapshot
-    from lilliput.speedup.groups import ChannelGroups
     from lilliput.speedup.keras.collect import channel_groups
     from lilliput.speedup.keras.result import SpeedupResult
     from lilliput.speedup.keras.shrink import speedup
@@ -79,7 +79,7 @@ _LAZY = {
     "lilliput.report.quantization": ("QuantizationReport", "quantization_report"),
     "lilliput.report.receipt": ("Figures", "Receipt", "take_receipt"),
     "lilliput.report.snapshot": ("snapshot",),
-    "lilliput.speedup.groups": ("ChannelGroups",),
+    "lilliput.graph.groups": ("ChannelGroups",),
     "lilliput.speedup.keras.collect": ("channel_groups",),
     "lilliput.speedup.keras.result": ("SpeedupResult",),
     "lilliput.speedup.keras.shrink": ("speedup",),

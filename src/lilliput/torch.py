@@ -32,6 +32,7 @@ from lilliput.ops.qparams import Grid, QParams
 
 if TYPE_CHECKING:
     from lilliput.export import ExportResult, export_onnx
+    from lilliput.graph.groups import ChannelGroups
     from lilliput.pruning import (
         ActivationAPoZRankPruner,
         ActivationMeanRankPruner,
@@ -70,8 +71,7 @@ if TYPE_CHECKING:
     from lilliput.report.quantization import QuantizationReport, quantization_report
     from lilliput.report.receipt import Figures, Receipt, take_receipt
     from lilliput.report.snapshot import snapshot
-    from lilliput.speedup.collect import channel_groups
-    from lilliput.speedup.groups import ChannelGroups
+    from lilliput.speedup.channels import channel_groups
     from lilliput.speedup.model_speedup import ModelSpeedup
     from lilliput.speedup.preflight import preflight
     from lilliput.speedup.result import SpeedupResult
@@ -92,8 +92,8 @@ _LAZY = {
     "lilliput.report.quantization": ("QuantizationReport", "quantization_report"),
     "lilliput.report.receipt": ("Figures", "Receipt", "take_receipt"),
     "lilliput.report.snapshot": ("snapshot",),
-    "lilliput.speedup.collect": ("channel_groups",),
-    "lilliput.speedup.groups": ("ChannelGroups",),
+    "lilliput.speedup.channels": ("channel_groups",),
+    "lilliput.graph.groups": ("ChannelGroups",),
     "lilliput.speedup.model_speedup": ("ModelSpeedup",),
     "lilliput.speedup.preflight": ("preflight",),
     "lilliput.speedup.result": ("SpeedupResult",),

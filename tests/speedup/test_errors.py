@@ -8,7 +8,7 @@ from torch import nn
 from lilliput.errors import ConfigError, LilliputError, StageError, UnsupportedModelError
 from lilliput.pruning import L1NormPruner, LevelPruner
 from lilliput.quantization import NaiveQuantizer
-from lilliput.speedup.collect import channel_groups
+from lilliput.speedup.channels import channel_groups
 from lilliput.speedup.shrink import speedup
 
 ALL = [{"op_types": ["default"], "sparsity": 0.5}]
@@ -129,7 +129,7 @@ def test_not_a_module(thing):
     name = type(thing).__name__
     with pytest.raises(UnsupportedModelError, match=f"model: received {name}, expected"):
         speedup(thing, sample())
-    with pytest.raises(UnsupportedModelError, match=f"model: received {name}, expected"):
+    with pytest.raises(UnsupportedModelError, match=f"received '{name}' as the model, expected"):
         channel_groups(thing, sample())
 
 
