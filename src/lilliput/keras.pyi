@@ -17,6 +17,7 @@ from lilliput.export.keras import ExportResult as ExportResult
 from lilliput.export.keras import export_litert as export_litert
 from lilliput.export.keras import export_onnx as export_onnx
 from lilliput.export.keras import litert_latency as litert_latency
+from lilliput.graph.groups import ChannelGroups as ChannelGroups
 from lilliput.ops.qparams import Grid as Grid
 from lilliput.ops.qparams import QParams as QParams
 from lilliput.pruning.agp import AGPPruner as AGPPruner
@@ -48,7 +49,6 @@ from lilliput.report.receipt import Figures as Figures
 from lilliput.report.receipt import Receipt as Receipt
 from lilliput.report.receipt import take_receipt as take_receipt
 from lilliput.report.snapshot import snapshot as snapshot
-from lilliput.speedup.groups import ChannelGroups as ChannelGroups
 from lilliput.speedup.keras.collect import channel_groups as channel_groups
 from lilliput.speedup.keras.result import SpeedupResult as SpeedupResult
 from lilliput.speedup.keras.shrink import speedup as speedup

@@ -67,8 +67,8 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     # distillation
     (ALL, "lilliput.distillation.distiller", "Distiller"),
     # speedup
-    (BOTH, "lilliput.speedup.groups", "ChannelGroups"),
-    ((TORCH,), "lilliput.speedup.collect", "channel_groups"),
+    (BOTH, "lilliput.graph.groups", "ChannelGroups"),
+    ((TORCH,), "lilliput.speedup.channels", "channel_groups"),
     ((TORCH,), "lilliput.speedup.model_speedup", "ModelSpeedup"),
     ((TORCH,), "lilliput.speedup.preflight", "preflight"),
     ((TORCH,), "lilliput.speedup.result", "SpeedupResult"),

@@ -14,6 +14,7 @@ from lilliput.core.state import CompressionState as CompressionState
 from lilliput.distillation.distiller import Distiller as Distiller
 from lilliput.export import ExportResult as ExportResult
 from lilliput.export import export_onnx as export_onnx
+from lilliput.graph.groups import ChannelGroups as ChannelGroups
 from lilliput.ops.qparams import Grid as Grid
 from lilliput.ops.qparams import QParams as QParams
 from lilliput.pruning.agp import AGPPruner as AGPPruner
@@ -55,8 +56,7 @@ from lilliput.report.receipt import Figures as Figures
 from lilliput.report.receipt import Receipt as Receipt
 from lilliput.report.receipt import take_receipt as take_receipt
 from lilliput.report.snapshot import snapshot as snapshot
-from lilliput.speedup.collect import channel_groups as channel_groups
-from lilliput.speedup.groups import ChannelGroups as ChannelGroups
+from lilliput.speedup.channels import channel_groups as channel_groups
 from lilliput.speedup.model_speedup import ModelSpeedup as ModelSpeedup
 from lilliput.speedup.preflight import preflight as preflight
 from lilliput.speedup.result import SpeedupResult as SpeedupResult

@@ -14,7 +14,7 @@ import torch
 
 from lilliput.recipes import checkpoint, run
 from lilliput.report.build import build_report
-from lilliput.speedup.collect import channel_groups
+from lilliput.speedup.channels import channel_groups
 from lilliput.speedup.shrink import speedup  # noqa: F401  (imported before forking)
 
 

@@ -11,6 +11,7 @@ from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.core.features import Run
 from lilliput.core.grad import QuantGrad
 from lilliput.errors import StageError
+from lilliput.graph.ir import Graph
 from lilliput.ops.flow import Flow
 
 
@@ -246,6 +247,14 @@ class Backend(ABC):
     @abstractmethod
     def load_model(self, model: Any, tensors: dict[str, Any]) -> None:
         """Put tensors of :meth:`model_tensors` back into a model."""
+
+    def graph(self, model: Any, example_inputs: Any) -> Graph:
+        """Return the ops of a model as data; the model is only read."""
+        raise NotImplementedError
+
+    def needs_example(self, model: Any) -> bool:
+        """Whether :meth:`graph` cannot do without example inputs."""
+        raise NotImplementedError
 
     def narrow_norms(self, wrappers: Sequence[Any]) -> None:  # noqa: B027
         """Make norm layers take their statistics over kept channels; called after masks changed."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from lilliput.backends.torch.capture import Inputs, as_inputs
 from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
 from lilliput.export.pairs import ENOUGH
 from lilliput.export.result import Guarded
 from lilliput.export.saturation import candidates, guard
-from lilliput.speedup.capture import Inputs, as_inputs
 
 
 def quantizers_on(model: nn.Module) -> list[Any]:

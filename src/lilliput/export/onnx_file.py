@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lilliput.backends.torch.capture import as_inputs, plain_copy
 from lilliput.errors import ExportError
 from lilliput.export.cpu import cpu_for
 from lilliput.export.finish import finish, write_float
@@ -27,7 +28,6 @@ from lilliput.export.places import Simulation
 from lilliput.export.result import ExportResult
 from lilliput.export.trace import choose_axes, model_of, simulate, trace
 from lilliput.extras import require
-from lilliput.speedup.capture import as_inputs, plain_copy
 
 if TYPE_CHECKING:
     from lilliput.export.graph import Draft

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from lilliput.backends.torch.caches import without_states
+from lilliput.backends.torch.capture import quiet
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.export import check_norms
 from lilliput.backends.torch.instrument import quantizers_in
@@ -36,8 +38,6 @@ from lilliput.export.places import (
 )
 from lilliput.export.registry import reading_once
 from lilliput.ops.qparams import QParams
-from lilliput.speedup.caches import without_states
-from lilliput.speedup.capture import quiet
 
 
 class TraceError(ExportError):

@@ -52,7 +52,7 @@ def _find_groups(pruner: Any) -> Any:
         return find_groups(model, inputs)
     if inputs is None:
         return None
-    from lilliput.speedup.collect import channel_groups
+    from lilliput.speedup.channels import channel_groups
 
     return channel_groups(model, inputs)
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Decision, Selection
 from lilliput.errors import Problem
+from lilliput.graph.groups import Group, Slice
 from lilliput.pruning.lone import LoneFilters
-from lilliput.speedup.groups import Group, Slice
 
 log = logging.getLogger("lilliput")
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lilliput.backends.torch.capture import plain_copy
 from lilliput.backends.torch.files import dump_tensors
 from lilliput.errors import AlgorithmError, ConfigError, StateError
 from lilliput.files import write_atomically
 from lilliput.recipes.functions import Functions
 from lilliput.recipes.references import call
-from lilliput.speedup.capture import plain_copy
 
 _LOSSES = {"cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss}
 

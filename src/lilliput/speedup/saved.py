@@ -14,14 +14,15 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
+from lilliput.backends.torch.capture import Call, as_inputs, plain_copy
+from lilliput.backends.torch.cutting import shapes_of
 from lilliput.backends.torch.files import dump_tensors, parse_tensors
 from lilliput.backends.torch.sidecar import Sidecar
 from lilliput.core.state_files import NAME, Strict, read_document
 from lilliput.errors import StateError
 from lilliput.files import write_atomically
+from lilliput.graph.cuts import Cut
 from lilliput.speedup.build import build, build_in_place, capture_parts
-from lilliput.speedup.capture import Call, as_inputs, plain_copy
-from lilliput.speedup.cuts import Cut, shapes_of
 from lilliput.speedup.plan_checks import (
     check_attributes,
     check_cuts,

@@ -143,7 +143,7 @@ def _groups(model: Any, example: Any, framework: str) -> tuple[Any, str]:
             return None, str(error)
     if example is None:
         return None, "give --inputs, --data or --input-shape to see them"
-    from lilliput.speedup.collect import channel_groups
+    from lilliput.speedup.channels import channel_groups
 
     try:
         return channel_groups(model, example), ""

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from lilliput.backends.keras.graph import Graph, read_graph
+from lilliput.graph.labels import Flags, Indices, Labels
+from lilliput.graph.stages import Stage
 from lilliput.speedup.keras.rules import find_rule
 from lilliput.speedup.keras.sizes import with_sizes
 from lilliput.speedup.keras.tensors import Tensors
 from lilliput.speedup.keras.walk import Value, Walk
-from lilliput.speedup.labels import Flags, Indices, Labels
-from lilliput.speedup.stages import Stage
 
 _PASSES = 8
 

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from lilliput.backends.keras.graph import function_of
-from lilliput.speedup.collect import find_pinned, form_groups
-from lilliput.speedup.groups import ChannelGroups, Group, Removed
+from lilliput.graph.collect import find_pinned, form_groups
+from lilliput.graph.groups import ChannelGroups, Group, Removed
 from lilliput.speedup.keras.analysis import Analysis, analyse
 from lilliput.speedup.keras.costs import count_macs, count_parameters
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from lilliput.backends.keras.instrument import unshadowed
 from lilliput.errors import UnsupportedModelError
+from lilliput.graph.labels import Flags
 from lilliput.speedup.keras.analysis import Analysis
 from lilliput.speedup.keras.rules.convolve import channel_dim
 from lilliput.speedup.keras.tensors import variables_of
-from lilliput.speedup.labels import Flags
 
 # Which key of the config counts which dimension of which variable.
 _SIZES = {

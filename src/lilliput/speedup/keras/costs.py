@@ -7,10 +7,10 @@ from math import prod
 from lilliput.backends.keras.discover import cells_of
 from lilliput.backends.keras.graph import Node
 from lilliput.backends.keras.variables import raw
+from lilliput.graph.labels import Flags
 from lilliput.ops.macs import recurrent_macs
 from lilliput.speedup.keras.analysis import Analysis
 from lilliput.speedup.keras.walk import kind_of
-from lilliput.speedup.labels import Flags
 
 
 def count_parameters(analysis: Analysis, removed: Flags) -> int:

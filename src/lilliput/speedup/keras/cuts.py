@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lilliput.speedup.groups import ChannelGroups, Group, Slice
+from lilliput.graph.groups import ChannelGroups, Group, Slice
+from lilliput.graph.labels import Flags, Indices
 from lilliput.speedup.keras.analysis import Analysis
-from lilliput.speedup.labels import Flags, Indices
 
 Array = NDArray[Any]
 

@@ -12,13 +12,13 @@ from keras import tree
 from lilliput.backends.keras.graph import function_of, ordered_nodes
 from lilliput.backends.keras.instrument import unshadowed
 from lilliput.errors import UnsupportedModelError
+from lilliput.graph.labels import Flags
 from lilliput.speedup.keras.analysis import Analysis
 from lilliput.speedup.keras.configs import edited_config
 from lilliput.speedup.keras.copies import copy_operation, custom_objects
 from lilliput.speedup.keras.cuts import Array, Cut, cut_all
 from lilliput.speedup.keras.rules import find_rule
 from lilliput.speedup.keras.tensors import unhidden
-from lilliput.speedup.labels import Flags
 
 
 class Builder:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from lilliput.graph.groups import count
 from lilliput.report.receipt import Receipt
 from lilliput.report.table import html_table
-from lilliput.speedup.groups import count
 from lilliput.speedup.keras.cuts import Cut
 
 

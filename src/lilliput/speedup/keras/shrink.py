@@ -19,6 +19,7 @@ from lilliput.errors import (
     StageError,
     UnsupportedModelError,
 )
+from lilliput.graph.labels import Flags
 from lilliput.speedup.keras.analysis import analyse
 from lilliput.speedup.keras.collect import collect
 from lilliput.speedup.keras.cuts import Array, balance, cut_all, find_cuts, find_dead
@@ -34,7 +35,6 @@ from lilliput.speedup.keras.verify import (
     rounding_of,
 )
 from lilliput.speedup.keras.walk import kind_of
-from lilliput.speedup.labels import Flags
 
 log = logging.getLogger("lilliput")
 

@@ -11,7 +11,7 @@ import numpy as np
 from lilliput.backends.keras.discover import layers_by_path
 from lilliput.backends.keras.instrument import mask_of
 from lilliput.backends.keras.variables import raw, to_array
-from lilliput.speedup.labels import Flags
+from lilliput.graph.labels import Flags
 
 Array = Any
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from lilliput.backends.keras.graph import Graph, Node
 from lilliput.backends.keras.instrument import unshadowed
-from lilliput.speedup.axes import FIXED, Axes, Axis
+from lilliput.graph.axes import FIXED, Axes, Axis
+from lilliput.graph.labels import Indices, Labels
 from lilliput.speedup.keras.tensors import Tensors
-from lilliput.speedup.labels import Indices, Labels
 
 log = logging.getLogger("lilliput")
 

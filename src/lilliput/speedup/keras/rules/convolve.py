@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lilliput.backends.keras.graph import Node
-from lilliput.speedup.axes import FIXED, Axis
+from lilliput.graph.axes import FIXED, Axis
 from lilliput.speedup.keras.rules.elementwise import activate
 from lilliput.speedup.keras.rules.layers import share
 from lilliput.speedup.keras.rules.table import rule

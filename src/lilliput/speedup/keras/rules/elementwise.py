@@ -9,7 +9,7 @@ import numpy as np
 from keras import KerasTensor, tree
 
 from lilliput.backends.keras.graph import Node
-from lilliput.speedup.axes import FIXED, Axis
+from lilliput.graph.axes import FIXED, Axis
 from lilliput.speedup.keras.rules.table import rule
 from lilliput.speedup.keras.walk import Shape, Value, Walk
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lilliput.backends.keras.graph import Node
-from lilliput.speedup.axes import FIXED
+from lilliput.graph.axes import FIXED
 from lilliput.speedup.keras.rules.elementwise import activate
 from lilliput.speedup.keras.rules.table import rule
 from lilliput.speedup.keras.walk import Value, Walk

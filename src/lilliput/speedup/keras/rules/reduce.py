@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lilliput.backends.keras.graph import Node
-from lilliput.speedup.axes import FIXED, Axis
+from lilliput.graph.axes import FIXED, Axis
 from lilliput.speedup.keras.rules.table import rule
 from lilliput.speedup.keras.walk import Value, Walk
 

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from lilliput.backends.keras.graph import Node
-from lilliput.speedup.axes import FIXED, Axis
+from lilliput.graph.axes import FIXED, Axis
 from lilliput.speedup.keras.rules.elementwise import has_array
 from lilliput.speedup.keras.rules.table import rule
 from lilliput.speedup.keras.walk import Shape, Value, Walk
