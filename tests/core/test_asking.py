@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from lilliput.errors import AlgorithmError
 from lilliput.torch import (
     AGPPruner,
     L1NormPruner,
@@ -188,6 +189,31 @@ def test_a_pruner_may_answer_for_all_layers_at_once():
     assert gone == [bool(norms[0] < norms[1]), bool(norms[1] < norms[0])]
     wrapper = pruner.get_modules_wrapper()[gone.index(True)]
     assert torch.equal(pruner.calc_mask(wrapper), wrapper.weight_mask)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda wrapper: None,
+        lambda wrapper: {wrapper: wrapper.weight > 0},
+        lambda wrapper: [wrapper],
+        lambda wrapper: [(wrapper.name, wrapper.weight > 0)],
+        lambda wrapper: [(wrapper, wrapper.weight > 0, 1)],
+        lambda wrapper: [(net(), wrapper.weight > 0)],
+    ],
+    ids=["nothing", "dict", "no masks", "by name", "three", "another layer"],
+)
+def test_an_answer_that_is_not_pairs_of_wrappers_and_masks_is_refused(answer):
+    class Wrong(Pruner):
+        def calc_masks(self, targets):
+            return answer(targets[0][0])
+
+    model = net()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(AlgorithmError, match="Wrong.calc_masks returned .*expected"):
+        Wrong(model, [{"sparsity": 0.5}]).compress()
+    assert type(model[0]) is nn.Linear
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
 def test_whichever_of_the_two_methods_is_overridden_last_is_asked():

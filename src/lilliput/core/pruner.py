@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from lilliput.config.spec import PruneRule, Rule
@@ -10,6 +10,7 @@ from lilliput.core.compressor import Compressor
 from lilliput.core.hooks import Call, plan_call
 from lilliput.core.masker import Answers, Targets
 from lilliput.errors import AlgorithmError
+from lilliput.printing import shown
 
 _MASK_KEYS = {"weight_mask": "weight_mask", "bias_mask": "bias_mask"} | {
     "weight": "weight_mask",
@@ -112,7 +113,8 @@ class Pruner(Compressor):
             is_by_layer = self._is_asked_by_layer()
             with self._backend.no_grad():
                 answers = self._ask_each() if is_by_layer else self.calc_masks(self.targets())
-                for wrapper, answer in answers:
+                for pair in self._checked(answers):
+                    wrapper, answer = self._checked_pair(pair)
                     if answer is not None:
                         updates.append((wrapper, self._check_masks(wrapper, answer)))
             if not is_by_layer:
@@ -173,6 +175,23 @@ class Pruner(Compressor):
         if self._shared:
             yield from ((wrapper, self._shared.get(wrapper)) for wrapper in self.companions())
             self._follow_up(True)
+
+    def _checked(self, answers: Any) -> Answers:
+        if isinstance(answers, Mapping) or not isinstance(answers, Iterable):
+            raise AlgorithmError(
+                f"{type(self).__name__}.calc_masks returned {shown(answers)}; expected pairs of a wrapper "
+                "and its masks: [(wrapper, {'weight_mask': mask}), ...]."
+            )
+        return answers
+
+    def _checked_pair(self, pair: Any) -> tuple[Any, Any]:
+        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+        if not is_pair or getattr(pair[0], "compressor", None) is not self:
+            raise AlgorithmError(
+                f"{type(self).__name__}.calc_masks returned {shown(pair)} for a layer; expected a wrapper "
+                "of this pruner and its masks: (wrapper, {'weight_mask': mask})."
+            )
+        return pair[0], pair[1]
 
     def _check_masks(self, wrapper: Any, answer: Any) -> dict[str, Any]:
         masks = answer if isinstance(answer, Mapping) else {"weight_mask": answer}
