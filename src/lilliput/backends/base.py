@@ -115,9 +115,17 @@ class Backend(ABC):
 
     @abstractmethod
     def outputs_of(
-        self, model: Any, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        model: Any,
+        names: Sequence[str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        forward: Callable[[Any], Any] | None = None,
     ) -> dict[str, list[Any]]:
-        """Run a model in evaluation mode, without gradients, and return what layers returned."""
+        """Run a model in evaluation mode, without gradients, and return what layers returned.
+
+        ``forward(model)`` runs it in place of a call with these arguments.
+        """
 
     @abstractmethod
     def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo
@@ -20,24 +20,7 @@ Tensor = Any
 
 
 class BaseDistiller(Compressor):
-    """Compare a model in training with its teacher; an algorithm overrides :meth:`calc_loss`.
-
-    Parameters
-    ----------
-    model : object, optional
-        The student. May be left out, and given to ``compress(model)`` later.
-    config_list : list of dict, or path of a YAML or JSON file, optional
-        What is compared and how; by default the model's output.
-    optimizer : object, optional
-        The optimizer that trains the model. It trains the projections too, which are made where a
-        layer of the student has another width than its teacher's.
-    teacher : object, optional
-        The model to learn from, in evaluation mode and without gradients. By default a frozen copy of
-        the model as it is when it is bound, so make the distiller before a pruner changes the weights.
-    example_inputs : tensor, tuple or dict, optional
-        What the model is called with. With it, projections are made by ``compress()`` and not in the
-        first step, so that :meth:`parameters` can be given to an optimizer of your own.
-    """
+    """Compare a model in training with its teacher; an algorithm overrides :meth:`calc_loss`."""
 
     kind: ClassVar[str] = "distiller"
     default_types: ClassVar[frozenset[str] | None] = frozenset({MODEL})
@@ -185,9 +168,16 @@ class BaseDistiller(Compressor):
             self._backend.move_like(self.teacher, self.bound_model)
         return self._run_quietly(self.teacher, run, self._linked_names(), "teacher")
 
-    def _run_quietly(self, model: Any, run: Run, names: list[str], whose: str) -> Run:
+    def _run_quietly(
+        self,
+        model: Any,
+        run: Run,
+        names: list[str],
+        whose: str,
+        forward: Callable[[Any], Any] | None = None,
+    ) -> Run:
         try:
-            outputs = self._backend.outputs_of(model, names, run.args, run.kwargs)
+            outputs = self._backend.outputs_of(model, names, run.args, run.kwargs, forward)
         except Exception as error:
             raise ConfigError(
                 f"{whose}: it does not run on what the model was called with: "

@@ -92,12 +92,21 @@ class Distiller(BaseDistiller):
 
     Parameters
     ----------
-    model, optimizer, teacher, example_inputs
-        See :class:`BaseDistiller`.
+    model : object, optional
+        The student. May be left out, and given to ``compress(model)`` later.
     config_list : list of dict, or path of a YAML or JSON file, optional
-        Beside ``op_names`` and ``op_types``: ``loss`` ('kl', 'mse', 'cosine', 'attention'), ``weight``,
-        ``temperature``, ``link``, ``item``, ``axis``, ``probabilities``. By default
-        ``[{"loss": "kl", "temperature": 2}]``.
+        What is compared and how. Beside ``op_names`` and ``op_types``: ``loss`` ('kl', 'mse',
+        'cosine', 'attention'), ``weight``, ``temperature``, ``link``, ``item``, ``axis``,
+        ``probabilities``. By default ``[{"loss": "kl", "temperature": 2}]``.
+    optimizer : object, optional
+        The optimizer that trains the model. It trains the projections too, which are made where a
+        layer of the student has another width than its teacher's.
+    teacher : object, optional
+        The model to learn from. By default a frozen copy of the model as it is when it is bound, so make
+        the distiller before a pruner changes the weights.
+    example_inputs : tensor, tuple or dict, optional
+        What the model is called with. With it, projections are made by ``compress()`` and not in the
+        first step, so that :meth:`parameters` can be given to an optimizer of your own.
 
     Examples
     --------

@@ -1,6 +1,7 @@
 """Programs for NNI 3.0: each ran unchanged, and its numbers are right."""
 
 import torch
+from torch.nn import functional as F
 
 
 def smallest(score, count):
@@ -183,3 +184,73 @@ def test_v30_granularity(program):
         assert torch.equal(ran["masks"][name]["weight"], part)
         assert ran["masks"][name]["bias"].all()
     assert torch.equal(ran["masks"]["out"]["weight"].bool(), before["out"].abs() >= 0.05)
+
+
+def test_v30_distiller(program):
+    """Six steps of SGD on 0.4 CE + 0.7 KL + 0.2 of the smaller MSE, written out in plain PyTorch."""
+    ran = program("v30_distiller")
+    assert ran["returned"] is ran["model"]
+    model, teacher, mask = ran["Net"](), ran["teacher"], ran["masks"]["fc1"]
+    model.load_state_dict({k: v for k, v in ran["before"].items() if "mask" not in k})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for data, target in ran["batches"](6):
+        optimizer.zero_grad()
+        first = model.fc1(data)
+        logits = model.fc3(torch.tanh(model.fc2(torch.tanh(first))))
+        with torch.no_grad():
+            one = teacher.fc1(data)
+            two = teacher.fc2(torch.tanh(one))
+            wanted = teacher(data)
+        kl = 4 * F.kl_div(
+            (logits / 2).log_softmax(-1), (wanted / 2).softmax(-1), reduction="batchmean"
+        )
+        loss = 0.4 * F.cross_entropy(logits, target) + 0.7 * kl
+        loss = loss + 0.2 * min(F.mse_loss(first, one), F.mse_loss(first, two))
+        loss.backward()
+        losses.append(loss.item())
+        model.fc1.weight.grad *= mask["weight"]
+        model.fc1.bias.grad *= mask["bias"]
+        optimizer.step()
+    torch.testing.assert_close(torch.tensor(ran["losses"]), torch.tensor(losses))
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(ran["model"].state_dict()[key], value)
+
+
+def test_v30_three_in_one(program):
+    """The same five steps with mask, rounding, projection and both losses written out."""
+    ran = program("v30_three_in_one")
+    assert ran["distilled"] is ran["model"]
+    names = [type(x).__name__ for x in ran["fused"]]
+    assert names == ["Adaptive1dLayerwiseDistiller", "QATQuantizer", "LevelPruner"]
+    model, teacher = ran["Net"](8), ran["teacher"]
+    model.load_state_dict(ran["start"])
+    mask = torch.ones(96)
+    mask[ran["start"]["fc1.weight"].abs().flatten().argsort()[:48]] = 0
+    mask = mask.view(8, 12)
+    assert torch.equal(ran["masks"]["fc1"]["weight"], mask)
+    with torch.no_grad():
+        model.fc1.weight *= mask
+        rows, wanted = model.fc1(ran["example"]).double(), teacher.fc1(ran["example"]).double()
+        energy = 1e-3 * (rows.T @ rows).diagonal().mean() * torch.eye(8, dtype=torch.float64)
+        fitted = torch.linalg.solve(rows.T @ rows + energy, rows.T @ wanted).T.float()
+    projection = torch.nn.Parameter(fitted)
+    optimizer = torch.optim.SGD([*model.parameters(), projection], lr=0.1)
+    losses = []
+    for data, target in ran["batches"](5):
+        optimizer.zero_grad()
+        features = model.fc1(data)
+        weight = model.fc2.weight
+        rounded = weight + (int8(weight) - weight).detach()
+        output = F.linear(torch.relu(features), rounded, model.fc2.bias)
+        with torch.no_grad():
+            wanted = teacher.fc1(data)
+        distance = F.mse_loss(F.linear(features, projection), wanted)
+        loss = F.cross_entropy(output, target) + 0.5 * distance
+        loss.backward()
+        model.fc1.weight.grad *= mask
+        optimizer.step()
+        losses.append(loss.item())
+    torch.testing.assert_close(torch.tensor(ran["losses"]), torch.tensor(losses))
+    torch.testing.assert_close(ran["distiller"].parameters()[0], projection)
+    assert set(ran["calibration_config"]["fc2"]) == {"weight"}

@@ -108,7 +108,11 @@ class _Named:
 
 
 def outputs_of(
-    model: Any, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: Any,
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    forward: Callable[[Any], Any] | None = None,
 ) -> dict[str, list[Any]]:
     """Call a model for inference, without gradients, and return what layers returned."""
     found: dict[str, list[Any]] = {}
@@ -122,7 +126,8 @@ def outputs_of(
         layers = layers_by_path(model) if set(names) - {MODEL} else {}
         for name in set(names) - {MODEL}:
             stack.callback(Collector(_Named(name), keep).add_to(layers[name]).remove)
-        keep(_Named(MODEL), args, model(*args, training=False, **given))
+        result = model(*args, training=False, **given) if forward is None else forward(model)
+        keep(_Named(MODEL), args, result)
     return found
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from lilliput.errors import ConfigError
 
@@ -27,6 +30,26 @@ class Evaluator:
             yield
         finally:
             self.compressors, self.is_looking = before
+
+    @property
+    def distillers(self) -> list[Any]:
+        """Those who follow the training and have a part in its loss."""
+        return [x for x in self.compressors if hasattr(x, "joined_loss") and not self.is_looking]
+
+    def with_teachers(self, step: Any) -> Any:
+        """Return ``step(batch, …)`` with what distillers add to its loss."""
+        distillers = self.distillers
+        if not distillers:
+            return step
+
+        @functools.wraps(step)
+        def joined(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            result = step(batch, *args, **kwargs)
+            for distiller in distillers if torch.is_grad_enabled() else ():
+                result = _with_loss(result, functools.partial(distiller.joined_loss, batch=batch))
+            return result
+
+        return joined
 
     def train(
         self, model: Any, max_steps: int | None = None, max_epochs: int | None = None
@@ -82,7 +105,7 @@ class TorchEvaluator(Evaluator):
     ) -> None:
         """Run the training function; it counts steps and epochs itself."""
         offered = (
-            *(model, self.optimizers, self.training_step),
+            *(model, self.optimizers, self.with_teachers(self.training_step)),
             *(self.lr_schedulers, max_steps, max_epochs),
         )
         arguments = offered[: _places(self.training_func)]
@@ -95,6 +118,15 @@ class TorchEvaluator(Evaluator):
     def evaluate(self, model: Any) -> Any:
         """Run the evaluation function."""
         return None if self.evaluating_func is None else self.evaluating_func(model)
+
+
+def _with_loss(result: Any, change: Callable[[Any], Any]) -> Any:
+    """Return what a training step gave with another loss: itself, its first part, or its 'loss'."""
+    if isinstance(result, Mapping):
+        return {**result, "loss": change(result["loss"])}
+    if isinstance(result, (tuple, list)):
+        return type(result)([change(result[0]), *result[1:]])
+    return change(result)
 
 
 def _places(function: Callable[..., Any]) -> int:

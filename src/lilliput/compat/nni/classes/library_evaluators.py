@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -60,7 +60,9 @@ class LightningEvaluator(Evaluator):
         if max_steps is not None or max_epochs is not None:
             limits["max_steps"] = -1 if max_steps is None else max_steps
             limits["max_epochs"] = -1 if max_epochs is None else max_epochs
-        with _looking(model) if self.is_looking else nullcontext():
+        step = self.with_teachers(model.training_step)
+        joined = {"training_step": step} if self.distillers else {}
+        with _looking(model) if self.is_looking else _replaced(model, joined):
             self._made(**limits).fit(model, datamodule=self.data_module)
 
     def evaluate(self, model: Any) -> Any:
@@ -139,12 +141,19 @@ class TransformersEvaluator(Evaluator):
         callback = _trainer_callback(self.compressors, self.is_looking)
         trainer.add_callback(callback)
         try:
-            with _looking(model) if self.is_looking else nullcontext():
+            with _looking(model) if self.is_looking else _replaced(trainer, self._joined()):
                 trainer.train()
         finally:
             callback.held.release()  # an exception ends a training without calling the callback
             trainer.remove_callback(callback)
             trainer.optimizer, trainer.lr_scheduler, args.max_steps, args.num_train_epochs = before
+
+    def _joined(self) -> dict[str, Any]:
+        """Return the Trainer's loss with what distillers add; its batch is the second argument."""
+        compute = self.trainer.compute_loss
+        step = self.with_teachers(lambda batch, model, **more: compute(model, batch, **more))
+        joined = {"compute_loss": lambda model, batch, **more: step(batch, model, **more)}
+        return joined if self.distillers else {}
 
     def evaluate(self, model: Any) -> Any:
         """Evaluate the model; return the metric ``default`` where there is one, else all."""
@@ -171,6 +180,19 @@ def _trainer_callback(compressors: Sequence[Any], is_looking: bool) -> Any:
             self.held.release()
 
     return Follow()
+
+
+@contextmanager
+def _replaced(holder: Any, methods: dict[str, Any]) -> Iterator[None]:
+    """Give an object other methods for a while."""
+    before = {name: vars(holder)[name] for name in methods if name in vars(holder)}
+    vars(holder).update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del vars(holder)[name]
+        vars(holder).update(before)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NoReturn
 
-from lilliput.compat.nni.imports.later import explain
 from lilliput.compat.nni.imports.tables import NAMES
 from lilliput.errors import StageError
 
@@ -95,8 +94,6 @@ class ThresholdPruner(Pruner):
 
 def message(name: str) -> str:
     """Return why a name of NNI cannot be used, and what to use instead."""
-    if name in NAMES["distillers"]:
-        return explain(name)
     part = next(part for part in IDEAS if name in NAMES[part])
     purpose, code = IDEAS[part]
     return (
@@ -128,8 +125,7 @@ class Refused:
 
 
 def __getattr__(name: str) -> Any:
-    parts = ("distillers", *IDEAS)
-    if not any(name in NAMES[part] for part in parts):
+    if not any(name in NAMES[part] for part in IDEAS):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     text = message(name)
     members = {"__module__": __name__, "__doc__": text, "not_here": text.partition(":\n")[0]}

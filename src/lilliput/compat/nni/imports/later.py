@@ -26,14 +26,6 @@ LATER = {
         "L1NormPruner or TaylorFOWeightPruner of lilliput.torch with example_inputs, which remove whole "
         "heads, and speedup(), which cuts them out.",
     ),
-    "DynamicLayerwiseDistiller": (
-        _TRAINING,
-        "add the distance to the original model's outputs to your own loss.",
-    ),
-    "Adaptive1dLayerwiseDistiller": (
-        _TRAINING,
-        "add the distance to the original model's outputs to your own loss.",
-    ),
     "NetAdaptPruner": (_SEARCH, "L1NormPruner with 'max_macs' or 'max_params' in its rule."),
     "SimulatedAnnealingPruner": (_SEARCH, "SensitivityPruner, or L1NormPruner with 'max_macs'."),
     "AutoCompressPruner": (_SEARCH, "SensitivityPruner, or L1NormPruner with 'max_macs'."),

@@ -45,8 +45,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "sensitivity": ("SensitivityAnalysis",),
     "utils of v3": ("auto_set_denpendency_group_ids",),
-    # What follows can be imported; using it shows how the same is written here.
     "distillers": ("DynamicLayerwiseDistiller", "Adaptive1dLayerwiseDistiller"),
+    # What follows can be imported; using it shows how the same is written here.
     "data collectors": (
         *("DataCollector", "HookCollectorInfo", "WeightDataCollector"),
         *("WeightTrainerBasedDataCollector", "SingleHookTrainerBasedDataCollector"),
@@ -130,6 +130,7 @@ STACKS = (
     ("nni.compression.pytorch.pruning", "second"),
     ("nni.compression.pruning", "third"),
     ("nni.compression.quantization", "third"),
+    ("nni.compression.distillation", "third"),
     ("nni.compression.base", "third"),
     ("nni.contrib", "third"),
     ("nni.compression.pytorch.base", "second"),
@@ -157,10 +158,12 @@ HERE = {
     "LightningEvaluator": "classes.library_evaluators",
     "TransformersEvaluator": "classes.library_evaluators",
     "auto_set_denpendency_group_ids": "tools.dependency_groups",
+    "DynamicLayerwiseDistiller": "classes.distillers",
+    "Adaptive1dLayerwiseDistiller": "classes.distillers",
 }
 
 _COLLECTED = ("data collectors", "metrics calculators", "sparsity allocators")
-INTERNAL = (*_COLLECTED, "schedulers", "target spaces", "distillers")
+INTERNAL = (*_COLLECTED, "schedulers", "target spaces")
 
 # What was another function under the paths of 1.x.
 HERE_IN_V1 = {"count_flops_params": "count_flops_and_params"}
