@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         QATQuantizer,
         RangeQuantizer,
     )
+    from lilliput.recovery.keras import recalibrate
     from lilliput.report.build import build_report
     from lilliput.report.document import Report
     from lilliput.report.executed import open_file
@@ -72,6 +73,7 @@ _LAZY = {
     "lilliput.export.keras": ("ExportResult", "export_litert", "export_onnx", "litert_latency"),
     "lilliput.pruning": _HOMES["lilliput.pruning"],
     "lilliput.quantization": _HOMES["lilliput.quantization"],
+    "lilliput.recovery.keras": ("recalibrate",),
     "lilliput.report.build": ("build_report",),
     "lilliput.report.document": ("Report",),
     "lilliput.report.executed": ("open_file",),
@@ -134,6 +136,7 @@ __all__ = [
     "measure_all",
     "open_file",
     "quantization_report",
+    "recalibrate",
     "snapshot",
     "speedup",
     "strip",

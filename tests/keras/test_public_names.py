@@ -11,7 +11,7 @@ NAMES = """
     QuantizationReport Quantizer QuantizerModuleWrapper RangeQuantizer Receipt Report ScoreMasker
     SensitivityAnalysis SensitivityPruner SpeedupResult WeightMasker build_report channel_groups
     export_litert export_onnx litert_latency measure measure_all open_file quantization_report
-    snapshot speedup strip take_receipt
+    recalibrate snapshot speedup strip take_receipt
 """
 
 

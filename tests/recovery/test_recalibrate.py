@@ -48,11 +48,24 @@ def test_a_masked_and_a_cut_model_get_the_same_statistics():
     torch.testing.assert_close(shrunk(x), masked(x))
 
 
+def test_a_norm_that_no_batch_reaches_keeps_its_statistics():
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+    recalibrate(model, [torch.randn(8, 2) + 3], forward=lambda model, x: model[0](x))
+    assert model[0].running_mean.min() > 1
+    assert (model[1].running_mean.tolist(), model[1].running_var.tolist()) == ([0, 0], [1, 1])
+
+
 def test_what_cannot_be_recalibrated_is_refused():
     with pytest.raises(UnsupportedModelError, match="no batch norms"):
         recalibrate(nn.Linear(2, 2), [torch.zeros(2, 2)])
     with pytest.raises(AlgorithmError, match="no batch was run"):
         recalibrate(small_net(), [])
+    flat = nn.Sequential(nn.BatchNorm1d(2))
+    with pytest.raises(AlgorithmError, match=r"'0' 1 values per channel, expected two"):
+        recalibrate(flat, [torch.zeros(4, 2), torch.ones(1, 2)])
+    with pytest.raises(AlgorithmError, match=r"'0' was given NaN"):
+        recalibrate(flat, [torch.zeros(4, 2), torch.full((4, 2), torch.nan)])
+    assert flat[0].running_mean.tolist() == [0, 0]
     model = small_net()
     NaiveQuantizer(model, [{"op_types": ["Conv2d"]}]).compress()
     with pytest.raises(StageError, match="recalibrate first"):

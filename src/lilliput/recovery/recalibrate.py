@@ -15,34 +15,9 @@ from torch import Tensor, nn
 from lilliput.backends.torch.batches import call
 from lilliput.backends.torch.statistics import Snapshot, sum_over_processes
 from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
-from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
+from lilliput.recovery.norms import Moments, check_model, statistics_of
 
 _Norm = nn.modules.batchnorm._BatchNorm
-
-
-class _Moments:
-    """Sum, sum of squares and number of what each channel of a batch norm has seen."""
-
-    def __init__(self, norm: Any) -> None:
-        zeros = torch.zeros_like(norm.running_mean, dtype=torch.float64)
-        self.total, self.squares, self.count = zeros, zeros.clone(), 0
-
-    def see(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
-        """Take a batch into account; a forward pre-hook."""
-        rows = args[0].detach().transpose(0, 1).flatten(1).double()
-        self.total = self.total + rows.sum(1)
-        self.squares = self.squares + rows.square().sum(1)
-        self.count += rows.shape[1]
-
-    def write(self, norm: Any) -> None:
-        """Give the norm the mean and the unbiased variance of everything seen, in all processes."""
-        number = self.total.new_tensor([self.count])
-        seen = sum_over_processes(torch.cat([self.total, self.squares, number]))
-        (total, squares), count = seen[:-1].chunk(2), seen[-1]
-        mean = total / count
-        variance = (squares / count - mean.square()).clamp(min=0) * count / (count - 1).clamp(min=1)
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(variance)
 
 
 @torch.no_grad()
@@ -72,36 +47,46 @@ def recalibrate(
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).eval()
     >>> recalibrate(model, [torch.randn(16, 2), torch.randn(16, 2)])
     """
-    norms = [m for m in model.modules() if isinstance(m, _Norm) and m.running_mean is not None]
-    if not norms:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has no batch norms with running statistics, so there is nothing to "
-            "recalibrate; reconstruct() works for models without them."
-        )
-    if any(isinstance(module, QuantizerModuleWrapper) for module in model.modules()):
-        raise StageError(
-            "recalibrate() came after a quantizer, whose scales belong to the statistics as they were; "
-            "recalibrate first, quantize then."
-        )
-    moments = {norm: _Moments(norm) for norm in norms}
+    named = [(n, m) for n, m in model.named_modules() if isinstance(m, _Norm)]
+    norms: dict[Any, str] = {m: name for name, m in named if m.running_mean is not None}
+    quantizers = [m for m in model.modules() if isinstance(m, QuantizerModuleWrapper)]
+    check_model(model, norms, quantizers)
+    moments = {norm: _empty(norm, name) for norm, name in norms.items()}
     _run_with_batch_statistics(model, moments, batches, forward)
-    for norm, seen in moments.items():
-        if seen.count:  # a norm that no batch reaches keeps its statistics
-            seen.write(norm)
-    if not any(seen.count for seen in moments.values()):
-        raise AlgorithmError("recalibrate(): no batch was run, or none reached a batch norm.")
+    found = statistics_of(_in_all_processes(seen) for seen in moments.values())
+    for norm, statistics in zip(moments, found, strict=True):
+        if statistics is not None:  # a norm that no batch reaches keeps its own
+            norm.running_mean.copy_(statistics[0])
+            norm.running_var.copy_(statistics[1])
+
+
+def _empty(norm: Any, name: str) -> Moments:
+    zeros = torch.zeros_like(norm.running_mean, dtype=torch.float64)
+    return Moments(name, zeros, zeros)
+
+
+def _in_all_processes(seen: Moments) -> Moments:
+    number = seen.total.new_tensor([seen.count])
+    summed = sum_over_processes(torch.cat([seen.total, seen.squares, number]))
+    total, squares = summed[:-1].chunk(2)
+    return Moments(seen.name, total, squares, int(summed[-1]))
+
+
+def _see(seen: Moments) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    """Return a forward pre-hook that takes what a norm is given into account."""
+    return lambda norm, args: seen.add(args[0].detach().transpose(0, 1).flatten(1).double())
 
 
 def _run_with_batch_statistics(
     model: nn.Module,
-    moments: dict[Any, _Moments],
+    moments: dict[Any, Moments],
     batches: Iterable[Any],
     forward: Callable[[nn.Module, Any], Any] | None,
 ) -> None:
     """Run batches in eval mode, but with each norm normalizing by its batch."""
     before = Snapshot(nn.ModuleList(moments))
     modes = {module: module.training for module in model.modules()}
-    handles = [norm.register_forward_pre_hook(seen.see) for norm, seen in moments.items()]
+    handles = [norm.register_forward_pre_hook(_see(seen)) for norm, seen in moments.items()]
     model.eval()
     try:
         for norm in moments:
