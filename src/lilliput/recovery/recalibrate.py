@@ -1,12 +1,14 @@
 """Re-estimate the statistics of batch norms, which pruning has made wrong.
 
 A batch norm normalizes by the mean and variance that its input had while the model was trained. Where
-channels before it were removed, its input has others; a few batches show which.
+channels before it were removed, its input has others; a few batches show which. With the original, only
+what pruning has changed is corrected; without it, the batches must be like those of the training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from lilliput.backends.torch.batches import call
 from lilliput.backends.torch.statistics import Snapshot, sum_over_processes
 from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
-from lilliput.recovery.norms import Moments, check_model, statistics_of
+from lilliput.recovery.norms import Moments, Renewal, check_model, check_original, renew
 
 _Norm = nn.modules.batchnorm._BatchNorm
 
@@ -25,6 +27,8 @@ def recalibrate(
     model: nn.Module,
     batches: Iterable[Any],
     forward: Callable[[nn.Module, Any], Any] | None = None,
+    *,
+    original: nn.Module | None = None,
 ) -> None:
     """Re-estimate the running statistics of all batch norms from a few batches.
 
@@ -37,65 +41,90 @@ def recalibrate(
     model : torch.nn.Module
         A pruned model, masked or cut; changed in place.
     batches : iterable
-        A data loader or a list, with batches of at least 16 or so.
+        A data loader or a list, with batches of at least 16 or so. Without ``original`` they must be
+        like those that the model was trained on, all classes included: a norm takes over what it sees.
     forward : callable, optional
         ``forward(model, batch)``. By default a tensor or dict is what the model is called with, and
         of a tuple ``(inputs, targets)`` the inputs.
+    original : torch.nn.Module, optional
+        The model before it was pruned. Each norm then puts out, in mean and variance, what it puts out
+        there, on any batches. The model must still be a masked one: call it before ``speedup``.
 
     Examples
     --------
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).eval()
     >>> recalibrate(model, [torch.randn(16, 2), torch.randn(16, 2)])
     """
-    named = [(n, m) for n, m in model.named_modules() if isinstance(m, _Norm)]
-    norms: dict[Any, str] = {m: name for name, m in named if m.running_mean is not None}
+    norms = _norms_of(model)
     quantizers = [m for m in model.modules() if isinstance(m, QuantizerModuleWrapper)]
     check_model(model, norms, quantizers)
-    moments = {norm: _empty(norm, name) for norm, name in norms.items()}
-    _run_with_batch_statistics(model, moments, batches, forward)
-    found = statistics_of(_in_all_processes(seen) for seen in moments.values())
-    for norm, statistics in zip(moments, found, strict=True):
-        if statistics is not None:  # a norm that no batch reaches keeps its own
-            norm.running_mean.copy_(statistics[0])
-            norm.running_var.copy_(statistics[1])
+    others = {} if original is None else _norms_of(original)
+    if original is not None:
+        check_original(original is model, _sizes(norms), _sizes(others))
+    renewals = {name: _renewal(name, norm, others.get(name)) for name, norm in norms.items()}
+    before = Snapshot(nn.ModuleList(norms.values()))
+    models = [model] if original is None else [original, model]
+    watched = [(norms[name], one.see) for name, one in renewals.items()]
+    watched += [(others[name], one.see_original) for name, one in renewals.items() if others]
+    try:
+        with _watching(watched, models):
+            for batch in batches:
+                for each in models:
+                    (forward or call)(each, batch)
+        renew(renewals.values(), _in_all_processes)
+    except BaseException:
+        before.restore()
+        raise
 
 
-def _empty(norm: Any, name: str) -> Moments:
-    zeros = torch.zeros_like(norm.running_mean, dtype=torch.float64)
-    return Moments(name, zeros, zeros)
+def _norms_of(model: nn.Module) -> dict[str, Any]:
+    named = [(name, m) for name, m in model.named_modules() if isinstance(m, _Norm)]
+    return {name: norm for name, norm in named if norm.running_mean is not None}
+
+
+def _sizes(norms: dict[str, Any]) -> dict[str, int]:
+    return {name: len(norm.running_mean) for name, norm in norms.items()}
+
+
+def _renewal(name: str, norm: Any, other: Any) -> Renewal:
+    def write(mean: Tensor, variance: Tensor) -> None:
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+
+    if other is None:
+        return Renewal(name, write)
+    return Renewal(
+        name, write, (other.running_mean.double(), other.running_var.double(), other.eps)
+    )
 
 
 def _in_all_processes(seen: Moments) -> Moments:
+    """Return the sums over all processes; each of them has seen every norm, or none has."""
+    if not seen.count:
+        return seen
     number = seen.total.new_tensor([seen.count])
     summed = sum_over_processes(torch.cat([seen.total, seen.squares, number]))
     total, squares = summed[:-1].chunk(2)
     return Moments(seen.name, total, squares, int(summed[-1]))
 
 
-def _see(seen: Moments) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    """Return a forward pre-hook that takes what a norm is given into account."""
-    return lambda norm, args: seen.add(args[0].detach().transpose(0, 1).flatten(1).double())
-
-
-def _run_with_batch_statistics(
-    model: nn.Module,
-    moments: dict[Any, Moments],
-    batches: Iterable[Any],
-    forward: Callable[[nn.Module, Any], Any] | None,
-) -> None:
-    """Run batches in eval mode, but with each norm normalizing by its batch."""
-    before = Snapshot(nn.ModuleList(moments))
-    modes = {module: module.training for module in model.modules()}
-    handles = [norm.register_forward_pre_hook(_see(seen)) for norm, seen in moments.items()]
-    model.eval()
+@contextmanager
+def _watching(
+    watched: Sequence[tuple[Any, Callable[[Any], None]]], models: Sequence[nn.Module]
+) -> Iterator[None]:
+    """Show norms' inputs, one row per channel, to functions; all models are in eval mode."""
+    modes = {module: module.training for model in models for module in model.modules()}
+    handles = [norm.register_forward_pre_hook(_hook(see)) for norm, see in watched]
+    for model in models:
+        model.eval()
     try:
-        for norm in moments:
-            norm.training = True
-        for batch in batches:
-            (forward or call)(model, batch)
+        yield
     finally:
         for handle in handles:
             handle.remove()
         for module, is_training in modes.items():
             module.training = is_training
-        before.restore()
+
+
+def _hook(see: Callable[[Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    return lambda norm, args: see(args[0].detach().transpose(0, 1).flatten(1).double())

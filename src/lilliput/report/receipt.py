@@ -281,12 +281,12 @@ class Receipt:
         """Return what gives back what pruning took, where the model comes from."""
         if any(x.runtime.startswith(("Keras", "LiteRT")) for x in (self.before, self.after)):
             return (
-                "recalibrate(model, batches) re-estimates batch norms, which can give some of it back "
-                "without training; fine-tuning gives more"
+                "recalibrate(model, batches, original=original) before speedup() matches batch norms with "
+                "the original, which can give much of it back without training"
             )
         return (
             "reconstruct(model, batches, original) before speedup() often gives much of it back without "
-            "training; recalibrate(model, batches), which re-estimates batch norms only, gives less"
+            "training; recalibrate(model, batches, original=original) is quicker and gives less"
         )
 
     def _lost_by_pruning(self) -> bool:

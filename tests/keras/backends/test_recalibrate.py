@@ -91,6 +91,30 @@ def test_a_masked_and_a_cut_model_get_the_same_statistics():
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
+def test_with_the_original_norms_put_out_what_they_do_there_on_any_data():
+    original, model = small_net(), small_net()
+    recalibrate(original, [X])
+    model.set_weights(original.get_weights())
+    L1NormPruner(model, [{"op_names": ["first"], "sparsity": 0.5}], example_inputs=X[:2]).compress()
+    other = 3 * np.random.default_rng(4).random((32, 8, 8, 3)).astype("float32") + 1
+    before = arrays(original)
+    seen = [keras.Model(m.input, m.get_layer("norm2").output) for m in (model, original)]
+
+    def rows():
+        return [ops.convert_to_numpy(m(other)).astype("float64").reshape(-1, 6) for m in seen]
+
+    here, there = rows()
+    assert np.abs(here.mean(0) - there.mean(0)).max() > 0.5
+    recalibrate(model, [other], original=original)
+    here, there = rows()
+    np.testing.assert_allclose(here.mean(0), there.mean(0), atol=1e-3)
+    np.testing.assert_allclose(here.std(0), there.std(0), rtol=1e-2)
+    for path, value in arrays(original).items():
+        np.testing.assert_array_equal(value, before[path])
+    with pytest.raises(StageError, match=r"'norm1' has 4 channels here and 8 in the original"):
+        recalibrate(speedup(model, X[:2]).model, [X], original=original)
+
+
 def test_channels_may_come_first_and_a_shared_norm_sees_both_of_its_inputs():
     norm = layers.BatchNormalization(axis=1)
     a, b = keras.Input((3, 5)), keras.Input((3, 5))
