@@ -38,6 +38,7 @@ from lilliput.quantization.naive import NaiveQuantizer as NaiveQuantizer
 from lilliput.quantization.ptq import PTQQuantizer as PTQQuantizer
 from lilliput.quantization.qat import QATQuantizer as QATQuantizer
 from lilliput.quantization.ranges import RangeQuantizer as RangeQuantizer
+from lilliput.recovery.keras import recalibrate as recalibrate
 from lilliput.report.build import build_report as build_report
 from lilliput.report.document import Report as Report
 from lilliput.report.executed import open_file as open_file

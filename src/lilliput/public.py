@@ -78,6 +78,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ((KERAS,), "lilliput.speedup.keras.result", "SpeedupResult"),
     ((KERAS,), "lilliput.speedup.keras.shrink", "speedup"),
     ((TORCH,), "lilliput.recovery.recalibrate", "recalibrate"),
+    ((KERAS,), "lilliput.recovery.keras", "recalibrate"),
     ((TORCH,), "lilliput.recovery.reconstruct", "Reconstruction reconstruct"),
     # export
     ((TORCH,), "lilliput.export", "ExportResult export_onnx"),

@@ -135,10 +135,14 @@ class KerasFramework:
     # -- shrinking and writing -----------------------------------------------------------------------
 
     def recover(self, model: Any, batches: list[Any], teacher: Any) -> None:
-        """Refuse: there is nothing of the kind for Keras."""
-        raise ConfigError(
-            "recover: reconstruct and recalibrate work on torch models; fine-tune a Keras model instead."
-        )
+        """Recalibrate, in place; refuse to reconstruct."""
+        from lilliput.recovery.keras import recalibrate
+
+        if teacher is not None:
+            raise ConfigError(
+                "recover: reconstruct works on torch models only; recalibrate or fine-tune a Keras model."
+            )
+        recalibrate(model, batches, lambda model, inputs: model(inputs, training=False))
 
     def speedup(self, model: Any, inputs: Any, options: dict[str, Any], folder: Path) -> Any:
         """Return a new model without the masked channels."""

@@ -142,7 +142,7 @@ class RecoverStep(Strict):
 
     verb: ClassVar[str] = "recover"
     recover: Literal["reconstruct", "recalibrate"] = Field(
-        description="Refit layers to the original model, or re-estimate batch norms (torch)."
+        description="Refit layers to the original model (torch), or re-estimate batch norms."
     )
     batches: Count = Field(16, description="Batches to run.")
 

@@ -44,12 +44,14 @@ class Sidecar:
         self.sites: list[Site] = []  # on behalf of layers elsewhere
         self.collectors: list[Collector] = []
         self.freezers: list[Freezer] = []
+        self.pre_hooks: list[PreHook] = []
         self.is_bare = False  # attributes return raw variables for a moment
 
     @property
     def is_empty(self) -> bool:
         """Whether the layer could do without it."""
-        return not (self.wrappers or self.sites or self.collectors or self.freezers)
+        held = (self.wrappers, self.sites, self.collectors, self.freezers, self.pre_hooks)
+        return not any(held)
 
     def add(self, wrapper: Any, weight: str | None, bias: str | None) -> None:
         """Enter a wrapper at its place in the chains."""
@@ -93,6 +95,8 @@ class Sidecar:
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Call the layer, with what goes in and comes out quantized."""
+        for pre_hook in self.pre_hooks:
+            pre_hook.function(args, kwargs)
         if self.freezers and kwargs.get("training"):
             kwargs = {**kwargs, "training": False}
         if self.inputs:
@@ -175,6 +179,15 @@ class Freezer(_Handle):
     """Makes a batch norm use its running statistics in training."""
 
     kind = "freezers"
+
+
+class PreHook(_Handle):
+    """Calls a function with what a layer is about to be called with."""
+
+    kind = "pre_hooks"
+
+    def __init__(self, function: Callable[[Any, dict[str, Any]], None]) -> None:
+        self.function = function
 
 
 def attach(layer: Any, wrapper: Any, weight: str | None, bias: str | None) -> None:
