@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from lilliput.report.quantization import QuantizationReport, quantization_report
     from lilliput.report.receipt import Figures, Receipt, take_receipt
     from lilliput.report.snapshot import snapshot
-    from lilliput.speedup.keras.collect import channel_groups
+    from lilliput.speedup.channels import channel_groups
     from lilliput.speedup.keras.result import SpeedupResult
     from lilliput.speedup.keras.shrink import speedup
 
@@ -80,7 +80,7 @@ _LAZY = {
     "lilliput.report.receipt": ("Figures", "Receipt", "take_receipt"),
     "lilliput.report.snapshot": ("snapshot",),
     "lilliput.graph.groups": ("ChannelGroups",),
-    "lilliput.speedup.keras.collect": ("channel_groups",),
+    "lilliput.speedup.channels": ("channel_groups",),
     "lilliput.speedup.keras.result": ("SpeedupResult",),
     "lilliput.speedup.keras.shrink": ("speedup",),
 }
