@@ -50,6 +50,6 @@ from lilliput.report.receipt import Figures as Figures
 from lilliput.report.receipt import Receipt as Receipt
 from lilliput.report.receipt import take_receipt as take_receipt
 from lilliput.report.snapshot import snapshot as snapshot
-from lilliput.speedup.keras.collect import channel_groups as channel_groups
+from lilliput.speedup.channels import channel_groups as channel_groups
 from lilliput.speedup.keras.result import SpeedupResult as SpeedupResult
 from lilliput.speedup.keras.shrink import speedup as speedup

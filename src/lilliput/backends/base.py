@@ -256,13 +256,13 @@ class Backend(ABC):
     def load_model(self, model: Any, tensors: dict[str, Any]) -> None:
         """Put tensors of :meth:`model_tensors` back into a model."""
 
+    @abstractmethod
     def graph(self, model: Any, example_inputs: Any) -> Graph:
         """Return the ops of a model as data; the model is only read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def needs_example(self, model: Any) -> bool:
         """Whether :meth:`graph` cannot do without example inputs."""
-        raise NotImplementedError
 
     def narrow_norms(self, wrappers: Sequence[Any]) -> None:  # noqa: B027
         """Make norm layers take their statistics over kept channels; called after masks changed."""

@@ -49,6 +49,10 @@ def _filters(kept: Kept, weight: Value, made: Value) -> int:
     return kept.numel(made) // max(first, 1) * size if first else 0
 
 
+def _conv_depthwise(kept: Kept, a: SimpleNamespace, result: Value) -> int:
+    return kept.numel(result) * prod(a.weight.shape[2:])
+
+
 def _linear(kept: Kept, a: SimpleNamespace, result: Value) -> int:
     return kept.numel(result) * kept.size(a.input, -1)
 
@@ -76,6 +80,7 @@ def _recurrent(kept: Kept, a: SimpleNamespace, result: Any) -> int:
 MACS: dict[str, Formula] = {
     "conv": _conv,
     "conv_transpose": _conv_transpose,
+    "conv_depthwise": _conv_depthwise,
     "linear": _linear,
     "matmul": _linear,
     "addmm": _addmm,

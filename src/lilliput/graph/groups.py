@@ -144,7 +144,10 @@ class ChannelGroups:
         return count_parameters(self.analysis, self.flags(removed or {}))
 
     def count_macs(self, removed: Removed | None = None) -> int:
-        """Return how many multiplications a forward on the example inputs takes without them."""
+        """Return how many multiplications a forward on the example inputs takes without them.
+
+        A Keras model that was read without example inputs counts a batch of one.
+        """
         from lilliput.graph.costs import count_macs
 
         return count_macs(self.analysis, self.flags(removed or {}))

@@ -68,7 +68,7 @@ class SpeedupResult:
     error : float
         Largest relative difference to the masked model's output, in double precision if possible.
     parameters, macs : tuple of int
-        Before and after.
+        Trained weights, and multiplications of one call on the example inputs; before and after.
     removed : dict
         Per group: units removed and units there were.
     remembered : dict

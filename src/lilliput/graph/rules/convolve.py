@@ -68,6 +68,16 @@ def _grouped(walk: Walk, channels: Axis, a: SimpleNamespace) -> None:
     walk.same(inner[1], weight.axes[1])
 
 
+@rule("conv_depthwise")
+def depthwise(walk: Walk, a: SimpleNamespace) -> Value:
+    """Each channel makes as many: the weight is (channels, outputs of each, window)."""
+    channels, weight = a.input.axes[-_dims(a) - 1], a.weight
+    walk.same(channels, weight.axes[0])
+    walk.pin(weight.axes[1], because="every channel is multiplied as often")
+    walk.makes(weight, 0)
+    return _result(walk, a, _each(weight.axes[0], weight.shape[1]))
+
+
 @rule("conv_transpose")
 def transposed(walk: Walk, a: SimpleNamespace) -> Value:
     """As above, with inputs in dimension 0 of the weight and filters in dimension 1."""

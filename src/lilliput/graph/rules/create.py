@@ -42,6 +42,28 @@ def triangle(walk: Walk, a: SimpleNamespace) -> Value:
     return Value(a.shapes, a.input.axes)
 
 
+@rule("same")
+def same(walk: Walk, a: SimpleNamespace) -> Any:
+    """Make tensors of one shape lose the same indices: they are one thing to the code."""
+    for other in a.tensors[1:]:
+        for ours, theirs in zip(a.tensors[0].axes, other.axes, strict=True):
+            walk.same(ours, theirs)
+
+
+@rule("stays")
+def stays(walk: Walk, a: SimpleNamespace) -> Value:
+    """Keep all channels along some dimensions, or along all."""
+    dims = getattr(a, "dims", range(len(a.input.axes)))
+    walk.pin(*(a.input.axes[d] for d in dims), because=a.because)
+    return Value(a.shapes, a.input.axes)
+
+
+@rule("unknown")
+def unknown(walk: Walk, a: SimpleNamespace) -> Any:
+    """Give up an op that the reader could not put into words."""
+    return walk.give_up(a.why)
+
+
 @rule("nothing")
 def nothing(walk: Walk, a: SimpleNamespace) -> Any:
     """Give no tensor."""

@@ -44,7 +44,7 @@ def recurrent(walk: Walk, a: SimpleNamespace) -> Any:
             _unit(walk, hidden, x, weights, size, (layer, direction))
         x = walk.axes.join([hidden] * len(directions), [size] * len(directions))
     first, *rest = a.shapes
-    output = Value(first, (*a.input.axes[:-1], zero(x)))
+    output = Value(first, (*a.input.axes[: len(first) - 1], zero(x)))
     return [output, *(Value(s, (*[FIXED] * (len(s) - 1), zero(hidden))) for s in rest)]
 
 

@@ -1,28 +1,27 @@
-"""What each Keras layer and operation does to labels: one small function per family."""
+"""Keras layers as neutral ops: one small function per kind of layer, found by the layer's class."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from lilliput.backends.keras.instrument import unshadowed
-from lilliput.speedup.keras.rules import convolve, elementwise, layers, reduce, reshape, window
-from lilliput.speedup.keras.rules.table import RULES
-from lilliput.speedup.keras.walk import Rule
+from lilliput.backends.keras.lowering import convolve, dense, elementwise, norms, recurrent, shape
+from lilliput.backends.keras.lowering.table import LOWERINGS, Lowering
 
-__all__ = ["RULES", "find_rule"]
+__all__ = ["LOWERINGS", "find_lowering"]
 
-_FAMILIES = (convolve, elementwise, layers, reduce, reshape, window)
+_FAMILIES = (convolve, dense, elementwise, norms, recurrent, shape)
 
 
-def find_rule(operation: Any) -> Rule | None:
-    """Return the rule of a layer or operation; None for one whose code is not Keras's own."""
+def find_lowering(operation: Any) -> Lowering | None:
+    """Return how a layer or operation is written; None for one whose code is not Keras's own."""
     own: Any = unshadowed(type(operation))
     for base in own.__mro__:
         if base.__module__.partition(".")[0] == "keras":
             is_plain = own.call is base.call and getattr(own, "build", 0) is getattr(
                 base, "build", 0
             )
-            return RULES.get(_key(base)) if is_plain and not _is_altered(operation) else None
+            return LOWERINGS.get(_key(base)) if is_plain and not _is_altered(operation) else None
     return None
 
 
