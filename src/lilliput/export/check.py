@@ -218,7 +218,7 @@ class _Check:
                 held = known.get((number, position, call))
                 step = step if held is None else held.step(found)
                 reals = found[name] if held is None else held.reals(found)
-                received = aligned(reals, expected)
+                received = aligned(reals, expected, step)
                 worst = compare([name], [expected], [received], [step])
                 rows.append(
                     {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,21 +35,22 @@ def like_example(batch: Any, inputs: Inputs) -> Inputs:
     return (args[:count], kwargs) if count and not kwargs else (args, kwargs)
 
 
-def guard_model(model: nn.Module, batches: list[Inputs], change: bool) -> list[Guarded]:
-    """Return which layers could saturate on data like these; ``change`` the weights so that none does."""
+def guard_model(
+    model: nn.Module, batches: list[Inputs], change: bool, run: Callable[[Inputs], None]
+) -> list[Guarded]:
+    """Return which layers could saturate on data like these; ``change`` the weights so that none does.
+
+    ``run`` runs the model on one of the batches.
+    """
     found: list[Guarded] = []
     for quantizer in quantizers_on(model):
-        found += guard(quantizer, batches, _call, change=change, enough=ENOUGH)
+        found += guard(quantizer, batches, lambda _, x: run(x), change=change, enough=ENOUGH)
     return found
 
 
 def may_saturate(model: nn.Module) -> bool:
     """Whether any layer multiplies 8-bit integers, so that it matters which CPU does."""
     return any(True for quantizer in quantizers_on(model) for _ in candidates(quantizer))
-
-
-def _call(model: nn.Module, inputs: Inputs) -> Any:
-    return model(*inputs[0], **inputs[1])
 
 
 @contextmanager

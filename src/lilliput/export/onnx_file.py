@@ -136,7 +136,9 @@ def export_onnx(
     else:
         batches = [like_example(batch, inputs) for batch in calibration]
     with kept_if_done(model):
-        guarded = guard_model(model, [inputs, *batches], not cpu.has_vnni) if cpu else []
+        guarded = []
+        if cpu:
+            guarded = guard_model(model, [inputs, *batches], not cpu.has_vnni, simulation.look_at)
         if any(row.is_changed for row in guarded):
             simulation = simulate(model, inputs)
 
@@ -166,7 +168,10 @@ def export_onnx(
             result.sizes = size_texts(simulation, draft, opening, is_chosen)
             return result
 
-        return write_open(choose_axes(simulation, dynamic_batch, dynamic_shapes), write)
+        try:
+            return write_open(choose_axes(simulation, dynamic_batch, dynamic_shapes), write)
+        finally:
+            simulation.forget()
 
 
 def _keeps_states(model: Any) -> bool:

@@ -76,14 +76,23 @@ def sqnr(expected: Array, received: Array) -> float:
     >>> sqnr(np.array([1.0]), np.array([1.0]))
     inf
     """
-    expected, received = (np.asarray(x, np.float64) for x in (expected, received))
-    noise = float(((expected - received) ** 2).sum())
-    signal = float((expected**2).sum())
+    return _ratio(expected, np.subtract(expected, received, dtype=np.float64))
+
+
+def _ratio(expected: Array, difference: Array) -> float:
+    """Return the signal to noise ratio in dB, given the noise."""
+    noise, signal = (_power(x) for x in (difference, expected))
     if noise == 0.0:
         return math.inf
     if not math.isfinite(noise) or signal == 0.0:
         return -math.inf
     return round(10 * math.log10(signal / noise), 2)
+
+
+def _power(values: Array) -> float:
+    flat = np.asarray(values, np.float64).ravel()
+    with np.errstate(all="ignore"):  # infinity and NaN are told by what comes of them
+        return float(flat @ flat)
 
 
 def compare(
@@ -97,7 +106,8 @@ def compare(
     for name, a, b, step in zip(names, expected, received, steps, strict=True):
         if a.shape != b.shape:
             raise ExportError(f"output {name!r} has shape {b.shape}, in the simulation {a.shape}.")
-        found = Agreement(_largest(a, b), sqnr(a, b), None, name)
+        difference = np.subtract(a, b, dtype=np.float64)
+        found = Agreement(_largest(difference), _ratio(a, difference), None, name)
         lsb = None if step is None else found.max_error / step
         worst = Agreement(
             max(worst.max_error, found.max_error),
@@ -108,11 +118,11 @@ def compare(
     return worst
 
 
-def _largest(a: Array, b: Array) -> float:
-    if not a.size:
+def _largest(difference: Array) -> float:
+    if not difference.size:
         return 0.0
-    difference = np.abs(a.astype(np.float64) - b.astype(np.float64)).max()
-    return float(difference) if np.isfinite(difference) else math.inf
+    largest = max(float(difference.max()), -float(difference.min()))
+    return largest if math.isfinite(largest) else math.inf
 
 
 def run(runtime: str, data: Packed, batches: Sequence[Feeds], optimized: str = "") -> list[Any]:

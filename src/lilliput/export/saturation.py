@@ -117,13 +117,13 @@ def guard(
         worst, bits = _examine(quantizer, wrapper, seen.get(wrapper.name))
         if not (is_bad := worst > LIMIT).any():
             continue
-        if not change:
-            pass
-        elif hasattr(quantizer, "coarsen_weight"):
-            quantizer.coarsen_weight(wrapper, torch.where(is_bad, worst / AIM, 1.0))
-        elif hasattr(quantizer, "reduce_bits"):
-            quantizer.reduce_bits(wrapper, 7)
-        after, bits_after = _examine(quantizer, wrapper, seen.get(wrapper.name))
+        after, bits_after = worst, bits
+        if change:
+            if hasattr(quantizer, "coarsen_weight"):
+                quantizer.coarsen_weight(wrapper, torch.where(is_bad, worst / AIM, 1.0))
+            elif hasattr(quantizer, "reduce_bits"):
+                quantizer.reduce_bits(wrapper, 7)
+            after, bits_after = _examine(quantizer, wrapper, seen.get(wrapper.name))
         count, before = int(is_bad.sum()), int(worst.max())
         found.append(Guarded(wrapper.name, count, before, bits, int(after.max()), bits_after))
     return found

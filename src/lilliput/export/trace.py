@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,21 +44,79 @@ class TraceError(ExportError):
     """torch cannot write the model as ONNX."""
 
 
+class RoundedWeights:
+    """The quantized weights of a model that does not change, each computed once."""
+
+    def __init__(self) -> None:
+        self._held: dict[Key, tuple[Tensor, int, tuple[Tensor, ...]]] = {}
+
+    def __call__(self, wrapper: Any, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return a weight as its quantizer rounds it; one that a pruner or torch computes, anew."""
+        (raw,) = tensors
+        key = key_of(wrapper, QuantType.WEIGHT)
+        version = -1 if raw.is_inference() else raw._version
+        before, known, results = self._held.get(key, (None, -1, ()))
+        if before is not raw or known != version:
+            results = wrapper._quantizer().run(wrapper, QuantType.WEIGHT, tensors)
+            if version >= 0:
+                self._held[key] = raw, version, results
+        return results
+
+    def marker(self, others: Marker | None = None) -> Marker:
+        """Return a marker under which a model computes as ever, or with ``others`` for activations."""
+
+        def mark(
+            wrapper: Any, quant_type: QuantType, tensors: tuple[Tensor, ...]
+        ) -> tuple[Tensor, ...]:
+            if quant_type is QuantType.WEIGHT:
+                return self(wrapper, tensors)
+            if others is not None:
+                return others(wrapper, quant_type, tensors)
+            results: tuple[Tensor, ...] = wrapper._quantizer().run(wrapper, quant_type, tensors)
+            return results
+
+        return mark
+
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        self._held.clear()
+
+
 @dataclass(eq=False)
 class TorchSimulation(Simulation):
-    """What the model does in torch."""
+    """What the model does in torch, while its parameters and scales stay as they are."""
 
     model: nn.Module
+    rounded: RoundedWeights = field(default_factory=RoundedWeights)
+    _seen: list[tuple[Inputs, list[Tensor]]] = field(default_factory=list)
 
     def again(self, inputs: Inputs, keep: bool = False) -> Simulation:
-        """Run the model on other inputs; ``keep`` what every quantizer returns."""
-        return simulate(self.model, inputs, keep)
+        """Run the model on other inputs; ``keep`` what every quantizer returns, as the model is now."""
+        if keep:
+            return simulate(self.model, inputs, keep)
+        outputs = next((outputs for given, outputs in self._seen if given is inputs), None)
+        if outputs is None:
+            outputs = tensors_in(_run(self.model, inputs, self.rounded.marker()))
+        _check_outputs(self.model, outputs)
+        return replace(self, inputs=inputs, outputs=outputs)
+
+    def look_at(self, inputs: Inputs) -> None:
+        """Run the model on inputs, which hooks may watch; :meth:`again` need not run it then."""
+        args, kwargs = inputs
+        with evaluating(self.model), marking(self.rounded.marker(), quantizers_in(self.model)):
+            self._seen.append((inputs, tensors_in(self.model(*args, **kwargs))))
 
     def run(self, marker: Marker) -> list[Tensor]:
-        """Run the model on the inputs with a marker in place of the quantizers."""
+        """Run the model on the inputs with a marker in place of the quantizers of activations."""
         args, kwargs = self.inputs
+        marker = self.rounded.marker(marker)
         with evaluating(self.model), marking(marker, quantizers_in(self.model)):
             return tensors_in(self.model(*args, **kwargs))
+
+    def forget(self) -> None:
+        """Give back the memory of what was computed on the way."""
+        self.rounded.clear()
+        self._seen.clear()
 
     def tensors(self, nested: Any) -> list[Tensor]:
         """Return the tensors in nested tuples, lists and dicts, in order."""
@@ -104,37 +162,23 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def simulate(model: nn.Module, inputs: Inputs, keep: bool = False) -> Simulation:
+def simulate(model: nn.Module, inputs: Inputs, keep: bool = False) -> TorchSimulation:
     """Run the model in eval mode; ``keep`` what every quantizer returns."""
     places: dict[Key, Place] = {}
+    rounded = RoundedWeights()
+    quantize = rounded.marker()
 
     def record(
         wrapper: Any, quant_type: QuantType, tensors: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        results: tuple[Tensor, ...] = wrapper._quantizer().run(wrapper, quant_type, tensors)
+        results = quantize(wrapper, quant_type, tensors)
         place = places.setdefault(key_of(wrapper, quant_type), Place(wrapper, quant_type))
         if keep and not place.is_weight:
             place.results.append(tuple(x.detach().clone() for x in results))
         return results
 
-    args, kwargs = inputs
-    with evaluating(model), marking(record, quantizers_in(model)):
-        try:
-            output = model(*args, **kwargs)
-        except LilliputError:
-            raise
-        except Exception as error:
-            shapes = [tuple(x.shape) for x in tensors_in(inputs)]
-            raise ExportError(
-                f"{type(model).__name__} does not run on the example inputs (shapes {shapes}): "
-                f"{type(error).__name__}: {first_line(error)}"
-            ) from error
-    outputs = tensors_in(output)
-    if not outputs or any(not x.numel() or not x.isfinite().all() for x in outputs):
-        raise ExportError(
-            f"{type(model).__name__} returns nothing, NaN or infinity for the example inputs; give inputs "
-            "as they occur."
-        )
+    output = _run(model, inputs, record)
+    _check_outputs(model, tensors_in(output))
     with torch.no_grad():
         for place in places.values():
             found = place.wrapper.quantizer.qparams(place.wrapper, place.quant_type)
@@ -144,7 +188,32 @@ def simulate(model: nn.Module, inputs: Inputs, keep: bool = False) -> Simulation
                     f"{place.name}; expected a QParams, or None."
                 )
             place.qparams = found
-    return TorchSimulation(model, inputs, list(places.values()), tensors_in(output), _names(output))
+    found_places, outputs = list(places.values()), tensors_in(output)
+    return TorchSimulation(model, inputs, found_places, outputs, _names(output), rounded=rounded)
+
+
+def _run(model: nn.Module, inputs: Inputs, marker: Marker) -> Any:
+    """Return what the model returns in eval mode, or say why it does not run."""
+    args, kwargs = inputs
+    with evaluating(model), marking(marker, quantizers_in(model)):
+        try:
+            return model(*args, **kwargs)
+        except LilliputError:
+            raise
+        except Exception as error:
+            shapes = [tuple(x.shape) for x in tensors_in(inputs)]
+            raise ExportError(
+                f"{type(model).__name__} does not run on the example inputs (shapes {shapes}): "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
+
+
+def _check_outputs(model: nn.Module, outputs: list[Tensor]) -> None:
+    if not outputs or any(not x.numel() or not x.isfinite().all() for x in outputs):
+        raise ExportError(
+            f"{type(model).__name__} returns nothing, NaN or infinity for the example inputs; give inputs "
+            "as they occur."
+        )
 
 
 def _names(output: Any) -> list[str]:
