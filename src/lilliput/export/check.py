@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from lilliput.errors import ExportError, StageError
-from lilliput.export.cpu import cpu_has_wide_dot
-from lilliput.export.graph import Draft, array_of, producer
+from lilliput.export.guard.cpu import cpu_has_wide_dot
 from lilliput.export.kernels import read_kernels
 from lilliput.export.layer import Layer
 from lilliput.export.layers import fill_macs
-from lilliput.export.other_sizes import OtherSizeError, OtherSizes, explain_fault
 from lilliput.export.packed import Packed
+from lilliput.export.passes.graph import Draft, array_of, producer
+from lilliput.export.passes.propagate import MOVERS
 from lilliput.export.places import Inputs, Simulation, first_line, to_array
-from lilliput.export.propagate import MOVERS
 from lilliput.export.result import ExportResult
 from lilliput.export.run import (
     ACCURACY,
@@ -35,6 +34,7 @@ from lilliput.export.run import (
     run,
     sqnr,
 )
+from lilliput.export.sizes.other_sizes import OtherSizeError, OtherSizes, explain_fault
 from lilliput.export.steps import ONE_STEP, Step, aligned
 from lilliput.export.stepwise import Compared, Stepwise
 

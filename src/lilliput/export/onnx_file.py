@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lilliput.errors import ExportError
-from lilliput.export.cpu import cpu_for
-from lilliput.export.finish import finish, write_float
-from lilliput.export.guarding import (
+from lilliput.export.guard.cpu import cpu_for
+from lilliput.export.guard.on_torch import (
     guard_model,
     kept_if_done,
     like_example,
     may_saturate,
     sample_inputs,
 )
-from lilliput.export.opening import Opening, size_texts, untried, write_open
 from lilliput.export.packed import packing
+from lilliput.export.passes.finish import finish, write_float
 from lilliput.export.places import Simulation
 from lilliput.export.result import ExportResult
+from lilliput.export.sizes.opening import Opening, size_texts, untried, write_open
 from lilliput.export.trace import choose_axes, model_of, simulate, trace
 from lilliput.extras import require
 from lilliput.speedup.capture import as_inputs, plain_copy
 
 if TYPE_CHECKING:
-    from lilliput.export.graph import Draft
+    from lilliput.export.passes.graph import Draft
 
 _OPSETS = range(21, 24)
 _NO_CACHE = "written as with config.use_cache = False: the file computes all tokens at each call."
@@ -116,8 +116,8 @@ def export_onnx(
     _require_onnx()
     from lilliput.export.check import check_file
     from lilliput.export.layers import example_sizes, list_layers
+    from lilliput.export.passes.fit import check_target, find_notes
     from lilliput.export.rounding import keep_precise
-    from lilliput.export.targets import check_target, find_notes
 
     check_target(target)
     place = _checked_path(path)
@@ -186,7 +186,7 @@ def _check_precision(model: Any) -> None:
 
 def build(simulation: Simulation, target: str, opset: int) -> Draft:
     """Return the model as an ONNX graph with integers in it; the axes of the simulation are open."""
-    from lilliput.export.graph import Draft
+    from lilliput.export.passes.graph import Draft
 
     model, sizes = trace(simulation, simulation.axes, opset)
     draft = Draft(model, simulation.places, sizes=sizes)

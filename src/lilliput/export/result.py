@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lilliput.errors import StageError
-from lilliput.export.cpu import Cpu
+from lilliput.export.guard.cpu import Cpu
 from lilliput.export.layer import Layer
 from lilliput.export.run import FAST, LITERT, Agreement
 from lilliput.export.summary import cpu_lines, headline, html_table, layer_table, summary_lines

@@ -18,11 +18,7 @@ from lilliput.backends.torch.instrument import quantizers_in
 from lilliput.backends.wrapping import marking, step_aside
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
-from lilliput.export.assumed import OpenSizes, open_sizes
-from lilliput.export.axes import Axis, batch_axis, find_axes, resized
 from lilliput.export.cells import translations, whole_layers
-from lilliput.export.dynamic_shapes import asked_axes, input_names
-from lilliput.export.other_sizes import BATCH
 from lilliput.export.places import (
     DOMAIN,
     Array,
@@ -35,6 +31,10 @@ from lilliput.export.places import (
     key_of,
 )
 from lilliput.export.registry import reading_once
+from lilliput.export.sizes.assumed import OpenSizes, open_sizes
+from lilliput.export.sizes.axes import Axis, batch_axis, find_axes, resized
+from lilliput.export.sizes.dynamic_shapes import asked_axes, input_names
+from lilliput.export.sizes.other_sizes import BATCH
 from lilliput.ops.qparams import QParams
 from lilliput.speedup.caches import without_states
 from lilliput.speedup.capture import quiet
@@ -189,7 +189,7 @@ def _runs(model: nn.Module, inputs: Inputs) -> bool:
 
 def trace(simulation: Simulation, axes: Sequence[Axis], opset: int) -> tuple[Any, OpenSizes]:
     """Return the model as an ``onnx_ir.Model`` with ``Site`` nodes, and the sizes that it leaves open."""
-    from lilliput.export.graph import keep_scopes, rename_sizes
+    from lilliput.export.passes.graph import keep_scopes, rename_sizes
 
     numbers = {place.key: i for i, place in enumerate(simulation.places)}
 

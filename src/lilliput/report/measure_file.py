@@ -98,7 +98,7 @@ def _count_onnx(file: OnnxFile, inputs: Any) -> dict[str, Any]:
 
 def _has_loops(graph: Any) -> bool:
     """Whether something multiplies inside a loop or branch, as often as only a run would tell."""
-    from lilliput.export.graph import LAYERS
+    from lilliput.export.passes.graph import LAYERS
 
     outside = {id(node) for node in graph}
     return any(x.op_type in LAYERS and id(x) not in outside for x in graph.all_nodes())
@@ -120,7 +120,7 @@ def _inside(
 
 def _zero_counts(graph: Any) -> dict[str, int]:
     """Return how many zeros the constants stand for whose integers have zero points, by name."""
-    from lilliput.export.integers import read
+    from lilliput.export.passes.integers import read
 
     found = {}
     for node in graph:

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
-from lilliput.export.pairs import ENOUGH
+from lilliput.export.guard.pairs import ENOUGH
+from lilliput.export.guard.saturation import candidates, guard
 from lilliput.export.result import Guarded
-from lilliput.export.saturation import candidates, guard
 from lilliput.speedup.capture import Inputs, as_inputs
 
 

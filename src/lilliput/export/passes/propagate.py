@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.graph import Draft, array_of, bounds_of, integer_attribute, producer
+from lilliput.export.passes.graph import Draft, array_of, bounds_of, integer_attribute, producer
 
 # They move numbers or pick some, so that integers on a grid stay on it.
 MOVERS = frozenset(

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from lilliput.export.places import DOMAIN
 
 if TYPE_CHECKING:
-    from lilliput.export.graph import Draft
+    from lilliput.export.passes.graph import Draft
 
 
 def finish(draft: Draft, target: str, outputs: Sequence[str]) -> Draft:
     """Put integers into a graph that has ``Site`` nodes where it is quantized."""
-    from lilliput.export.bias import quantize_biases
-    from lilliput.export.fold import fold_norms
-    from lilliput.export.graph import name_nodes
-    from lilliput.export.propagate import drop_idle_clips, propagate
-    from lilliput.export.sites import replace_sites
-    from lilliput.export.targets import fit_target, prepare_target
+    from lilliput.export.passes.bias import quantize_biases
+    from lilliput.export.passes.fit import fit_target, prepare_target
+    from lilliput.export.passes.fold import fold_norms
+    from lilliput.export.passes.graph import name_nodes
+    from lilliput.export.passes.propagate import drop_idle_clips, propagate
+    from lilliput.export.passes.sites import replace_sites
 
     draft.traced = draft.model.clone()
     name_nodes(draft.graph)
@@ -38,8 +38,8 @@ def finish(draft: Draft, target: str, outputs: Sequence[str]) -> Draft:
 
 def write_float(traced: Any, target: str, outputs: Sequence[str], path: Path) -> None:
     """Write a trace as a file without any quantization: what a quantized file is compared with."""
-    from lilliput.export.graph import Draft
     from lilliput.export.packed import packing
+    from lilliput.export.passes.graph import Draft
 
     draft = Draft(traced.clone(), [])
     for node in [node for node in draft.graph if node.domain == DOMAIN]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.graph import array_of, integer_attribute
-from lilliput.export.integers import Array, Stored, name_of, read
+from lilliput.export.passes.graph import array_of, integer_attribute
+from lilliput.export.passes.integers import Array, Stored, name_of, read
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,9 +20,9 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.export.exact import INTEGER_LSTM
-from lilliput.export.graph import CONTRIB, Draft, integer_attribute
 from lilliput.export.layer import some_of
-from lilliput.export.moved import Moved, moved_integers
+from lilliput.export.passes.graph import CONTRIB, Draft, integer_attribute
+from lilliput.export.passes.moved import Moved, moved_integers
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", INTEGER_LSTM})
 _FEWEST = 64  # units from which on the integer kernel is faster

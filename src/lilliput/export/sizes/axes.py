@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lilliput.export.other_sizes import BATCH
+from lilliput.export.sizes.other_sizes import BATCH
 
 Place = tuple[int, int]  # which of the tensors in the inputs, and which of its axes
 _SPATIAL = {4: ("height", "width"), 5: ("depth", "height", "width")}

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.graph import Draft, array_of, integer_attribute, producer
-from lilliput.export.integers import Array, Stored, name_of, read
-from lilliput.export.propagate import MOVERS
+from lilliput.export.passes.graph import Draft, array_of, integer_attribute, producer
+from lilliput.export.passes.integers import Array, Stored, name_of, read
+from lilliput.export.passes.propagate import MOVERS
 
 _ROOMY = 2**30
 _SMALLEST = 1e-30  # a step of input scale times weight scale that every kernel can divide by

@@ -16,9 +16,9 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.errors import ExportError
-from lilliput.export.graph import Draft
 from lilliput.export.grid import on_grid
-from lilliput.export.integers import Array, cast, storage
+from lilliput.export.passes.graph import Draft
+from lilliput.export.passes.integers import Array, cast, storage
 from lilliput.export.places import Place, to_array
 
 _MAKERS = frozenset({"Transpose", "QuantizeLinear", "Reshape", "Mul", "Sub", "Cast"})

@@ -6,8 +6,8 @@ import onnx_ir as ir
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from lilliput.export.bias import quantize_biases
-from lilliput.export.graph import Draft
+from lilliput.export.passes.bias import quantize_biases
+from lilliput.export.passes.graph import Draft
 
 ENDS = (("x", 2), ("y", 4))
 

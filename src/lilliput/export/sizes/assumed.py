@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lilliput.export.axes import Axis
-from lilliput.export.other_sizes import BATCH
+from lilliput.export.sizes.axes import Axis
+from lilliput.export.sizes.other_sizes import BATCH
 
 _FEW = range(2, 65)  # sizes at which conditions such as "even" or "not 9" are looked for
 _NEAR = 8  # of larger sizes, those around the example's

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from lilliput.export.assumed import Assumed, OpenSizes
-from lilliput.export.axes import Axis, expected_axes
-from lilliput.export.dynamic_shapes import input_names
-from lilliput.export.other_sizes import BATCH, OtherSizeError
 from lilliput.export.places import Simulation
+from lilliput.export.sizes.assumed import Assumed, OpenSizes
+from lilliput.export.sizes.axes import Axis, expected_axes
+from lilliput.export.sizes.dynamic_shapes import input_names
+from lilliput.export.sizes.other_sizes import BATCH, OtherSizeError
 from lilliput.export.trace import TraceError
 
 if TYPE_CHECKING:
-    from lilliput.export.graph import Draft
+    from lilliput.export.passes.graph import Draft
 
 Result = TypeVar("Result")
 _REFUSED = "the model takes no other"

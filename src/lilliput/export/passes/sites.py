@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.errors import ExportError
-from lilliput.export.graph import Draft, array_of, producer
-from lilliput.export.integers import Array, Stored, bounds, storage, weight_of
+from lilliput.export.passes.graph import Draft, array_of, producer
+from lilliput.export.passes.integers import Array, Stored, bounds, storage, weight_of
 from lilliput.export.places import DOMAIN, Place, to_array
 
 

@@ -7,9 +7,9 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.graph import Draft, array_of, only_reader, producer
-from lilliput.export.integers import read
-from lilliput.export.propagate import quantize_behind
+from lilliput.export.passes.graph import Draft, array_of, only_reader, producer
+from lilliput.export.passes.integers import read
+from lilliput.export.passes.propagate import quantize_behind
 
 
 def flatten_linears(draft: Draft) -> None:

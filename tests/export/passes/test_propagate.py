@@ -7,8 +7,8 @@ import torch
 from fixed_quantizer import export
 from torch import nn
 
-from lilliput.export.graph import Draft
-from lilliput.export.propagate import drop_idle_clips
+from lilliput.export.passes.graph import Draft
+from lilliput.export.passes.propagate import drop_idle_clips
 from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.graph import Draft, array_of, integer_attribute
+from lilliput.export.passes.graph import Draft, array_of, integer_attribute
 
 _AXES = (3, "width_axis"), (2, "height_axis")
 

@@ -9,7 +9,7 @@ import torch
 from fixed_quantizer import constants, export, operators, quantized, rule
 from torch import nn
 
-from lilliput.export.integers import Stored
+from lilliput.export.passes.integers import Stored
 from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
@@ -69,7 +69,7 @@ def test_norm_behind_a_quantizer_is_not_folded(tmp_path):
 
 
 def test_sign_that_cannot_be_turned_is_not_folded():
-    from lilliput.export.fold import scale_channels
+    from lilliput.export.passes.fold import scale_channels
 
     weight = np.array([[-128, 5], [7, -128]])
     ones = np.ones(2, np.float32), np.zeros(2, np.int32)

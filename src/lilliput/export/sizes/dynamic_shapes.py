@@ -16,8 +16,8 @@ from torch import Tensor, export, nn
 from torch.utils._pytree import tree_leaves
 
 from lilliput.errors import ExportError, nearest
-from lilliput.export.axes import Axis, Place, named
-from lilliput.export.other_sizes import BATCH
+from lilliput.export.sizes.axes import Axis, Place, named
+from lilliput.export.sizes.other_sizes import BATCH
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _FORM = 'expected True, False, or axes by input, such as {"input_ids": {0: "batch", 1: "sequence"}}'

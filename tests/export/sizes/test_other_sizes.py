@@ -7,7 +7,8 @@ from fixed_quantizer import execute, quantized
 from torch import nn
 
 from lilliput.errors import ExportError
-from lilliput.export import export_onnx, other_sizes
+from lilliput.export import export_onnx
+from lilliput.export.sizes import other_sizes
 
 
 class Branching(nn.Module):

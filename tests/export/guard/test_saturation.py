@@ -9,9 +9,9 @@ from torch import nn
 from lilliput.config.layer import QuantType
 from lilliput.core.quantizer import Quantizer
 from lilliput.errors import ConfigError
-from lilliput.export import cpu
-from lilliput.export.cpu import cpu_has_wide_dot
-from lilliput.export.saturation import LIMIT, guard, watch_inputs, worst_pair_sums
+from lilliput.export.guard import cpu
+from lilliput.export.guard.cpu import cpu_has_wide_dot
+from lilliput.export.guard.saturation import LIMIT, guard, watch_inputs, worst_pair_sums
 from lilliput.ops.qparams import Grid, QParams
 
 onnx = pytest.importorskip("onnx")

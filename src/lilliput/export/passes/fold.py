@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.graph import Draft, array_of, integer_attribute, only_reader, producer
-from lilliput.export.integers import Array, Stored, bounds, name_of, read
+from lilliput.export.passes.graph import Draft, array_of, integer_attribute, only_reader, producer
+from lilliput.export.passes.integers import Array, Stored, bounds, name_of, read
 
 
 def fold_norms(draft: Draft) -> None:

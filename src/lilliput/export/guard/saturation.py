@@ -29,7 +29,7 @@ from lilliput.backends.torch import statistics
 from lilliput.backends.torch.weights import floating
 from lilliput.config.layer import QuantType
 from lilliput.errors import ConfigError
-from lilliput.export.pairs import AIM, LIMIT, MARGIN, worst_pairs
+from lilliput.export.guard.pairs import AIM, LIMIT, MARGIN, worst_pairs
 from lilliput.export.result import Guarded
 from lilliput.ops.qparams import QParams
 

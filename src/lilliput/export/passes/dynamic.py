@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.graph import Draft, integer_attribute, producer
-from lilliput.export.integers import Stored, cast, name_of, read
+from lilliput.export.passes.graph import Draft, integer_attribute, producer
+from lilliput.export.passes.integers import Stored, cast, name_of, read
 
 DYNAMIC = "DynamicQuantizeLinear"
 _EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)

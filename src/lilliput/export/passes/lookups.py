@@ -15,8 +15,15 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.graph import CONTRIB, Draft, array_of, integer_attribute, layers_of, producer
-from lilliput.export.integers import Stored, cast, name_of, read
+from lilliput.export.passes.graph import (
+    CONTRIB,
+    Draft,
+    array_of,
+    integer_attribute,
+    layers_of,
+    producer,
+)
+from lilliput.export.passes.integers import Stored, cast, name_of, read
 
 _FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)
 _SMALLEST_BLOCK = 16  # of GatherBlockQuantized, and powers of two only

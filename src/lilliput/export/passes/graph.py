@@ -16,7 +16,7 @@ from lilliput.export.macs import MACS
 from lilliput.export.places import Place
 
 if TYPE_CHECKING:
-    from lilliput.export.assumed import OpenSizes
+    from lilliput.export.sizes.assumed import OpenSizes
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 OWN_SCOPES = "lilliput.name_scopes"

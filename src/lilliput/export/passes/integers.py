@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.errors import ExportError
-from lilliput.export.graph import Draft, array_of, integer_attribute, producer
 from lilliput.export.grid import on_grid, spread
+from lilliput.export.passes.graph import Draft, array_of, integer_attribute, producer
 from lilliput.export.places import Place
 from lilliput.ops.qparams import Grid
 
