@@ -33,6 +33,7 @@ from lilliput.ops.qparams import Grid, QParams
 
 if TYPE_CHECKING:
     from lilliput.export.keras import ExportResult, export_litert, export_onnx, litert_latency
+    from lilliput.export.targets.executed import open_file
     from lilliput.pruning import (
         AGPPruner,
         ChannelMasker,
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     )
     from lilliput.report.build import build_report
     from lilliput.report.document import Report
-    from lilliput.report.executed import open_file
     from lilliput.report.measure import measure, measure_all
     from lilliput.report.quantization import QuantizationReport, quantization_report
     from lilliput.report.receipt import Figures, Receipt, take_receipt
@@ -74,7 +74,7 @@ _LAZY = {
     "lilliput.quantization": _HOMES["lilliput.quantization"],
     "lilliput.report.build": ("build_report",),
     "lilliput.report.document": ("Report",),
-    "lilliput.report.executed": ("open_file",),
+    "lilliput.export.targets.executed": ("open_file",),
     "lilliput.report.measure": ("measure", "measure_all"),
     "lilliput.report.quantization": ("QuantizationReport", "quantization_report"),
     "lilliput.report.receipt": ("Figures", "Receipt", "take_receipt"),

@@ -32,6 +32,7 @@ from lilliput.ops.qparams import Grid, QParams
 
 if TYPE_CHECKING:
     from lilliput.export import ExportResult, export_onnx
+    from lilliput.export.targets.executed import open_file
     from lilliput.pruning import (
         ActivationAPoZRankPruner,
         ActivationMeanRankPruner,
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
     from lilliput.recovery.reconstruct import Reconstruction, reconstruct
     from lilliput.report.build import build_report
     from lilliput.report.document import Report
-    from lilliput.report.executed import open_file
     from lilliput.report.measure import measure, measure_all
     from lilliput.report.quantization import QuantizationReport, quantization_report
     from lilliput.report.receipt import Figures, Receipt, take_receipt
@@ -87,7 +87,7 @@ _LAZY = {
     "lilliput.recovery.reconstruct": ("Reconstruction", "reconstruct"),
     "lilliput.report.build": ("build_report",),
     "lilliput.report.document": ("Report",),
-    "lilliput.report.executed": ("open_file",),
+    "lilliput.export.targets.executed": ("open_file",),
     "lilliput.report.measure": ("measure", "measure_all"),
     "lilliput.report.quantization": ("QuantizationReport", "quantization_report"),
     "lilliput.report.receipt": ("Figures", "Receipt", "take_receipt"),

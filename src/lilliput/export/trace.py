@@ -91,6 +91,15 @@ def model_of(quantizer_or_model: Any) -> nn.Module:
     return plain
 
 
+def check_precision(model: nn.Module) -> None:
+    """Refuse a model in half precision."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            raise ExportError(
+                f"{name!r} is in {parameter.dtype}; runtimes quantize float32: export model.float()."
+            )
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put every module into eval mode without a key/value cache, and back to where each was."""
@@ -218,7 +227,7 @@ def trace(simulation: Simulation, axes: Sequence[Axis], opset: int) -> tuple[Any
                 dynamo=True,
                 verbose=False,
                 opset_version=opset,
-                dynamic_shapes=_shapes(simulation.model, inputs, axes),
+                dynamic_shapes=open_shapes(simulation.model, inputs, axes),
                 optimize=False,
                 custom_translation_table=translations(),
             )
@@ -250,7 +259,7 @@ def _site(tensor: Tensor, number: int, position: int) -> Tensor:
     return site
 
 
-def _shapes(model: nn.Module, inputs: Inputs, axes: Sequence[Axis]) -> Any:
+def open_shapes(model: nn.Module, inputs: Inputs, axes: Sequence[Axis]) -> Any:
     """Return what ``torch.export`` is told of the sizes of all inputs, in the structure of the inputs."""
     leaves, spec = tree_flatten(inputs)
     numbers = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]

@@ -11,13 +11,10 @@ from typing import Any
 import keras
 
 from lilliput.errors import ExportError
+from lilliput.export.arguments import check_options, checked_path
 from lilliput.export.guard.cpu import cpu_for
 from lilliput.export.keras.guard import guard_model, kept_if_done, may_saturate
-from lilliput.export.keras.litert_file import (
-    check_options,
-    checked_path,
-    gather_inputs,
-)
+from lilliput.export.keras.litert_file import gather_inputs
 from lilliput.export.keras.loops import loop_layers
 from lilliput.export.keras.simulation import input_names, model_of, plain_source, simulate
 from lilliput.export.keras.transfer import export_elsewhere

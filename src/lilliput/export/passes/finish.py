@@ -36,7 +36,9 @@ def finish(draft: Draft, target: str, outputs: Sequence[str]) -> Draft:
     return draft
 
 
-def write_float(traced: Any, target: str, outputs: Sequence[str], path: Path) -> None:
+def write_float(
+    traced: Any, target: str, outputs: Sequence[str], path: Path, pack: Any = None
+) -> None:
     """Write a trace as a file without any quantization: what a quantized file is compared with."""
     from lilliput.export.packed import packing
     from lilliput.export.passes.graph import Draft
@@ -47,5 +49,5 @@ def write_float(traced: Any, target: str, outputs: Sequence[str], path: Path) ->
             draft.replace(node.outputs[0], node.inputs[0])
     draft.sweep()
     draft.model.opset_imports.pop(DOMAIN, None)
-    with packing(finish(draft, target, outputs).model, path) as data:
+    with (pack or packing)(finish(draft, target, outputs).model, path) as data:
         data.write(path)

@@ -15,20 +15,37 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from lilliput.errors import ConfigError
 
-from lilliput.errors import ConfigError, MissingExtraError, StateError
-from lilliput.extras import require
+if TYPE_CHECKING:
+    import numpy as np
 
-Array = np.ndarray[Any, Any]
+    Array = np.ndarray[Any, Any]
+else:  # "lilliput doctor" reads the targets where NumPy is missing
+    Array = Any
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a file takes or returns: ``kind`` is input or output, None in the shape is an open size."""
+
+    kind: str
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; open sizes are question marks."""
+        shape = ["?" if size is None else size for size in self.shape]
+        return {"kind": self.kind, "name": self.name, "shape": shape, "dtype": self.dtype}
 
 
 def open_file(path: str | os.PathLike[str], threads: int | None = None) -> ExecutedFile:
-    """Open an ``.onnx`` file in ONNX Runtime or a ``.tflite`` file in LiteRT, to call it.
+    """Open a written file in its runtime, to call it: ``.onnx``, ``.tflite``, ``.xml`` or ``.pte``.
 
     Parameters
     ----------
@@ -37,13 +54,13 @@ def open_file(path: str | os.PathLike[str], threads: int | None = None) -> Execu
     threads : int, optional
         How many threads execute it; by default as many as torch uses, or one per processor.
     """
+    from lilliput.export.targets.table import target_for
+
     place = Path(path)
-    kinds = {".onnx": OnnxFile, ".tflite": LiteRTFile}
-    if place.suffix.lower() not in kinds:
-        raise ConfigError(f"{place}: expected a file that ends in .onnx or .tflite.")
+    target = target_for(place)
     if not place.is_file():
         raise ConfigError(f"{place}: there is no such file.")
-    return kinds[place.suffix.lower()](place, threads or default_threads())
+    return target.open(place, threads or default_threads())
 
 
 def default_threads() -> int:
@@ -79,10 +96,24 @@ class ExecutedFile:
         """Return the outputs for inputs in the order of the file, or by name."""
         raise NotImplementedError
 
+    def tensors(self) -> list[TensorInfo]:
+        """Return what the file takes and returns."""
+        raise NotImplementedError
+
+    def operations(self) -> dict[str, int]:
+        """Return how often each operation occurs; empty where the file does not tell."""
+        return {}
+
+    def counts(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> dict[str, Any]:
+        """Return parameters, nonzeros and macs on such inputs; empty where the file does not tell."""
+        return {}
+
     def __call__(self, *inputs: Any, training: bool = False, **named: Any) -> Any:
         """Return the outputs, one or a tuple of them."""
         if len(inputs) == 1 and isinstance(inputs[0], (tuple, list)):
             inputs = tuple(inputs[0])
+        import numpy as np
+
         values = [*inputs, *named.values()]
         if not values:
             raise ConfigError(f"{self.path.name}: called without inputs.")
@@ -94,6 +125,8 @@ class ExecutedFile:
 
     def predict(self, x: Any, batch_size: int = 32, verbose: Any = 0) -> Any:
         """Return the outputs for all rows of ``x``, as ``predict`` of a Keras model does."""
+        import numpy as np
+
         inputs = list(x) if isinstance(x, (tuple, list)) else [x]
         starts = range(0, len(inputs[0]), batch_size)
         parts = [self(*(np.asarray(i[s : s + batch_size]) for i in inputs)) for s in starts]
@@ -114,73 +147,8 @@ class ExecutedFile:
         return self
 
 
-class OnnxFile(ExecutedFile):
-    """An ONNX file in ONNX Runtime."""
-
-    def __init__(self, path: Path, threads: int) -> None:
-        super().__init__(path, threads)
-        from lilliput.export.run import open_session
-
-        try:
-            self.session = open_session(path, threads=threads)
-        except MissingExtraError:
-            raise
-        except Exception as error:  # its exceptions share no public base
-            raise StateError(f"{path}: ONNX Runtime cannot read the file ({error}).") from error
-        self.names = [x.name for x in self.session.get_inputs()]
-        self.runtime = f"ONNX Runtime {version('onnxruntime')}"
-
-    @property
-    def bytes(self) -> int:
-        """The size of the file, and of weights beside it."""
-        from lilliput.export.packed import external_files
-
-        return sum(x.stat().st_size for x in (self.path, *external_files(self.path)))
-
-    def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
-        """Return the outputs."""
-        _check_count(self.path, len(arrays), len(self.names))
-        feeds = dict(zip(self.order(names), arrays, strict=True))
-        outputs: list[Array] = self.session.run(None, feeds)
-        return outputs
-
-    def order(self, names: Sequence[str]) -> list[str]:
-        """Return the inputs of the file in the order in which they are given, the named ones last."""
-        return [*(name for name in self.names if name not in names), *names]
-
-
-class LiteRTFile(ExecutedFile):
-    """A LiteRT file in its interpreter."""
-
-    def __init__(self, path: Path, threads: int) -> None:
-        super().__init__(path, threads)
-        message = "running a .tflite file needs pip install 'lilliput[litert]'"
-        runtime = require("ai_edge_litert.interpreter", message)
-        try:
-            self.interpreter = runtime.Interpreter(str(path), num_threads=threads)
-        except (ValueError, RuntimeError) as error:
-            raise StateError(f"{path}: LiteRT cannot read the file ({error}).") from error
-        self.runtime = f"LiteRT {version('ai-edge-litert')}"
-        self._shapes: list[tuple[int, ...]] = []
-
-    def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
-        """Return the outputs."""
-        details = self.interpreter.get_input_details()
-        _check_count(self.path, len(arrays), len(details))
-        if self._shapes != [x.shape for x in arrays]:
-            for detail, array in zip(details, arrays, strict=True):
-                self.interpreter.resize_tensor_input(detail["index"], array.shape)
-            self.interpreter.allocate_tensors()
-            self._shapes = [x.shape for x in arrays]
-        for detail, array in zip(details, arrays, strict=True):
-            self.interpreter.set_tensor(detail["index"], array.astype(detail["dtype"], copy=False))
-        self.interpreter.invoke()
-        return [
-            self.interpreter.get_tensor(x["index"]) for x in self.interpreter.get_output_details()
-        ]
-
-
-def _check_count(path: Path, received: int, expected: int) -> None:
+def check_count(path: Path, received: int, expected: int) -> None:
+    """Raise if a file is called with another number of inputs than it takes."""
     if received != expected:
         raise ConfigError(f"{path.name} takes {expected} inputs, received {received}.")
 
