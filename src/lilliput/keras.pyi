@@ -17,6 +17,7 @@ from lilliput.export.keras import ExportResult as ExportResult
 from lilliput.export.keras import export_litert as export_litert
 from lilliput.export.keras import export_onnx as export_onnx
 from lilliput.export.keras import litert_latency as litert_latency
+from lilliput.export.targets.executed import open_file as open_file
 from lilliput.graph.groups import ChannelGroups as ChannelGroups
 from lilliput.ops.qparams import Grid as Grid
 from lilliput.ops.qparams import QParams as QParams
@@ -41,7 +42,6 @@ from lilliput.quantization.ranges import RangeQuantizer as RangeQuantizer
 from lilliput.recovery.keras import recalibrate as recalibrate
 from lilliput.report.build import build_report as build_report
 from lilliput.report.document import Report as Report
-from lilliput.report.executed import open_file as open_file
 from lilliput.report.measure import measure as measure
 from lilliput.report.measure import measure_all as measure_all
 from lilliput.report.quantization import QuantizationReport as QuantizationReport

@@ -85,7 +85,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     # receipt and report
     (BOTH, "lilliput.report.build", "build_report"),
     (BOTH, "lilliput.report.document", "Report"),
-    (BOTH, "lilliput.report.executed", "open_file"),
+    (BOTH, "lilliput.export.targets.executed", "open_file"),
     (BOTH, "lilliput.report.measure", "measure measure_all"),
     (BOTH, "lilliput.report.quantization", "QuantizationReport quantization_report"),
     (BOTH, "lilliput.report.receipt", "Figures Receipt take_receipt"),

@@ -14,6 +14,7 @@ from lilliput.core.state import CompressionState as CompressionState
 from lilliput.distillation.distiller import Distiller as Distiller
 from lilliput.export import ExportResult as ExportResult
 from lilliput.export import export_onnx as export_onnx
+from lilliput.export.targets.executed import open_file as open_file
 from lilliput.graph.groups import ChannelGroups as ChannelGroups
 from lilliput.ops.qparams import Grid as Grid
 from lilliput.ops.qparams import QParams as QParams
@@ -47,7 +48,6 @@ from lilliput.recovery.reconstruct import Reconstruction as Reconstruction
 from lilliput.recovery.reconstruct import reconstruct as reconstruct
 from lilliput.report.build import build_report as build_report
 from lilliput.report.document import Report as Report
-from lilliput.report.executed import open_file as open_file
 from lilliput.report.measure import measure as measure
 from lilliput.report.measure import measure_all as measure_all
 from lilliput.report.quantization import QuantizationReport as QuantizationReport

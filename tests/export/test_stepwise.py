@@ -14,7 +14,8 @@ from emulation import saturated_layers
 from torch import nn
 
 from lilliput.errors import ExportError
-from lilliput.export import check, cpu, onnx_file, stepwise
+from lilliput.export import check, onnx_file, stepwise
+from lilliput.export.guard import cpu
 from lilliput.export.packed import Packed, packing
 from lilliput.export.run import Execute
 from lilliput.export.steps import aligned

@@ -6,10 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -134,7 +131,10 @@ def run(runtime: str, data: Packed, batches: Sequence[Feeds], optimized: str = "
 def executor(runtime: str, data: Packed, optimized: str = "") -> Execute:
     """Open a file in a runtime, and return a function from inputs to outputs."""
     if runtime == OPENVINO:
-        return _in_openvino(data)
+        from lilliput.export.targets.openvino import compiled
+
+        model = compiled(data)
+        return lambda feeds: [np.array(x) for x in model(feeds).values()]
     session = _session(data, runtime, optimized)
 
     def execute(feeds: Feeds) -> list[Array]:
@@ -199,16 +199,3 @@ def _session(data: Packed, runtime: str, optimized: str) -> Any:
         if optimized:
             entries["session.optimized_model_external_initializers_file_name"] = "optimized.data"
     return open_session(graph, is_optimized=runtime != PLAIN, optimized=optimized, entries=entries)
-
-
-def _in_openvino(data: Packed) -> Execute:
-    openvino: Any = import_module("openvino")
-    core = openvino.Core()
-    with TemporaryDirectory(dir=data.folder) as folder:
-        model: Any = data.graph
-        if data.folder is not None:  # weights are looked for beside the file
-            model = Path(folder, "model.onnx")
-            os.link(data.folder / data.weights, Path(folder, data.weights))
-            model.write_bytes(data.graph)
-        compiled = core.compile_model(core.read_model(model), "CPU")
-    return lambda feeds: [np.array(x) for x in compiled(feeds).values()]

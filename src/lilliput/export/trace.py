@@ -20,11 +20,7 @@ from lilliput.backends.torch.instrument import quantizers_in
 from lilliput.backends.wrapping import marking, step_aside
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
-from lilliput.export.assumed import OpenSizes, open_sizes
-from lilliput.export.axes import Axis, batch_axis, find_axes, resized
 from lilliput.export.cells import translations, whole_layers
-from lilliput.export.dynamic_shapes import asked_axes, input_names
-from lilliput.export.other_sizes import BATCH
 from lilliput.export.places import (
     DOMAIN,
     Array,
@@ -37,6 +33,10 @@ from lilliput.export.places import (
     key_of,
 )
 from lilliput.export.registry import reading_once
+from lilliput.export.sizes.assumed import OpenSizes, open_sizes
+from lilliput.export.sizes.axes import Axis, batch_axis, find_axes, resized
+from lilliput.export.sizes.dynamic_shapes import asked_axes, input_names
+from lilliput.export.sizes.other_sizes import BATCH
 from lilliput.ops.qparams import QParams
 
 
@@ -149,6 +149,15 @@ def model_of(quantizer_or_model: Any) -> nn.Module:
     return plain
 
 
+def check_precision(model: nn.Module) -> None:
+    """Refuse a model in half precision."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            raise ExportError(
+                f"{name!r} is in {parameter.dtype}; runtimes quantize float32: export model.float()."
+            )
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put every module into eval mode without a key/value cache, and back to where each was."""
@@ -258,7 +267,7 @@ def _runs(model: nn.Module, inputs: Inputs) -> bool:
 
 def trace(simulation: Simulation, axes: Sequence[Axis], opset: int) -> tuple[Any, OpenSizes]:
     """Return the model as an ``onnx_ir.Model`` with ``Site`` nodes, and the sizes that it leaves open."""
-    from lilliput.export.graph import keep_scopes, rename_sizes
+    from lilliput.export.passes.graph import keep_scopes, rename_sizes
 
     numbers = {place.key: i for i, place in enumerate(simulation.places)}
 
@@ -287,7 +296,7 @@ def trace(simulation: Simulation, axes: Sequence[Axis], opset: int) -> tuple[Any
                 dynamo=True,
                 verbose=False,
                 opset_version=opset,
-                dynamic_shapes=_shapes(simulation.model, inputs, axes),
+                dynamic_shapes=open_shapes(simulation.model, inputs, axes),
                 optimize=False,
                 custom_translation_table=translations(),
             )
@@ -319,7 +328,7 @@ def _site(tensor: Tensor, number: int, position: int) -> Tensor:
     return site
 
 
-def _shapes(model: nn.Module, inputs: Inputs, axes: Sequence[Axis]) -> Any:
+def open_shapes(model: nn.Module, inputs: Inputs, axes: Sequence[Axis]) -> Any:
     """Return what ``torch.export`` is told of the sizes of all inputs, in the structure of the inputs."""
     leaves, spec = tree_flatten(inputs)
     numbers = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]

@@ -12,6 +12,7 @@ import keras
 from lilliput.backends.keras.files import dump_tensors
 from lilliput.backends.keras.scopes import sync
 from lilliput.errors import ConfigError, StateError
+from lilliput.export.targets.table import target_named
 from lilliput.files import write_atomically
 from lilliput.recipes.functions import Functions
 from lilliput.recipes.references import call
@@ -169,10 +170,8 @@ class KerasFramework:
     def export(
         self, model: Any, format_: str, path: Path, inputs: Any, samples: Any, options: Any
     ) -> Any:
-        """Write a LiteRT or an ONNX file."""
-        from lilliput.export.keras import export_litert, export_onnx
-
-        write: Any = export_onnx if format_ == "onnx" else export_litert
+        """Write a file for one of the targets."""
+        write = target_named(format_).writer(self.name).load()
         return write(model, path, inputs, **{"calibration": samples, **options})
 
     def write_model(self, model: Any, compressors: list[Any], folder: Path) -> Path:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lilliput.backends.torch.capture import plain_copy
 from lilliput.backends.torch.files import dump_tensors
 from lilliput.errors import AlgorithmError, ConfigError, StateError
+from lilliput.export.targets.table import target_named
 from lilliput.files import write_atomically
 from lilliput.recipes.functions import Functions
 from lilliput.recipes.references import call
@@ -190,14 +191,9 @@ class TorchFramework:
     def export(
         self, model: nn.Module, format_: str, path: Path, inputs: Any, samples: Any, options: Any
     ) -> Any:
-        """Write an ONNX file."""
-        from lilliput.export import export_onnx
-
-        if format_ != "onnx":
-            raise ConfigError(
-                "export: LiteRT files are written from Keras models; use export: onnx for this one."
-            )
-        return export_onnx(model, path, inputs, **{"calibration": samples, **options})
+        """Write a file for one of the targets."""
+        write = target_named(format_).writer(self.name).load()
+        return write(model, path, inputs, **{"calibration": samples, **options})
 
     def write_model(self, model: nn.Module, compressors: list[Any], folder: Path) -> Path:
         """Write the state dict of the plain model as safetensors."""
