@@ -167,9 +167,7 @@ def write_checked(
     else:
         batches = [like_example(batch, inputs) for batch in calibration]
     with kept_if_done(model):
-        guarded = []
-        if cpu:
-            guarded = guard_model(model, [inputs, *batches], not cpu.has_vnni, simulation.look_at)
+        guarded = guard_model(simulation, [inputs, *batches], not cpu.has_vnni) if cpu else []
         if any(row.is_changed for row in guarded):
             simulation = simulate(model, inputs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
 from lilliput.export.guard.pairs import ENOUGH
 from lilliput.export.guard.saturation import candidates, guard
 from lilliput.export.result import Guarded
+from lilliput.export.trace import TorchSimulation
 
 
 def quantizers_on(model: nn.Module) -> list[Any]:
@@ -35,16 +36,20 @@ def like_example(batch: Any, inputs: Inputs) -> Inputs:
     return (args[:count], kwargs) if count and not kwargs else (args, kwargs)
 
 
-def guard_model(
-    model: nn.Module, batches: list[Inputs], change: bool, run: Callable[[Inputs], None]
-) -> list[Guarded]:
-    """Return which layers could saturate on data like these; ``change`` the weights so that none does.
-
-    ``run`` runs the model on one of the batches.
-    """
+def guard_model(simulation: TorchSimulation, batches: list[Inputs], change: bool) -> list[Guarded]:
+    """Return which layers could saturate on data like these; ``change`` the weights so that none does."""
     found: list[Guarded] = []
-    for quantizer in quantizers_on(model):
-        found += guard(quantizer, batches, lambda _, x: run(x), change=change, enough=ENOUGH)
+    for quantizer in quantizers_on(simulation.model):
+        rows = guard(
+            quantizer,
+            batches,
+            lambda _, inputs: simulation.look_at(inputs),
+            change=change,
+            enough=ENOUGH,
+        )
+        if any(row.is_changed for row in rows):
+            simulation.forget()  # the next quantizer sees the new scales
+        found += rows
     return found
 
 
