@@ -358,7 +358,7 @@ def cut_memory(record: Record) -> Iterator[str]:
 
 @section("What installing and importing it takes", "footprint.py", "footprint")
 def footprint(record: Record) -> Iterator[str]:
-    rows = [[name, f"{value:.2f}"] for name, value in record["results"].items()]
+    rows = [[name, f"{value:.3g}"] for name, value in record["results"].items()]
     yield from table(["", ""], rows)
 
 
