@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from lilliput.errors import ConfigError, StageError
 from lilliput.integrations.accelerate import follow
-from lilliput.torch import AGPPruner, QATQuantizer
+from lilliput.torch import AGPPruner, Distiller, QATQuantizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
@@ -118,3 +118,38 @@ def test_a_wrong_order_is_explained():
     pruner.compress()
     with pytest.raises(ConfigError, match="holds none of the weights"):
         follow(accelerator, other, pruner)
+
+
+def test_a_distiller_with_a_projection_goes_on_from_a_checkpoint(tmp_path):
+    def start():
+        torch.manual_seed(0)
+        accelerator = Accelerator(cpu=True)
+        teacher = nn.Sequential(nn.Linear(20, 48), nn.ReLU(), nn.Linear(48, 5))
+        model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 5))
+        x = torch.randn(16, 20)
+        rules = [{}, {"op_names": ["0"], "loss": "mse"}]
+        distiller = Distiller(model, rules, teacher=teacher, example_inputs=x)
+        distiller.compress()
+        prepared, optimizer = accelerator.prepare(
+            model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+        )
+        follow(accelerator, optimizer, distiller)
+        return accelerator, prepared, optimizer, distiller, x
+
+    def train(accelerator, model, optimizer, distiller, x):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x)
+            accelerator.backward(distiller.loss())
+            optimizer.step()
+
+    first = start()
+    train(*first)
+    first[0].save_state(str(tmp_path))
+    train(*first)
+    second = start()
+    second[0].load_state(str(tmp_path))
+    train(*second)
+    assert torch.equal(first[3].parameters()[0], second[3].parameters()[0])
+    for one, other in zip(first[1].parameters(), second[1].parameters(), strict=True):
+        assert torch.equal(one, other)

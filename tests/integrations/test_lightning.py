@@ -13,7 +13,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lilliput.errors import ConfigError, StageError
 from lilliput.integrations.lightning import CompressionCallback
-from lilliput.torch import AGPPruner, LSQQuantizer, QATQuantizer, TaylorFOWeightPruner
+from lilliput.torch import (
+    AGPPruner,
+    Distiller,
+    LSQQuantizer,
+    QATQuantizer,
+    TaylorFOWeightPruner,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
@@ -222,3 +228,36 @@ def test_a_failed_run_leaves_the_model_compressed(tmp_path):
     with pytest.raises(OSError, match="disk"):
         run.fit(module, loader())
     assert pruner.is_wrapped
+
+
+class Taught(Net):
+    """A module whose training step adds the distance to its original."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + self.distillers[0].loss()
+
+
+def taught():
+    module = Taught()
+    distiller = Distiller(module.net, [{"temperature": 2.0}])
+    module.distillers = [distiller]
+    return module, distiller, AGPPruner(module, RULES)
+
+
+def test_a_teacher_joins_the_loss_and_a_checkpoint_goes_on_exactly(tmp_path):
+    module, distiller, pruner = taught()
+    path = tmp_path / "middle.ckpt"
+    runner = trainer(tmp_path, CompressionCallback(distiller, pruner))
+    runner.callbacks.append(Save(path, BATCHES))
+    runner.fit(module, loader())
+    assert sparsity(module) == 0.8 and len(distiller.values) == 1
+    plain, control = Net(), None
+    control = AGPPruner(plain, RULES)
+    trainer(tmp_path, CompressionCallback(control)).fit(plain, loader())
+    assert not torch.equal(plain.net[2].weight, module.net[2].weight)  # the teacher had a say
+
+    resumed, distiller, pruner = taught()
+    trainer(tmp_path, CompressionCallback(distiller, pruner)).fit(
+        resumed, loader(), ckpt_path=path, weights_only=False
+    )
+    assert_equal(weights(resumed), weights(module))

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from lilliput.errors import StageError, StateError
 from lilliput.integrations.transformers import CompressionCallback
-from lilliput.torch import AGPPruner, LSQQuantizer, QATQuantizer
+from lilliput.torch import AGPPruner, Distiller, LSQQuantizer, QATQuantizer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
@@ -209,3 +209,56 @@ def test_another_model_is_refused_before_anything_happens(tmp_path):
     with pytest.raises(StageError, match="bound to another model"):
         trainer(tmp_path, Net(), CompressionCallback(pruner))
     assert not pruner.is_wrapped
+
+
+def test_a_teacher_joins_the_loss_of_the_trainer_and_not_that_of_evaluation(tmp_path):
+    config = BertConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+        vocab_size=30,
+    )
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(config)
+    distiller = Distiller(model, [{"temperature": 2.0, "weight": 3.0}])
+    pruner = AGPPruner(model, RULES)
+    losses = []
+
+    def compute_loss(outputs, labels, num_items_in_batch=None):
+        loss = nn.functional.cross_entropy(outputs.logits, labels)
+        if not distiller.has_run:
+            return loss
+        losses.append((loss.item(), distiller.loss()))
+        return loss + losses[-1][1]
+
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 30, (16, 6), generator=generator)
+    rows = [{"input_ids": x, "labels": torch.tensor(i % 2)} for i, x in enumerate(tokens)]
+    arguments = TrainingArguments(
+        str(tmp_path),
+        num_train_epochs=2,
+        per_device_train_batch_size=8,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        logging_strategy="no",
+    )
+    runner = Trainer(
+        model,
+        arguments,
+        train_dataset=rows,
+        eval_dataset=rows,
+        compute_loss_func=compute_loss,
+        callbacks=[CompressionCallback(distiller, pruner, strip=True)],
+    )
+    runner.train()
+    assert len(losses) == 4
+    metrics = runner.evaluate()
+    with torch.no_grad():
+        model.eval()
+        labels = torch.arange(16) % 2
+        wanted = nn.functional.cross_entropy(model(tokens).logits, labels).item()
+    assert metrics["eval_loss"] == pytest.approx(wanted, rel=1e-4)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

@@ -28,6 +28,7 @@ class BaseDistiller(Compressor):
 
     teacher: Any = None
     example_inputs: Any = None
+    is_alone: bool = False  # whether the teacher replaces the loss of a Keras model
     teacher_digest: str = ""  # which teacher a saved state was made with
     _owns_teacher: bool = False
     _pending: Run | None = None
@@ -314,6 +315,19 @@ class BaseDistiller(Compressor):
         super()._bind()
         if self.teacher is None:
             self.teacher, self._owns_teacher = self._backend.frozen_copy(self.bound_model), True
+        self._check_processes()
+
+    def _check_processes(self) -> None:
+        """Raise if processes that train together would learn from different teachers."""
+        if self._backend.processes() == 1:
+            return
+        number = float(int(self._digest()[:12], 16))
+        low, high = (float(self._backend.reduce([number], how)[0]) for how in ("min", "max"))
+        if low != high:
+            raise StageError(
+                "teacher: its weights differ between the processes. Load the same weights in all of them "
+                "before the distiller is made, or make it after DistributedDataParallel has spread them."
+            )
 
     def _wrap_model(self) -> None:
         if self.is_wrapped:

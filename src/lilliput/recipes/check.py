@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ class _Step:
         """Return what is wrong with the algorithm, its config list or its options."""
         import lilliput.algorithms  # noqa: F401  (they register when they are imported)
 
+        if self.verb == "distill":
+            return self._check_config(import_module("lilliput.distillation").Distiller)
         if self.verb not in ("prune", "quantize", "analyze"):
             return []
         name = self.entry[self.verb]

@@ -60,8 +60,12 @@ class Framework(Protocol):
         current: Any,
         epoch: int,
         epochs: int,
+        distiller: Any = None,
     ) -> None:
-        """Train one epoch; ``current`` is the compressor whose schedule moves, if any."""
+        """Train one epoch; ``current`` is the compressor whose schedule moves, if any.
+
+        What a distiller adds to the loss is all of it if the distiller ``is_alone``.
+        """
 
     def calibrate(self, compressor: Any, batches: Any, functions: Functions) -> None:
         """Run batches through a compressor that looks at data."""

@@ -9,7 +9,14 @@ from typing import Any
 
 from lilliput.errors import ConfigError, Problem
 from lilliput.recipes.references import call, resolve_function
-from lilliput.recipes.spec import LOSSES, Recipe, is_reference, training_of
+from lilliput.recipes.spec import (
+    LOSSES,
+    ORIGINAL,
+    Recipe,
+    is_reference,
+    teacher_of,
+    training_of,
+)
 
 Function = Callable[..., Any]
 
@@ -26,6 +33,7 @@ class Functions:
     evaluate: Function | None = None
     inputs: Function | None = None
     step_optimizers: Mapping[int, Function] | None = None
+    teachers: Mapping[int, Function] | None = None
 
     def batches(self, epoch: int = 0) -> Any:
         """Return the batches of an epoch, made anew."""
@@ -59,6 +67,11 @@ def find_functions(recipe: Recipe) -> Functions:
         for index, step in enumerate(recipe.steps)
         if (text := getattr(training_of(step), "optimizer", None)) is not None
     }
+    teachers = {
+        index: find(text, f"step {index + 1} → teacher")
+        for index, step in enumerate(recipe.steps)
+        if (text := teacher_of(step)) not in (None, ORIGINAL)
+    }
     found = Functions(
         find(factory, "model"),
         find(recipe.data, "data"),
@@ -68,6 +81,7 @@ def find_functions(recipe: Recipe) -> Functions:
         find(recipe.evaluate, "evaluate"),
         find(recipe.inputs, "inputs"),
         optimizers,
+        teachers,
     )
     if problems:
         raise ConfigError(problems, title="recipe")

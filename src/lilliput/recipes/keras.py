@@ -111,14 +111,16 @@ class KerasFramework:
         current: Any,
         epoch: int,
         epochs: int,
+        distiller: Any = None,
     ) -> None:
-        """Train one epoch, by the user's function or by ``fit``."""
+        """Train one epoch, by the user's function or by ``fit``; a distiller has its part in the loss."""
         if current is not None:
             current.update_epoch(epoch + 1)
-        if functions.train is not None:
+        if functions.train is not None and distiller is None:
             call(functions.train, model, optimizer, batches, epoch=epoch, epochs=epochs)
         else:
-            if getattr(model, "loss", None) is None:
+            is_alone = distiller is not None and distiller.is_alone
+            if getattr(model, "loss", None) is None and not is_alone:
                 raise ConfigError(
                     "model: it is not compiled with a loss; compile it in its factory, or add loss: "
                     "cross_entropy to the recipe."

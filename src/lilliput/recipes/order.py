@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lilliput.recipes.faults import Fault
-from lilliput.recipes.spec import Recipe, epochs_of, is_reference
+from lilliput.recipes.spec import Recipe, epochs_of, is_reference, teacher_of, uses_labels
 
 
 def check_order(recipe: Recipe) -> list[Fault]:
@@ -34,7 +34,7 @@ def check_order(recipe: Recipe) -> list[Fault]:
         faults += _check_data(recipe, index, step)
         if step.verb == "prune":
             is_pruned = has_zeros = True
-        elif step.verb == "finetune" and not is_pruned:
+        elif step.verb in ("finetune", "distill") and not is_pruned:
             has_zeros = False
         if step.verb == "speedup" or epochs_of(step):
             since = "speedup" if step.verb == "speedup" else "training"
@@ -48,7 +48,10 @@ def _check_data(recipe: Recipe, index: int, step: Any) -> list[Fault]:
     if step.verb == "analyze" and recipe.evaluate is None:
         text = "needs 'evaluate' at the top of the recipe, to measure what a layer can lose."
         faults.append(Fault(("steps", index, "analyze"), text))
-    needs_data = step.verb in ("quantize", "finetune", "recover") or (
+    if teacher_of(step) is not None and uses_labels(step) and recipe.train is not None:
+        text = "joins the loss of the recipe, which has a 'train' of its own; give 'loss' instead of it."
+        faults.append(Fault(("steps", index, step.verb), f"a teacher {text}"))
+    needs_data = step.verb in ("quantize", "finetune", "distill", "recover") or (
         step.verb == "prune" and step.epochs
     )
     if needs_data and recipe.data is None:

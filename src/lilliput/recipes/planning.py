@@ -17,6 +17,7 @@ from lilliput.recipes.functions import find_functions
 from lilliput.recipes.load import load_recipe
 from lilliput.recipes.references import importable
 from lilliput.recipes.spec import Recipe, epochs_of
+from lilliput.recipes.teaching import make_distiller
 from lilliput.recipes.units import title_of, units_of
 
 if TYPE_CHECKING:
@@ -122,18 +123,20 @@ def check_model(session: Session) -> dict[int, dict[int | str, list[str]]]:
     """Return which layers the rules of each step take, or raise all that does not fit the model."""
     problems: list[Problem] = []
     found: dict[int, dict[int | str, list[str]]] = {}
-    missing = session.framework.check_training(session.functions) if session.recipe.trains else ""
+    needs_loss = session.recipe.needs_loss
+    missing = session.framework.check_training(session.functions) if needs_loss else ""
     if missing:
         problems.append(Problem("", f"{missing}."))
     for index, step in enumerate(session.recipe.steps):
-        if step.verb not in ("prune", "quantize"):
-            continue
         try:
-            compressor = make_compressor(step, session.model, session.inputs)
+            made = [make_distiller(session, index)]
+            if step.verb in ("prune", "quantize"):
+                made = [make_compressor(step, session.model, session.inputs)]
         except ConfigError as error:
             problems += [Problem(f"step {index + 1} → {x.path}", x.message) for x in error.problems]
             continue
-        found[index] = _layers_by_rule(compressor)
+        if step.verb in ("prune", "quantize", "distill"):
+            found[index] = _layers_by_rule(made[0])
     if problems:
         raise ConfigError(problems, title="recipe")
     return found
@@ -162,7 +165,7 @@ def _time(session: Session) -> tuple[float | None, int | None, list[str]]:
     notes = ["writing, checking and measuring files comes on top"]
     if count is None:
         notes.append("'data' does not say how many batches there are, so training is not estimated")
-    if not session.recipe.trains:
+    if not session.recipe.needs_loss:
         return None, count, notes
     first = next(iter(batches))
     optimizer = session.framework.start_training(

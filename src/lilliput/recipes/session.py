@@ -54,6 +54,7 @@ class Session:
         self.inputs: Any = None
         self.made_from: dict[str, Any] = {}
         self.threads: int | None = None
+        self.teachers: dict[str, Any] = {}  # models that steps learn from, once they are made
 
     # -- what steps ask for --------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from lilliput.export.targets.table import TARGETS
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 LOSSES = ("cross_entropy", "mse")
+ORIGINAL = "original"
 
 
 def is_reference(text: str) -> bool:
@@ -59,6 +60,12 @@ def _check_reference(text: str) -> str:
 def _check_loss(text: str) -> str:
     if text not in LOSSES and not is_reference(text):
         raise ValueError(f"expected {', '.join(LOSSES)} or module:function.")
+    return text
+
+
+def _check_teacher(text: str) -> str:
+    if text != ORIGINAL and not is_reference(text):
+        raise ValueError("expected 'original', or module:factory of another model.")
     return text
 
 
@@ -88,6 +95,7 @@ def _nothing_is_empty(value: Any) -> Any:
 
 Reference = Annotated[str, AfterValidator(_check_reference)]
 Loss = Annotated[str, AfterValidator(_check_loss)]
+Teacher = Annotated[str, AfterValidator(_check_teacher)]
 ModelSource = Annotated[str, AfterValidator(_check_model)]
 Format = Annotated[
     str, AfterValidator(_check_format), WithJsonSchema({"enum": [*TARGETS], "type": "string"})
@@ -116,7 +124,16 @@ class Training(Strict):
     )
 
 
-class PruneStep(Training):
+class Taught(Training):
+    """How a step trains, and who helps."""
+
+    teacher: Teacher | None = Field(
+        None,
+        description="'original' or module:factory; the distance to its outputs joins the loss.",
+    )
+
+
+class PruneStep(Taught):
     """Mask weights or channels, and train under the masks."""
 
     verb: ClassVar[str] = "prune"
@@ -129,7 +146,7 @@ class PruneStep(Training):
     )
 
 
-class QuantizeStep(Training):
+class QuantizeStep(Taught):
     """Round weights and activations, after calibration or while training."""
 
     verb: ClassVar[str] = "quantize"
@@ -168,7 +185,7 @@ class SpeedupStep(Strict):
     speedup: Annotated[SpeedupOptions, BeforeValidator(_nothing_is_empty)]
 
 
-class FinetuneOptions(Training):
+class FinetuneOptions(Taught):
     """How long to train."""
 
     epochs: Count = Field(description="Epochs to train.")
@@ -179,6 +196,16 @@ class FinetuneStep(Strict):
 
     verb: ClassVar[str] = "finetune"
     finetune: FinetuneOptions
+
+
+class DistillStep(Training):
+    """Train the model to answer as a teacher does, without labels unless they are asked for."""
+
+    verb: ClassVar[str] = "distill"
+    distill: Teacher = Field(description="'original', or module:factory of another model.")
+    config: JsonValue = Field(None, description="What is compared; by default the outputs.")
+    epochs: Count = Field(description="Epochs to train.")
+    labels: bool = Field(False, description="Whether the loss of the recipe counts as well.")
 
 
 class ExportStep(Strict):
@@ -226,6 +253,7 @@ STEPS: tuple[type[Strict], ...] = (
     RecoverStep,
     SpeedupStep,
     FinetuneStep,
+    DistillStep,
     QuantizeStep,
     ExportStep,
     AnalyzeStep,
@@ -247,6 +275,7 @@ Step = Annotated[
         Annotated[RecoverStep, Tag("recover")],
         Annotated[SpeedupStep, Tag("speedup")],
         Annotated[FinetuneStep, Tag("finetune")],
+        Annotated[DistillStep, Tag("distill")],
         Annotated[QuantizeStep, Tag("quantize")],
         Annotated[ExportStep, Tag("export")],
         Annotated[AnalyzeStep, Tag("analyze")],
@@ -305,6 +334,24 @@ class Recipe(Strict):
     def trains(self) -> bool:
         """Whether any step trains the model."""
         return any(epochs_of(step) for step in self.steps)
+
+    @property
+    def needs_loss(self) -> bool:
+        """Whether any step trains by the loss of the recipe."""
+        return any(epochs_of(step) and uses_labels(step) for step in self.steps)
+
+
+def teacher_of(step: Any) -> str | None:
+    """Return who teaches in a step: 'original', a reference, or None for nobody."""
+    if isinstance(step, DistillStep):
+        return step.distill
+    found: str | None = getattr(training_of(step), "teacher", None)
+    return found
+
+
+def uses_labels(step: Any) -> bool:
+    """Whether a step trains by the loss of the recipe, and not by the teacher's answers alone."""
+    return not isinstance(step, DistillStep) or step.labels
 
 
 def epochs_of(step: Any) -> int:

@@ -12,6 +12,7 @@ from lilliput.export.summary import cpu_lines
 from lilliput.recipes.checkpoint import CompressorEntry
 from lilliput.recipes.session import Session
 from lilliput.recipes.spec import epochs_of
+from lilliput.recipes.teaching import make_distiller
 from lilliput.recipes.units import Unit, title_of
 
 _CALIBRATION = 16  # batches, unless the step says otherwise
@@ -59,10 +60,17 @@ def _epoch(session: Session, unit: Unit) -> None:
     session.start_training(unit.step)
     current = session.compressors[-1] if step.verb in ("prune", "quantize") else None
     epochs = epochs_of(step)
+    distiller = make_distiller(session, unit.step)
+    if distiller is not None:
+        distiller.compress()
+        session.seed(unit.index)  # making a teacher may have drawn numbers
     batches = session.functions.batches(unit.epoch)
-    session.framework.train(
-        session.model, session.optimizer, batches, session.functions, current, unit.epoch, epochs
-    )
+    parts = (session.model, session.optimizer, batches, session.functions, current)
+    try:
+        session.framework.train(*parts, unit.epoch, epochs, distiller)
+    finally:
+        if distiller is not None:
+            distiller.strip()
     if unit.epoch == epochs - 1:
         session.stop_training()
 

@@ -115,12 +115,13 @@ class TorchFramework:
         current: Any,
         epoch: int,
         epochs: int,
+        distiller: Any = None,
     ) -> None:
         """Train one epoch, by the user's function or by a plain loop."""
         model.train()
         if current is not None:
             current.update_epoch(epoch + 1)
-        if functions.train is not None:
+        if functions.train is not None and distiller is None:
             made = call(functions.train, model, optimizer, batches, epoch=epoch, epochs=epochs)
             if isinstance(made, nn.Module) and made is not model:
                 raise ConfigError(
@@ -131,7 +132,7 @@ class TorchFramework:
         count = 0
         for batch in batches:
             optimizer.zero_grad()
-            loss = _loss(model, batch, functions)
+            loss = _loss(model, batch, functions, distiller)
             loss.backward()
             optimizer.step()
             count += 1
@@ -228,8 +229,12 @@ def _default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
-def _loss(model: nn.Module, batch: Any, functions: Functions) -> Any:
-    """Return the loss of one batch of inputs and targets."""
+def _loss(model: nn.Module, batch: Any, functions: Functions, distiller: Any = None) -> Any:
+    """Return the loss of one batch of inputs and targets; a teacher alone needs no targets."""
+    if distiller is not None and distiller.is_alone:
+        is_pair = isinstance(batch, (list, tuple)) and len(batch) == 2
+        _run(model, framework.place(batch[0] if is_pair else batch, model))
+        return distiller.loss()
     if not isinstance(batch, (list, tuple)) or len(batch) != 2:
         raise ConfigError(
             f"data: received a batch of {type(batch).__name__}, expected (inputs, targets); write a "
@@ -238,7 +243,8 @@ def _loss(model: nn.Module, batch: Any, functions: Functions) -> Any:
     loss: Any = functions.loss
     inputs, targets = (framework.place(part, model) for part in batch)
     function: Any = _LOSSES[loss] if isinstance(loss, str) else loss
-    return function(_run(model, inputs), targets)
+    found = function(_run(model, inputs), targets)
+    return found if distiller is None else found + distiller.loss()
 
 
 def _run(model: nn.Module, inputs: Any) -> Any:

@@ -162,7 +162,8 @@ def with_distances(model: Any, trains: bool, compute: Callable[[], Any]) -> Any:
     """
     distillers = [x for x in state_of(model).compressors if x.kind == "distiller"]
     distances = [x.loss() for x in distillers if trains and x.has_run]
-    is_alone = bool(distances) and model._compile_loss is None and not model.losses
+    has_loss = model._compile_loss is not None or bool(model.losses)
+    is_alone = bool(distances) and (not has_loss or any(x.is_alone for x in distillers))
     total = 0.0 if is_alone else compute()
     for distance in distances:
         total = total + distance
