@@ -11,7 +11,7 @@ import lilliput
 
 ROOT = Path(lilliput.__file__).parent
 FRAMEWORKS = {"torch", "keras", "tensorflow", "jax"}
-FRAMEWORK_FREE = ["config", "ops", "core", "pruning", "quantization", "distillation"]
+FRAMEWORK_FREE = ["config", "ops", "graph", "core", "pruning", "quantization", "distillation"]
 
 
 def imports_of(path):
@@ -43,6 +43,38 @@ def test_a_backend_imports_no_other_framework(framework):
     for path in (ROOT / "backends" / framework).rglob("*.py"):
         for name in imports_of(path):
             assert name.partition(".")[0] not in FRAMEWORKS - {framework}, f"{path} imports {name}"
+
+
+def closure_of(folder):
+    """Return every import that the modules of a folder lead to, lazy ones included."""
+    found, waiting = {}, list((ROOT / folder).rglob("*.py"))
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found[path] = set(imports_of(path))
+        for name in found[path]:
+            if name.partition(".")[0] == "lilliput":
+                place = ROOT.joinpath(*name.split(".")[1:])
+                waiting += [
+                    x for x in (place.with_suffix(".py"), place / "__init__.py") if x.exists()
+                ]
+    return found
+
+
+def test_the_graph_leads_to_no_framework_and_to_no_stage():
+    found = closure_of("graph")
+    assert len(found) > 20
+    stages = {"pruning", "quantization", "speedup", "export", "recipes", "cli", "core", "backends"}
+    for path, names in found.items():
+        assert not {name.partition(".")[0] for name in names} & FRAMEWORKS, path
+        assert path.relative_to(ROOT).parts[0] not in stages, path
+
+
+@pytest.mark.parametrize("folder", ["backends", "pruning"])
+def test_who_reads_a_graph_does_not_import_the_stage_that_cuts(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        assert not any(name.startswith("lilliput.speedup") for name in imports_of(path)), path
 
 
 # Who may look over the bridge to NNI: the reader of config lists, at a rule that its schema does not

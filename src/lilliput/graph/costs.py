@@ -9,8 +9,8 @@ from typing import Any
 
 from lilliput.graph.analysis import Analysis, Kept
 from lilliput.graph.labels import Flags
+from lilliput.graph.macs import attention_macs, einsum_macs, recurrent_macs
 from lilliput.graph.walk import Value
-from lilliput.ops.macs import einsum_macs, recurrent_macs
 
 Formula = Callable[[Kept, SimpleNamespace, Any], int]  # of the arguments of an op, and its result
 
@@ -50,7 +50,7 @@ def _filters(kept: Kept, weight: Value, made: Value) -> int:
 
 
 def _conv_depthwise(kept: Kept, a: SimpleNamespace, result: Value) -> int:
-    return kept.numel(result) * prod(a.weight.shape[2:])
+    return kept.numel(result) * int(prod(a.weight.shape[2:]))
 
 
 def _linear(kept: Kept, a: SimpleNamespace, result: Value) -> int:
@@ -62,10 +62,9 @@ def _addmm(kept: Kept, a: SimpleNamespace, result: Value) -> int:
 
 
 def _attention(kept: Kept, a: SimpleNamespace, result: Value) -> int:
-    """Count queries times keys, and what comes of it times values."""
-    rows = kept.numel(result) // max(kept.size(result, -1), 1)
-    inner = kept.size(a.query, -1)
-    return kept.size(a.key, -2) * (rows * inner + kept.numel(result))
+    size = kept.size(result, -1)
+    queries = kept.numel(result) // max(size, 1)
+    return attention_macs(queries, kept.size(a.key, -2), kept.size(a.query, -1), size)
 
 
 def _einsum(kept: Kept, a: SimpleNamespace, result: Value) -> int:

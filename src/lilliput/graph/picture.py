@@ -3,7 +3,7 @@
 Layers stand in a column, each group is a line past the layers that make, pass on and read its channels.
 
 >>> import torch
->>> from lilliput.speedup.channels import channel_groups
+>>> from lilliput.torch import channel_groups
 >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 >>> picture = draw(channel_groups(model, torch.zeros(2, 4)))
 >>> "0.weight · 8 units" in picture

@@ -26,7 +26,7 @@ from lilliput.backends.torch.sidecar import SIDECAR, Sidecar
 from lilliput.backends.torch.statistics import run
 from lilliput.backends.torch.weights import plain_type, whole
 from lilliput.backends.wrapping import marking, step_aside
-from lilliput.ops.macs import recurrent_macs
+from lilliput.graph.macs import recurrent_macs
 from lilliput.report.snapshot import Array, Work, batch_of
 
 _TIMED_RUNS = 5

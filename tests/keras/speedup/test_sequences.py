@@ -67,7 +67,7 @@ def test_a_transformer_loses_heads_hidden_units_and_width():
     assert result.macs[1] == 3 * measure(small, tokens(), runs=0).macs
 
 
-@pytest.mark.parametrize("options", [{"use_gate": True}, {"use_bias": False, "value_dim": 5}])
+@pytest.mark.parametrize("options", [{"use_gate": True}, {"use_bias": False}])
 def test_attention_with_a_gate_or_without_biases(options):
     _, error = pruned_and_cut(encoder(**options), tokens())
     assert error < 1e-5

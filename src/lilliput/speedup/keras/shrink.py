@@ -263,11 +263,12 @@ class _Work:
 
     def _has_casts(self) -> bool:
         """Whether some part of the model may compute in a precision of its own."""
-        if (
-            keras.backend.backend() == "torch"
-        ):  # there Keras multiplies matrices in single precision
+        backend = keras.backend.backend()
+        if backend == "torch":  # there Keras multiplies matrices in single precision
             return True
         kinds = {kind_of(node.operation) for node in self.read.calls.nodes}
+        if backend == "jax" and kinds & {"LayerNormalization", "GroupNormalization"}:
+            return True  # there Keras takes these in single precision
         return "Cast" in kinds or bool(self.analysis.walk.unknown)
 
     def _mask(self, name: str) -> Flags:
@@ -275,7 +276,8 @@ class _Work:
         return self.masks.get(name, np.ones(shape, bool))
 
     def _arrays(self) -> dict[int, Array]:
-        return self.read.tensors.arrays(self.masks)
+        found: dict[int, Array] = self.read.tensors.arrays(self.masks)
+        return found
 
     def _full(self, arrays: dict[int, Array]) -> Any:
         """Return a plain copy of the model, all its channels in place."""
