@@ -18,7 +18,7 @@ from lilliput.testing import (
     pruner_checks,
     quantizer_checks,
 )
-from lilliput.testing.models import SPECIMENS
+from lilliput.testing.labs.torch_lab import SPECIMENS
 from lilliput.torch import (
     AGPPruner,
     LevelPruner,
@@ -374,7 +374,7 @@ class StaleWeight(Rounds):
         (UsesItem, "check_compile"),
         (OneLevelTooMany, "check_levels"),
         (EditsInPlace, "check_forward_leaves_float_weights_alone"),
-        (SeesOtherWeight, "check_layers_use_quantized_weights"),
+        (SeesOtherWeight, "check_models_compute_with_compressed_weights"),
         (ClaimsToKeepZero, "check_pruned_weights_stay_zero"),
         (StaleWeight, "check_quantized_weights_follow"),
     ],
@@ -440,7 +440,7 @@ def test_every_check_has_a_name_of_its_own_and_says_what_it_promises():
         assert all(check.__doc__ for check in checks)
 
 
-@pytest.mark.parametrize("kind", SPECIMENS)
+@pytest.mark.parametrize("kind", SPECIMENS.values())
 def test_models_repeat_their_input_in_their_own_dtype(kind):
     model = kind()
     assert isinstance(model, Specimen)

@@ -21,8 +21,8 @@ from lilliput.testing.keras import (
     pruner_checks,
     quantizer_checks,
 )
-from lilliput.testing.keras.models import SPECIMENS, specimen_of
-from lilliput.testing.keras.train import gradients
+from lilliput.testing.labs.keras_lab import gradients
+from lilliput.testing.labs.keras_models import KINDS, specimen_of
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -253,7 +253,7 @@ class CountsEpochs(Plain):
         (EditsWeights, "check_failing_calc_mask_leaves_model_alone"),
         (LeavesAttribute, "check_strip_restores_model"),
         (AddsWeight, "check_strip_restores_model"),
-        (ForgetsProgress, "check_training_continues_from_files"),
+        (ForgetsProgress, "check_state_round_trip"),
         (TakesAnything, "check_bad_config"),
         (CountsEpochs, "check_repeated_updates"),
     ],
@@ -396,7 +396,7 @@ def test_checks_leave_the_random_state_alone():
     assert np.array_equal(np.random.rand(3), expected)
 
 
-@pytest.mark.parametrize("kind", SPECIMENS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_models_repeat_their_input_and_train_all_their_weights(kind):
     model = kind()
     assert np.array_equal(make_input(model), make_input(model))

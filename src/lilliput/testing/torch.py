@@ -1,29 +1,41 @@
-"""Run every check on a class for models of Keras, on whichever backend Keras runs."""
+"""The conformance battery for models of torch: its names are those of :mod:`lilliput.testing`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from lilliput.core.compressor import Compressor
+from lilliput.testing import subject
+from lilliput.testing.battery import SHARED_CHECKS, run_checks
 from lilliput.testing.expect import Report
-from lilliput.testing.keras.checks_common import COMMON_CHECKS
-from lilliput.testing.keras.checks_compiled import COMPILED_CHECKS
-from lilliput.testing.keras.checks_precision import PRECISION_CHECKS
-from lilliput.testing.keras.checks_pruner import PRUNER_CHECKS
-from lilliput.testing.keras.checks_quantizer import QUANTIZER_CHECKS
-from lilliput.testing.keras.checks_saving import SAVING_CHECKS
-from lilliput.testing.keras.checks_training import TRAINING_CHECKS, ZERO_CHECKS
-from lilliput.testing.keras.subject import Check, Make, Subject
-from lilliput.testing.running import run_checks
+from lilliput.testing.lab import Lab
+from lilliput.testing.labs import torch_checks, torch_lab
+from lilliput.testing.subject import Check, Make
 
-_FOR_ALL = (
-    *COMMON_CHECKS,
-    *TRAINING_CHECKS,
-    *SAVING_CHECKS,
-    *COMPILED_CHECKS,
-    *PRECISION_CHECKS,
-)
+
+class Subject(subject.Subject):
+    """A pruner or quantizer class, with the settings to test it with.
+
+    Parameters
+    ----------
+    cls : type of Compressor
+        The class.
+    config : mapping, optional
+        Settings that go into every rule. By default half of the weights are pruned at once, or
+        weights are quantized to 8 bits. ``op_types`` narrows the test to models with such layers.
+    make : callable, optional
+        ``make(model, config_list, optimizer)`` returns a compressor, for a class whose constructor
+        takes something else than these three. ``optimizer`` is None in most checks.
+
+    Examples
+    --------
+    >>> from lilliput.torch import AGPPruner
+    >>> Subject(AGPPruner).rules(op_names=["fc"])
+    [{'final_sparsity': 0.5, 'start_epoch': 0, 'end_epoch': 0, 'op_names': ['fc']}]
+    """
+
+    lab: ClassVar[Lab] = torch_lab
 
 
 def pruner_checks() -> list[Check]:
@@ -34,7 +46,7 @@ def pruner_checks() -> list[Check]:
     >>> "check_exact_sparsity" in [check.__name__ for check in pruner_checks()]
     True
     """
-    return [*PRUNER_CHECKS, *ZERO_CHECKS, *_FOR_ALL]
+    return [*SHARED_CHECKS["pruner"], *torch_checks.PRUNER_CHECKS]
 
 
 def quantizer_checks() -> list[Check]:
@@ -45,7 +57,7 @@ def quantizer_checks() -> list[Check]:
     >>> "check_gradient_reaches_weights" in [check.__name__ for check in quantizer_checks()]
     True
     """
-    return [*QUANTIZER_CHECKS, *_FOR_ALL]
+    return [*SHARED_CHECKS["quantizer"], *torch_checks.QUANTIZER_CHECKS]
 
 
 def check_pruner(
@@ -54,11 +66,11 @@ def check_pruner(
     make: Make | None = None,
     skip: Sequence[str] = (),
 ) -> Report:
-    """Check that a pruner keeps every promise Lilliput makes to users of Keras.
+    """Check that a pruner keeps every promise Lilliput makes to its users.
 
-    It takes a few seconds. Two class attributes of the pruner say what it does not promise:
-    ``exact_sparsity = False`` if ``sparsity`` is no exact share of each layer's weights, and
-    ``regrows = True`` if weights once pruned may come back.
+    Two class attributes of the pruner say what it does not promise: ``exact_sparsity = False`` if
+    ``sparsity`` is no exact share of each layer's weights, and ``regrows = True`` if weights once
+    pruned may come back.
 
     Parameters
     ----------
@@ -84,19 +96,18 @@ def check_pruner(
 
     Examples
     --------
-    >>> import keras
-    >>> from lilliput.keras import Pruner
-    >>> from lilliput.testing.keras import ConformanceError
-    >>> class Positive(Pruner):
-    ...     def calc_mask(self, layer_info, weight):
-    ...         return keras.ops.ones_like(weight)
+    >>> from lilliput.testing import ConformanceError
+    >>> from lilliput.torch import Pruner
+    >>> class Median(Pruner):
+    ...     def calc_mask(self, wrapper, wrapper_idx=None):
+    ...         return wrapper.weight.abs() > wrapper.weight.abs().median()
     >>> others = [check.__name__ for check in pruner_checks()]
     >>> others.remove("check_exact_sparsity")
     >>> try:
-    ...     check_pruner(Positive, skip=others)
+    ...     check_pruner(Median, skip=others)
     ... except ConformanceError as error:
     ...     print(error.failures["check_exact_sparsity"])
-    sparsity 0.1 with random weights: layer 'conv1' has 0 zeros of 216, expected 22.
+    sparsity 0 with random weights: layer 'conv1' has 108 zeros of 216, expected 0.
     """
     return run_checks(Subject(cls, config, make), "pruner", pruner_checks(), skip)
 
@@ -107,11 +118,10 @@ def check_quantizer(
     make: Make | None = None,
     skip: Sequence[str] = (),
 ) -> Report:
-    """Check that a quantizer keeps every promise Lilliput makes to users of Keras.
+    """Check that a quantizer keeps every promise Lilliput makes to its users.
 
-    It takes a few seconds. A class attribute of the quantizer says what it does not promise:
-    ``counts_levels = False`` if a layer's weight may take more than ``2**bits`` values, as with a scale
-    for each channel.
+    A class attribute of the quantizer says what it does not promise: ``counts_levels = False`` if a
+    layer's weight may take more than ``2**bits`` values, as with a scale for each channel.
 
     Parameters
     ----------
@@ -136,10 +146,9 @@ def check_quantizer(
 
     Examples
     --------
-    >>> from lilliput.keras import NaiveQuantizer
-    >>> others = [check.__name__ for check in quantizer_checks()]
-    >>> others.remove("check_quantized_weights_follow")
-    >>> print(check_quantizer(NaiveQuantizer, {"quant_bits": 4}, skip=others))  # doctest: +ELLIPSIS
-    NaiveQuantizer passes 1 checks (... skipped).
+    >>> from lilliput.torch import NaiveQuantizer
+    >>> report = check_quantizer(NaiveQuantizer, {"quant_bits": 4}, skip=["compile", "export"])
+    >>> report.skipped
+    ('check_compile', 'check_export')
     """
     return run_checks(Subject(cls, config, make), "quantizer", quantizer_checks(), skip)
