@@ -19,6 +19,7 @@ THOROUGH = {"level"}
 # What is due to the engine, and does not depend on the algorithm.
 ENGINE = {
     "check_activation_collectors",
+    "check_attention",
     "check_compiled_functions_follow",
     "check_compiled_mixed_precision",
     "check_compressed_model_saves_plain_file",
@@ -31,7 +32,9 @@ ENGINE = {
     "check_mixed_precision",
     "check_models_compute_with_compressed_weights",
     "check_own_loops",
+    "check_own_parameters_are_trained",
     "check_plain_checkpoint_loads",
+    "check_recurrent",
     "check_strip_keeps_outputs",
     "check_strip_leaves_float_weights",
     "check_strip_restores_model",
@@ -42,13 +45,17 @@ ENGINE = {
 # But channels have companions, which other pruners do not have, and ranges follow what is seen in training.
 NEEDED_ALL_THE_SAME = {
     ("l1", "check_compressed_model_saves_plain_file"),
+    ("l1", "check_attention"),
     ("l1", "check_models_compute_with_compressed_weights"),
+    ("l1", "check_recurrent"),
     ("l1", "check_strip_keeps_outputs"),
     ("l1", "check_strip_restores_model"),
     ("naive", "check_compiled_functions_follow"),
     ("naive", "check_float_weights_train"),
     ("naive", "check_jit_compile"),
+    ("naive", "check_attention"),
     ("naive", "check_models_compute_with_compressed_weights"),
+    ("naive", "check_recurrent"),
     ("naive", "check_strip_restores_model"),
     ("qat", "check_compiled_mixed_precision"),
     ("qat", "check_own_loops"),
