@@ -114,6 +114,57 @@ def test_the_torch_facade_imports_nothing_heavy_beside_torch():
     assert in_a_fresh_process(code).strip() == "[]"
 
 
+def test_importing_the_torch_facade_costs_next_to_nothing():
+    code = (
+        "import sys, time, torch; before = set(sys.modules); start = time.process_time()\n"
+        "import lilliput.torch\n"
+        "print(time.process_time() - start, len(set(sys.modules) - before), 'pydantic' in sys.modules)"
+    )
+    seconds, modules, has_pydantic = in_a_fresh_process(code).split()
+    assert float(seconds) < 0.15
+    assert int(modules) < 20
+    assert has_pydantic == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("LevelPruner", {"sparsity": 0.5}),
+        ("L1NormPruner", {"sparsity": 0.5}),
+        ("AGPPruner", {"final_sparsity": 0.5}),
+    ],
+)
+def test_pruning_imports_no_quantizer(name, rule):
+    code = (
+        "import sys, torch\n"
+        f"from lilliput.torch import {name}\n"
+        f"{name}(torch.nn.Linear(4, 4), [{rule}]).compress()\n"
+        "print([m for m in sys.modules if m.startswith('lilliput.quantization')])"
+    )
+    assert in_a_fresh_process(code).strip() == "[]"
+
+
+def test_a_wrong_key_still_says_which_quantizer_has_it():
+    code = (
+        "import torch\nfrom lilliput.torch import LevelPruner\n"
+        "try:\n    LevelPruner(torch.nn.Linear(4, 4), [{'sparsity': 0.5, 'quant_scheme': 'affine'}])\n"
+        "except ValueError as error:\n    print(error)"
+    )
+    assert "LevelPruner does not use it; " in in_a_fresh_process(code)
+    assert "QATQuantizer" in in_a_fresh_process(code)
+
+
+def test_a_name_of_ours_cannot_be_taken_before_it_is_loaded():
+    code = (
+        "import lilliput\nfrom lilliput import register_pruner\n"
+        "try:\n    register_pruner('taylorfo')(type('Mine', (), {}))\n"
+        "except ValueError as error:\n    print(error)\n"
+        "print(lilliput.pruner('taylorfo').__name__)"
+    )
+    expected = ["pruner name 'taylorfo' is already taken; choose another.", "TaylorFOWeightPruner"]
+    assert in_a_fresh_process(code).splitlines() == expected
+
+
 def test_a_missing_torch_is_said_in_one_line():
     code = (
         "import sys; sys.modules['torch'] = None\n"

@@ -6,8 +6,9 @@ from random_nets import randomize
 from torch import nn
 
 from lilliput.errors import ConfigError, LilliputError, StageError, UnsupportedModelError
-from lilliput.pruning import L1NormPruner, LevelPruner
-from lilliput.quantization import NaiveQuantizer
+from lilliput.pruning.l1 import L1NormPruner
+from lilliput.pruning.level import LevelPruner
+from lilliput.quantization.naive import NaiveQuantizer
 from lilliput.speedup.collect import channel_groups
 from lilliput.speedup.shrink import speedup
 

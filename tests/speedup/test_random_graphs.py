@@ -8,7 +8,7 @@ from random_nets import build, specs
 
 from lilliput.backends.torch.wrapper import PrunerModuleWrapper
 from lilliput.errors import ConfigError, StageError
-from lilliput.pruning import L1NormPruner
+from lilliput.pruning.l1 import L1NormPruner
 from lilliput.speedup.build import build as build_plan
 from lilliput.speedup.capture import plain_copy
 from lilliput.speedup.result import Plan

@@ -48,8 +48,23 @@ class Backend(ABC):
     def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
         """Raise if two weights share memory without being one parameter."""
 
-    def check_unchanged(self, model: Any, wrappers: Sequence[Any]) -> None:
-        """Raise if the model's layers are no longer those the wrappers were made for."""
+    @abstractmethod
+    def parts(self, model: Any) -> list[tuple[str, Any]]:
+        """Return the layers and parameters of a model by name, which :meth:`layers` is made from."""
+
+    def check_unchanged(
+        self, model: Any, wrappers: Sequence[Any], parts: Sequence[tuple[str, Any]]
+    ) -> None:
+        """Raise if the model's layers are no longer those the wrappers were made for.
+
+        The layers are looked up anew only if the parts of the model are not what they were.
+        """
+        now = self.parts(model)
+        if len(now) == len(parts) and all(
+            name == known and part is other
+            for (name, part), (known, other) in zip(now, parts, strict=True)
+        ):
+            return
         layers = {layer.name: layer for layer in self.layers(model)}
         parameters = self.parameters(model)
         for wrapper in wrappers:

@@ -56,7 +56,7 @@ class Writer:
         if not is_quantized:
             self._export(self.model, kind, path)
             return path
-        from lilliput.quantization import PTQQuantizer
+        from lilliput.quantization.ptq import PTQQuantizer
 
         quantizer = PTQQuantizer(self.model, [{"op_types": ["default"]}])
         try:

@@ -65,12 +65,13 @@ class ChannelMasker(WeightMasker):
         """Return the masks of all parameters that lose channels."""
         from lilliput.pruning.follow import find_masks
 
-        return find_masks(self, self.pruner, dict(targets))
+        yield from find_masks(self, self.pruner, dict(targets))
 
     def unit_scores(self, due: Sequence[Any], wrappers: Mapping[str, Any]) -> dict[str, Any]:
         """Return the scores of the units of groups, from those of the layers that make them."""
-        layers = dict.fromkeys(m.layer.name for each in due for m in each.members)
-        scores = {name: self.rank(wrappers[name]) for name in layers}
+        scores = {}
+        for name in dict.fromkeys(m.layer.name for each in due for m in each.members):
+            scores[name] = self.rank(wrappers[name])
         return {each.group.name: each.score(scores) for each in due}
 
     def is_met(self, wrapper: Any, sparsity: float) -> bool:

@@ -80,7 +80,7 @@ class TorchFramework:
                 f"optimizer: the function returned {type(optimizer).__name__}, expected a "
                 "torch.optim.Optimizer."
             )
-        own = {id(p) for c in compressors for w in c.every_wrapper() for p in w.parameters()}
+        own = {id(p) for c in compressors for w in c._every_wrapper() for p in w.parameters()}
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in own]
             if learning_rate is not None:
@@ -204,7 +204,7 @@ class TorchFramework:
         path = folder / "model.safetensors"
         quantizers = [x for x in compressors if x.kind == "quantizer"]
         has_activations = any(
-            {"input", "output"} & set(w.roles) for x in quantizers for w in x.every_wrapper()
+            {"input", "output"} & set(w.roles) for x in quantizers for w in x._every_wrapper()
         )
         if compressors and not has_activations:
             compressors[-1].export_model(str(path))

@@ -214,7 +214,7 @@ def check_training_in(subject: Subject, model: Model, stored: str, computed: str
     compressor = subject.compress(model, optimizer)
     for entry in entries(lab, compressor):
         tensors = (entry.weight, entry.mask_tensor)
-        found = {lab.dtype_of(tensor) for tensor in tensors if tensor is not None}
+        found = {lab.describe(tensor)[1] for tensor in tensors if tensor is not None}
         expect(found == {stored}, f"{entry.label} of {where} has {found}, expected {stored}.")
         seen = str(entry.seen.dtype)
         expect(seen == str(entry.raw.dtype), f"{entry.label} of {where} is seen in {seen}.")

@@ -94,10 +94,7 @@ class Lab(Protocol):
         """Return an array as something that a wrapper can hold."""
 
     def describe(self, tensor: Any) -> tuple[Any, ...]:
-        """Return shape, dtype and, where it matters, device of a tensor."""
-
-    def dtype_of(self, tensor: Any) -> str:
-        """Return the name of a dtype, 'float32' say."""
+        """Return the shape, the dtype as 'float32' and, where it matters, the device of a tensor."""
 
     # -- training
 

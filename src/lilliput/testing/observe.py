@@ -35,7 +35,7 @@ def tensors_of(lab: Lab, compressor: Compressor) -> dict[str, Array]:
     """Return copies of all tensors that the wrappers keep: masks, scales and similar."""
     return {
         f"{wrapper.name}.{key}": lab.read(value)
-        for wrapper in compressor.every_wrapper()
+        for wrapper in compressor._every_wrapper()
         for key, value in wrapper.tensors().items()
     }
 

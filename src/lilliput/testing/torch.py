@@ -123,26 +123,7 @@ def check_quantizer(
     A class attribute of the quantizer says what it does not promise: ``counts_levels = False`` if a
     layer's weight may take more than ``2**bits`` values, as with a scale for each channel.
 
-    Parameters
-    ----------
-    cls : type of Compressor
-        The quantizer class.
-    config : mapping, optional
-        Settings that go into every rule. By default ``{'quant_bits': 8}``.
-    make : callable, optional
-        ``make(model, config_list, optimizer)`` builds the quantizer if its constructor is unusual.
-    skip : sequence of str
-        Names of checks to leave out, with or without ``check_``.
-
-    Returns
-    -------
-    Report
-        Which checks ran, and the seconds each took.
-
-    Raises
-    ------
-    ConformanceError
-        Lists every failed check with its reason.
+    The parameters are those of :func:`check_pruner`; ``config`` is ``{'quant_bits': 8}`` by default.
 
     Examples
     --------

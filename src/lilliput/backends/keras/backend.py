@@ -18,6 +18,7 @@ from lilliput.backends.keras.discover import (
     discover,
     find_parameters,
     layers_by_path,
+    parts_of,
 )
 from lilliput.backends.keras.flow import flow_of
 from lilliput.backends.keras.functions import retrace
@@ -59,6 +60,10 @@ class KerasBackend(Backend):
     def layers(self, model: Any) -> list[LayerInfo]:
         """Return every layer that could be compressed; see :mod:`discover`."""
         return discover(model)
+
+    def parts(self, model: Any) -> list[tuple[str, Any]]:
+        """Return the layers and variables of a model by name."""
+        return parts_of(model)
 
     def quantizers_in(self, model: Any) -> list[Any]:
         """Return the wrappers of quantizers that are at work in a model."""

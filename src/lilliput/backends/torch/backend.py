@@ -20,7 +20,13 @@ from lilliput.backends.torch import (
     stepping,
 )
 from lilliput.backends.torch.admit import check_layer, check_overlaps, hold_zeros
-from lilliput.backends.torch.discover import DEFAULT_TYPES, discover, find_parameters, unwrapped
+from lilliput.backends.torch.discover import (
+    DEFAULT_TYPES,
+    discover,
+    find_parameters,
+    parts_of,
+    unwrapped,
+)
 from lilliput.backends.torch.grad import with_gradient
 from lilliput.backends.torch.learning import Learned
 from lilliput.backends.torch.sidecar import SIDECAR, mask_of, narrow_of
@@ -59,6 +65,10 @@ class TorchBackend(Backend):
     def layers(self, model: nn.Module) -> list[LayerInfo]:
         """Return every layer that could be compressed; see :mod:`discover`."""
         return discover(model)
+
+    def parts(self, model: nn.Module) -> list[tuple[str, Any]]:
+        """Return the modules and parameters of a model by name."""
+        return parts_of(model)
 
     def reshard(self, model: nn.Module) -> None:
         """Make FSDP2 give up gathered copies, which a forward without backward leaves in the root."""

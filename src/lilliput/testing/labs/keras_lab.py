@@ -19,30 +19,20 @@ from lilliput.backends.keras.variables import raw as raw
 from lilliput.backends.keras.variables import read as tensor_in
 from lilliput.backends.keras.variables import to_array
 from lilliput.core.compressor import Compressor
+from lilliput.testing.labs import keras_models as models
 from lilliput.testing.labs.keras_loops import gradients as gradients
-from lilliput.testing.labs.keras_models import (
-    TinyAttention,
-    TinyCNN,
-    TinyLSTM,
-    TinyMLP,
-    TinyNested,
-    TinySubclassed,
-    TinyUntold,
-    make_batch,
-    make_input,
-    specimen_of,
-)
+from lilliput.testing.labs.keras_models import make_batch, make_input, specimen_of
 
 Array = Any
 
 SPECIMENS: Mapping[str, Callable[[], Any]] = {
-    "cnn": TinyCNN,
-    "mlp": TinyMLP,
-    "nested": TinyNested,
-    "subclassed": TinySubclassed,
-    "untold": TinyUntold,
-    "recurrent": TinyLSTM,
-    "attention": TinyAttention,
+    "cnn": models.TinyCNN,
+    "mlp": models.TinyMLP,
+    "nested": models.TinyNested,
+    "subclassed": models.TinySubclassed,
+    "untold": models.TinyUntold,
+    "recurrent": models.TinyLSTM,
+    "attention": models.TinyAttention,
 }
 # A step takes ten milliseconds and more: not all is tried on all models.
 LAYER_KINDS: tuple[str, ...] = ("cnn", "recurrent", "attention")
@@ -163,13 +153,8 @@ def tensor(value: Array) -> Array:
 
 
 def describe(tensor: Any) -> tuple[Any, ...]:
-    """Return shape and dtype of a tensor or variable."""
-    return tuple(tensor.shape), dtype_of(tensor)
-
-
-def dtype_of(tensor: Any) -> str:
-    """Return the name of a tensor's dtype, the same on every backend."""
-    return str(keras.backend.standardize_dtype(tensor.dtype))
+    """Return shape and name of the dtype, the same on every backend."""
+    return tuple(tensor.shape), str(keras.backend.standardize_dtype(tensor.dtype))
 
 
 def sgd(weight_decay: float | None = None) -> Any:

@@ -15,23 +15,17 @@ from torch import Tensor, nn
 
 from lilliput.backends.torch.discover import DEFAULT_TYPES as DEFAULT_TYPES
 from lilliput.core.compressor import Compressor
-from lilliput.testing.labs.torch_models import (
-    Specimen,
-    TinyCNN,
-    TinyLSTM,
-    TinyMLP,
-    TinyTied,
-    TinyTransformer,
-)
+from lilliput.testing.labs import torch_models as models
+from lilliput.testing.labs.torch_models import Specimen
 
 Array = Any
 
 SPECIMENS: Mapping[str, Callable[[], Any]] = {
-    "cnn": TinyCNN,
-    "mlp": TinyMLP,
-    "attention": TinyTransformer,
-    "recurrent": TinyLSTM,
-    "tied": TinyTied,
+    "cnn": models.TinyCNN,
+    "mlp": models.TinyMLP,
+    "attention": models.TinyTransformer,
+    "recurrent": models.TinyLSTM,
+    "tied": models.TinyTied,
 }
 # A step takes a millisecond: all is tried on all models.
 LAYER_KINDS: tuple[str, ...] = tuple(SPECIMENS)
@@ -148,10 +142,9 @@ def parts(model: nn.Module, optimizer: Any = None) -> tuple[dict[str, Any], ...]
         for name in _HOOKS:
             if hasattr(owner, name):
                 hooks = getattr(owner, name)
-                # A compressor that fails takes its own hook from the optimizer and puts it back.
-                is_optimizer = owner is optimizer
-                names = [getattr(hook, "__qualname__", repr(hook)) for hook in hooks.values()]
-                facts[f"{name} of {label}"] = names if is_optimizer else list(hooks)
+                facts[f"{name} of {label}"] = list(hooks)
+                if owner is optimizer:  # a compressor that fails puts its hook there once more
+                    facts[f"{name} of {label}"] = [hook.__qualname__ for hook in hooks.values()]
         if isinstance(owner, nn.RNNBase):  # which computes with a list of its own
             things[f"the flat weights of {label}"] = list(owner._flat_weights)
     return things, facts
@@ -192,13 +185,8 @@ def tensor(value: Array) -> Tensor:
 
 
 def describe(tensor: Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype and device of a tensor."""
-    return tuple(tensor.shape), dtype_of(tensor), tensor.device
-
-
-def dtype_of(tensor: Tensor) -> str:
-    """Return the name of a dtype."""
-    return str(tensor.dtype).removeprefix("torch.")
+    """Return shape, name of the dtype and device of a tensor."""
+    return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.device
 
 
 def sgd(model: nn.Module, weight_decay: float = 0.01) -> torch.optim.Optimizer:
