@@ -141,10 +141,7 @@ def parts(model: nn.Module, optimizer: Any = None) -> tuple[dict[str, Any], ...]
         facts[f"the attributes of {label}"] = sorted(vars(owner))
         for name in _HOOKS:
             if hasattr(owner, name):
-                hooks = getattr(owner, name)
-                facts[f"{name} of {label}"] = list(hooks)
-                if owner is optimizer:  # a compressor that fails puts its hook there once more
-                    facts[f"{name} of {label}"] = [hook.__qualname__ for hook in hooks.values()]
+                facts[f"{name} of {label}"] = list(getattr(owner, name))
         if isinstance(owner, nn.RNNBase):  # which computes with a list of its own
             things[f"the flat weights of {label}"] = list(owner._flat_weights)
     return things, facts
