@@ -257,6 +257,13 @@ class FixesDtype(Plain):
         model.float()
 
 
+class WatchesForGood(Plain):
+    """Takes a collector that is to be removed for one that is to stay."""
+
+    def remove_activation_collector(self, fwd_id):
+        """Forget to."""
+
+
 class CountsEpochs(Plain):
     """Insists that every epoch comes once."""
 
@@ -282,6 +289,7 @@ class CountsEpochs(Plain):
         (TakesAnything, "check_bad_config"),
         (FixesDtype, "check_dtypes"),
         (CountsEpochs, "check_repeated_updates"),
+        (WatchesForGood, "check_activation_collectors"),
     ],
 )
 def test_bad_pruner_is_caught(cls, check):
@@ -325,6 +333,14 @@ class WrongGradient(QuantGrad):
 
 class DividesByZero(Rounds):
     quant_grad = WrongGradient
+
+
+class IgnoresRule(Rounds):
+    """Differentiates by straight-through, whatever ``quant_grad`` says."""
+
+    def run(self, wrapper, quant_type, tensors):
+        self._gradient = QuantGrad
+        return super().run(wrapper, quant_type, tensors)
 
 
 class UsesItem(Rounds):
@@ -371,6 +387,7 @@ class StaleWeight(Rounds):
         (Detaches, "check_gradient_reaches_weights"),
         (RoundsWithoutGradient, "check_gradient_reaches_weights"),
         (DividesByZero, "check_gradient_reaches_weights"),
+        (IgnoresRule, "check_own_gradient_is_used"),
         (UsesItem, "check_compile"),
         (OneLevelTooMany, "check_levels"),
         (EditsInPlace, "check_forward_leaves_float_weights_alone"),

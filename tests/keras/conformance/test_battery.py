@@ -10,6 +10,7 @@ from keras import ops
 
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.keras import LevelPruner, NaiveQuantizer, Pruner, QuantGrad, Quantizer
+from lilliput.testing.battery import SHARED_CHECKS
 from lilliput.testing.keras import (
     ConformanceError,
     Subject,
@@ -21,6 +22,7 @@ from lilliput.testing.keras import (
     pruner_checks,
     quantizer_checks,
 )
+from lilliput.testing.labs import keras_lab
 from lilliput.testing.labs.keras_lab import gradients
 from lilliput.testing.labs.keras_models import KINDS, specimen_of
 
@@ -381,6 +383,18 @@ def test_every_check_has_a_name_of_its_own_and_says_what_it_promises():
         names = [check.__name__ for check in checks]
         assert len(set(names)) == len(names)
         assert all(check.__doc__ for check in checks)
+
+
+def test_the_checks_of_torch_are_the_same():
+    shared = {check for checks in SHARED_CHECKS.values() for check in checks}
+    assert shared <= {*pruner_checks(), *quantizer_checks()}
+    assert len(shared) >= 30
+
+
+def test_the_paths_of_weights_are_their_own():
+    for kind in KINDS:
+        model = kind()
+        assert len(keras_lab.weights(model)) == len(model.weights)
 
 
 def test_the_quick_checks_are_there():
