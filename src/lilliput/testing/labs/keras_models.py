@@ -66,7 +66,7 @@ def specimen_of(model: Any) -> Specimen:
     >>> specimen_of(TinyCNN()) is TinyCNN
     True
     """
-    found = next((kind for kind in SPECIMENS if kind.name == model.name), None)
+    found = next((kind for kind in KINDS if kind.name == model.name), None)
     if found is None:
         raise ConfigError(f"model: received {model.name!r}, which is none of the test models.")
     return found
@@ -183,4 +183,4 @@ TinyUntold = Specimen("tiny_untold", _in_code(Untold), (7,))
 TinyLSTM = Specimen("tiny_lstm", _lstm, (3,), words=19)
 TinyAttention = Specimen("tiny_attention", _attention, (3, 10))
 
-SPECIMENS = (TinyCNN, TinyMLP, TinyNested, TinySubclassed, TinyUntold, TinyLSTM, TinyAttention)
+KINDS = (TinyCNN, TinyMLP, TinyNested, TinySubclassed, TinyUntold, TinyLSTM, TinyAttention)

@@ -137,6 +137,3 @@ class TinyTied(Specimen):
     def make_input(self, batch: int = 4) -> Tensor:
         """Return a batch of token sequences."""
         return self._tokens(19, batch, 6)
-
-
-SPECIMENS: tuple[type[Specimen], ...] = (TinyCNN, TinyMLP, TinyTransformer, TinyLSTM, TinyTied)

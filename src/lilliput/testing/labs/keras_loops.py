@@ -1,4 +1,4 @@
-"""Loops of training that users write themselves, in the way of each backend."""
+"""Gradients, and loops of training that users write themselves, in the way of each backend."""
 
 from __future__ import annotations
 
@@ -8,11 +8,70 @@ from typing import Any
 
 import keras
 
+from lilliput.backends.keras.variables import to_array
 from lilliput.core.compressor import Compressor
-from lilliput.testing.keras.models import make_batch
-from lilliput.testing.keras.train import loss_of, sgd, squares
+from lilliput.testing.labs.keras_models import make_batch
 
+Array = Any
 Loop = Callable[[Any, Compressor, int], None]
+
+
+def loss_of(model: Any, inputs: Array, target: Array) -> Any:
+    """Return the mean squared error of a model in training, as a tensor."""
+    return squares(model(inputs, training=True), target)
+
+
+def squares(result: Any, target: Array) -> Any:
+    """Return the mean squared error, as a tensor."""
+    return keras.ops.mean(
+        keras.ops.square(keras.ops.subtract(keras.ops.cast(result, "float32"), target))
+    )
+
+
+def gradients(model: Any) -> dict[int, Array]:
+    """Return the gradient of each weight that is trained, by the id of its variable; None if it has none."""
+    variables = model.trainable_variables
+    found = _GRADIENTS[keras.backend.backend()](model, variables)
+    pairs = zip(variables, found, strict=True)
+    return {
+        id(v): None if g is None else to_array(keras.ops.convert_to_tensor(g)) for v, g in pairs
+    }
+
+
+def _tensorflow_gradients(model: Any, variables: list[Any]) -> list[Any]:
+    tensorflow: Any = sys.modules["tensorflow"]
+    with tensorflow.GradientTape() as tape:
+        loss = loss_of(model, *make_batch(model))
+    found: list[Any] = tape.gradient(loss, [v.value for v in variables])
+    return found
+
+
+def _jax_gradients(model: Any, variables: list[Any]) -> list[Any]:
+    jax: Any = sys.modules["jax"]
+    others = [v.value for v in model.non_trainable_variables]
+    inputs, target = make_batch(model)
+
+    def loss(trained: list[Any]) -> Any:
+        result, _ = model.stateless_call(trained, others, inputs, training=True)
+        return squares(result, target)
+
+    found: list[Any] = jax.grad(loss)([v.value for v in variables])
+    return found
+
+
+def _torch_gradients(model: Any, variables: list[Any]) -> list[Any]:
+    model.zero_grad()
+    loss_of(model, *make_batch(model)).backward()
+    found = [v.value.grad for v in variables]
+    model.zero_grad()
+    return found
+
+
+_GRADIENTS: dict[str, Callable[[Any, list[Any]], list[Any]]] = {
+    "tensorflow": _tensorflow_gradients,
+    "jax": _jax_gradients,
+    "torch": _torch_gradients,
+}
 
 
 def own_loops() -> dict[str, Loop]:
@@ -23,7 +82,7 @@ def own_loops() -> dict[str, Loop]:
 def _tape_loop(model: Any, compressor: Compressor, steps: int) -> None:
     """A loop with a gradient tape, without a graph; the optimizer is followed by itself."""
     tensorflow: Any = sys.modules["tensorflow"]
-    optimizer = compressor.optimizer or sgd()
+    optimizer = compressor.optimizer or keras.optimizers.SGD(0.05, 0.9)
     for _ in range(steps):
         with tensorflow.GradientTape() as tape:
             loss = loss_of(model, *make_batch(model))
@@ -34,7 +93,7 @@ def _tape_loop(model: Any, compressor: Compressor, steps: int) -> None:
 def _graph_loop(model: Any, compressor: Compressor, steps: int) -> None:
     """The same inside a ``tf.function``, where nobody can follow but the user."""
     tensorflow: Any = sys.modules["tensorflow"]
-    optimizer = compressor.optimizer or sgd()
+    optimizer = compressor.optimizer or keras.optimizers.SGD(0.05, 0.9)
     optimizer.build(model.trainable_variables)
     inputs, target = make_batch(model)
 
@@ -53,7 +112,7 @@ def _graph_loop(model: Any, compressor: Compressor, steps: int) -> None:
 def _stateless_loop(model: Any, compressor: Compressor, steps: int) -> None:
     """The loop of the Keras guide for JAX: state goes in and comes out, variables are set in the end."""
     jax: Any = sys.modules["jax"]
-    optimizer = compressor.optimizer or sgd()
+    optimizer = compressor.optimizer or keras.optimizers.SGD(0.05, 0.9)
     optimizer.build(model.trainable_variables)
     inputs, target = make_batch(model)
 
