@@ -1,12 +1,14 @@
 """Which channels to remove from trained networks: criteria at equal MACs, without any training.
 
     ./run python benchmarks/criteria.py                          # needs pip install '.[bench]'
-    ./run python benchmarks/criteria.py --networks lite0
+    ./run python benchmarks/criteria.py --networks lite0 --criteria nothing Taylor   # keeps the others
 
 EfficientNet-Lite0 and ResNet-50 lose channels and all-MiniLM-L6-v2 loses attention heads and neurons,
 ranked over all layers until a share of the multiplications is left. Each pruned network is tested as it is,
-with its batch norms recalibrated, and reconstructed; no labels are used. Photos count by the class of the
-float network, MiniLM by how often a title finds its news. Latency is CPU time of one example on one
+with its batch norms recalibrated, without the original and matched with it, and reconstructed; no labels are
+used. ``nothing`` removes nothing: what recalibrating without the original takes from a network by itself,
+since these photos show fruit and the networks were trained on 1000 classes. Photos count by the class of
+the float network, MiniLM by how often a title finds its news. Latency is CPU time of one example on one
 thread, the cut network and the original in turns.
 """
 
@@ -14,13 +16,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from record import RESULTS, write_json
+from record import RESULTS, read_json, write_json
 from retrieval import Retrieval, load_embedder
 from runtime import all_outputs
 from timing import call, latency_ratio
@@ -47,6 +48,7 @@ CRITERIA: dict[str, Any] = {
     "mean activation": ActivationMeanRankPruner,
     "least squares": LeastSquaresPruner,
 }
+NOTHING = "nothing"
 Row = dict[str, Any]
 
 
@@ -120,50 +122,73 @@ def run(model: nn.Module, batch: Any) -> Tensor:
     return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
-def measure(task: Task) -> Row:
-    print(f"\n{task.title}, {task.rule['max_macs']:.0%} of the MACs: {task.measure}", flush=True)
-    wanted = all_outputs(task.model, task.inputs, 20)
-    one = tuple(x[:1] for x in task.inputs)
-    judge = lambda model: task.score(all_outputs(model, task.inputs, 20), wanted)  # noqa: E731
-    rows: dict[str, Row] = {}
-    for criterion in CRITERIA:
+class Judge:
+    """Measures networks that come from the one of a task."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.wanted = task, all_outputs(task.model, task.inputs, 20)
+
+    def score(self, model: nn.Module) -> float:
+        return self.task.score(all_outputs(model, self.task.inputs, 20), self.wanted)
+
+    def recalibrated(self, model: nn.Module) -> Row:
+        if not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
+            return {}
+        alone, matched = copy.deepcopy(model), copy.deepcopy(model)
+        recalibrate(alone, self.task.calibration)
+        recalibrate(matched, self.task.calibration, original=self.task.model)
+        return {"recalibrated": self.score(alone), "matched": self.score(matched)}
+
+    def row(self, criterion: str, is_quick: bool) -> Row:
+        task = self.task
+        if criterion == NOTHING:
+            return {"masked": task.score(self.wanted, self.wanted)} | self.recalibrated(task.model)
         model = prune(task, criterion)
-        row: Row = {"masked": judge(model)}
-        if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
-            renewed = copy.deepcopy(model)
-            recalibrate(renewed, task.calibration)
-            row["recalibrated"] = judge(renewed)
+        row: Row = {"masked": self.score(model)} | self.recalibrated(model)
+        if is_quick:
+            return row
         if criterion in task.refitted:
             reconstruct(model, task.calibration, task.model, progress=False)
-            row["reconstructed"] = judge(model)
+            row["reconstructed"] = self.score(model)
         result = speedup(model, task.example)
         row["macs"] = result.macs[1] / result.macs[0]
-        small = result.model
-        row["latency"] = latency_ratio(lambda: call(task.model, one), lambda: call(small, one), 9)  # noqa: B023
-        rows[criterion] = row
-        shown = "  ".join(f"{key} {value:.1%}" for key, value in row.items())
+        one = tuple(x[:1] for x in task.inputs)
+        calls = (lambda: call(task.model, one), lambda: call(result.model, one))
+        return row | {"latency": latency_ratio(*calls, 9)}
+
+
+def measure(task: Task, criteria: list[str], kept: Row, is_quick: bool) -> Row:
+    """Return what was kept of a task, with some criteria measured anew."""
+    print(f"\n{task.title}, {task.rule['max_macs']:.0%} of the MACs: {task.measure}", flush=True)
+    judge, rows = Judge(task), kept.get("rows", {})
+    for criterion in criteria:
+        rows[criterion] = rows.get(criterion, {}) | judge.row(criterion, is_quick)
+        shown = "  ".join(f"{key} {value:.1%}" for key, value in rows[criterion].items())
         print(f"  {criterion:<16}{shown}", flush=True)
-    float_score = task.score(wanted, wanted)
-    share = task.rule["max_macs"]
     return {
         "title": task.title,
         "measure": task.measure,
-        "share": share,
-        "float": float_score,
-        "rows": rows,
+        "share": task.rule["max_macs"],
+        "float": task.score(judge.wanted, judge.wanted),
+        "rows": {name: rows[name] for name in (NOTHING, *CRITERIA) if name in rows},
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    every = [NOTHING, *CRITERIA]
     parser.add_argument("--networks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--criteria", nargs="+", default=every, choices=every)
+    quick = "keep reconstruction and latency as they were measured before"
+    parser.add_argument("--quick", action="store_true", help=quick)
     options = parser.parse_args()
     torch.set_num_threads(1)
     path = RESULTS / "criteria.json"
-    kept = json.loads(path.read_text())["networks"] if path.is_file() else {}
+    earlier = read_json(path)
+    kept = earlier.get("networks", {})
     for name in options.networks:
-        kept[name] = measure(TASKS[name]())
-        write_json(path, {"networks": {x: kept[x] for x in TASKS if x in kept}})
+        kept[name] = measure(TASKS[name](), options.criteria, kept.get(name, {}), options.quick)
+        write_json(path, {"networks": {x: kept[x] for x in TASKS if x in kept}}, earlier)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from record import RESULTS, write_json
 REPO = Path(__file__).parent.parent
 CODE = "import time; s = time.process_time(); import {}; print(time.process_time() - s)"
 OVER_TORCH = f"import torch; {CODE.format('lilliput.torch')}"
+PRUNER = f"import torch; {CODE.format('lilliput.pruning.level')}"
 
 
 def import_seconds(code: str, repeat: int = 5) -> float:
@@ -93,10 +94,11 @@ def main() -> None:
         "import lilliput [CPU s]": import_seconds(CODE.format("lilliput")),
         "import torch [CPU s]": import_seconds(CODE.format("torch")),
         "import lilliput.torch, torch already imported [CPU s]": import_seconds(OVER_TORCH),
+        "the same with LevelPruner [CPU s]": import_seconds(PRUNER),
         **sizes,
     }
     for name, value in results.items():
-        print(f"{name:<52}{value:8.3f}")
+        print(f"{name:<56}{value:8.3f}")
     print(json.dumps(packages, indent=1))
     write_json(RESULTS / "footprint.json", {"results": results, "packages": packages})
 

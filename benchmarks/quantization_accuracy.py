@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 import lilliput
 from lilliput.errors import ExportError
-from lilliput.export.cpu import cpu_has_wide_dot
+from lilliput.export.guard.cpu import cpu_has_wide_dot
 from lilliput.torch import (
     LSQPlusQuantizer,
     LSQQuantizer,

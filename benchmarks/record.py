@@ -21,9 +21,27 @@ def measured() -> dict[str, Any]:
     return kept | {"date": datetime.date.today().isoformat(), "packages": found["packages"]}
 
 
-def write_json(path: Path, record: dict[str, Any]) -> None:
-    """Write all of a record or nothing."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a record that was kept, an empty one if there is none."""
+    record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return record
+
+
+def write_json(path: Path, record: dict[str, Any], earlier: dict[str, Any] | None = None) -> None:
+    """Write all of a record or nothing.
+
+    Parts of it may come from an earlier record: other processors that those were measured on are noted.
+    """
+    now, others = measured(), machines(earlier or {})
+    others = [x for x in others if (x["cpu"], x["flags"]) != (now["cpu"], now["flags"])]
+    noted = {"measured": now, **({"measured_before": others} if others else {})}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps({"measured": measured(), **record}, indent=1) + "\n")
+    partial.write_text(json.dumps(noted | record, indent=1) + "\n")
     partial.replace(path)
+
+
+def machines(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what the parts of a record were measured on, the latest first."""
+    latest = [record["measured"]] if record else []
+    return [*latest, *record.get("measured_before", [])]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coverage_table import status
-from record import RESULTS
+from record import RESULTS, machines
 
 ROOT = Path(__file__).parent.parent
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
@@ -47,7 +47,7 @@ def page() -> str:
         if not all((RESULTS / f"{file}.json").is_file() for file in files):
             continue  # nothing is shown that was not measured and kept
         records = [load(file) for file in files]
-        where = machine(record["measured"] for record in records)
+        where = machine(one for record in records for one in machines(record))
         lines = [f"## {title}", "", f"`./run python benchmarks/{command}` · {where}", ""]
         parts.append("\n".join([*lines, *write(*records)]) + "\n")
     return "\n".join(parts)
@@ -58,7 +58,7 @@ def readme(text: str) -> str:
     record = load("trained")
     command = "./run python benchmarks/trained.py"
     shown = {name: record["networks"][name] for name in IN_README}
-    where = machine([record["measured"]])
+    where = machine(machines(record))
     lines = [*trained(record | {"networks": shown}), "", f"`{command}` · {where}"]
     before, _, rest = text.partition(BEGIN)
     return "\n".join([before + BEGIN, *lines, END + rest.partition(END)[2]])
@@ -72,10 +72,12 @@ def load(name: str) -> Record:
 def machine(measured: Iterable[Record]) -> str:
     """Say on what and when something was measured."""
     found = list(measured)
-    held = found[0]["flags"]
-    flags = ", ".join([*map(str.upper, held), *([] if "vnni" in held else ["no VNNI"])])
+    names = []
+    for one in found:
+        flags = [*map(str.upper, one["flags"]), *([] if "vnni" in one["flags"] else ["no VNNI"])]
+        names.append(f"{one['cpu']} ({', '.join(flags)}), {one['cores']} cores")
     dates = sorted({one["date"] for one in found})
-    return f"{found[0]['cpu']} ({flags}), {found[0]['cores']} cores, {' and '.join(dates)}"
+    return f"{' and '.join(dict.fromkeys(names))}, {' and '.join(dates)}"
 
 
 def table(head: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
@@ -160,31 +162,43 @@ def quantizing(record: Record) -> Iterator[str]:
 
 @section("Which channels to remove, without training", "criteria.py", "criteria")
 def criteria(record: Record) -> Iterator[str]:
-    head = ["", "masked", "recalibrated", "reconstructed", "latency"]
+    states = ["masked", "recalibrated", "matched", "reconstructed"]
     rows = []
     for network in record["networks"].values():
         kept = f"{percent(network['share'])} of the MACs"
-        rows.append([f"**{network['title']}**, {kept}: {network['measure']}", "", "", "", ""])
+        title = f"**{network['title']}**, {kept}: {network['measure']}"
+        rows.append([title, *[""] * (len(states) + 1)])
         for title, row in network["rows"].items():
-            scores = [percent(row[x]) if x in row else "" for x in head[1:4]]
-            cells = [title, *scores, f"{row['latency']:.2f}"]
+            scores = [percent(row[x]) if x in row else "" for x in states]
+            title = "nothing removed" if title == "nothing" else title
+            cells = [title, *scores, f"{row['latency']:.2f}" if "latency" in row else "1"]
             rows.append([ours(cell, title == "least squares") for cell in cells])
-    yield from table(head, rows)
+    yield from table(["", *states, "latency"], rows)
     yield ""
-    yield "Channels (MiniLM: heads and neurons) ranked over all layers; latency of the cut network, 1 before."
+    yield (
+        "Channels (MiniLM: heads and neurons) ranked over all layers; latency of the cut network, 1 before. "
+        "Recalibrated: `recalibrate(model, batches)`, which wants batches like those of the training. These "
+        "are photos of fruit, and a network that lost *nothing* loses its classes by them all the same; "
+        "matched: `recalibrate(model, batches, original=original)`. An empty cell was not measured."
+    )
 
 
 @section("EfficientNet-Lite with fewer multiplications", "pruned.py", "pruned")
 def pruned(record: Record) -> Iterator[str]:
     rows = []
     for name, network in record["networks"].items():
-        rows.append([f"**{name}**", "", "", percent(network["fruit"])])
+        rows.append([f"**{name}**", "", "", percent(network["fruit"]), ""])
         for row in network["rows"]:
             for state in ("untrained", "distilled"):
                 if state in row:
                     figures = [percent(row[state][x]) for x in ("same", "fruit")]
-                    rows.append([percent(row["share"]), state, *figures])
-    yield from table(["MACs", "", "same class as float", "kind of fruit"], rows)
+                    far = row[state].get("divergence")
+                    figures.append("" if far is None else f"{far:.3f}")
+                    steps = row[state].get("steps")
+                    title = state if steps is None else f"{state}, {steps} steps"
+                    rows.append([percent(row["share"]), title, *figures])
+    head = ["MACs", "", "same class as float", "kind of fruit", "divergence from float"]
+    yield from table(head, rows)
     yield ""
     yield (
         f"`LeastSquaresPruner` and `reconstruct` see {network['calibrated']} photos without labels; judged "
@@ -344,7 +358,7 @@ def cut_memory(record: Record) -> Iterator[str]:
 
 @section("What installing and importing it takes", "footprint.py", "footprint")
 def footprint(record: Record) -> Iterator[str]:
-    rows = [[name, f"{value:.2f}"] for name, value in record["results"].items()]
+    rows = [[name, f"{value:.3g}"] for name, value in record["results"].items()]
     yield from table(["", ""], rows)
 
 

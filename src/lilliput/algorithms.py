@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import lilliput.pruning
-import lilliput.quantization  # noqa: F401  (imported for their registrations)
 from lilliput.config.parse import schema
 from lilliput.registry import pruners, quantizers
 

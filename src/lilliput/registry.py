@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from lilliput.errors import ConfigError, nearest
+from lilliput.public import modules_in
 
 Class = TypeVar("Class", bound=type)
 
@@ -28,6 +30,8 @@ class Registry:
         ``get("level")`` finds ``LevelPruner``.
     group : str
         Entry-point group through which other packages add theirs; read on the first lookup.
+    package : str
+        Where Lilliput's own are, each in a module of its own; imported on the first lookup.
 
     Examples
     --------
@@ -38,22 +42,28 @@ class Registry:
     'HalfPruner'
     """
 
-    def __init__(self, kind: str, group: str) -> None:
+    def __init__(self, kind: str, group: str, package: str = "") -> None:
         self.kind = kind
         self.group = group
+        self.package = package
         self._classes: dict[str, Any] = {}
         self._aliases: dict[str, str] = {}
         self._broken: dict[str, str] = {}
+        self._own_loaded = False
         self._plugins_loaded = False
 
     def register(self, name: str, *aliases: str) -> Callable[[Class], Class]:
         """Return a class decorator that enters the class under ``name``, its class name and aliases."""
 
         def enter(cls: Class) -> Class:
+            if not cls.__module__.startswith(f"{self.package}."):
+                self._load_own()  # so that their names are taken
             keys = {normalize(alias) for alias in (name, cls.__name__, *aliases)}
             held = self._classes.get(name)
-            is_reload = held is None or _same_source(held, cls)
-            taken = sorted(k for k in keys if self._aliases.get(k, name) != name or not is_reload)
+            own = (
+                name if held is None or _same_source(held, cls) else None
+            )  # a cell that runs again
+            taken = sorted(key for key in keys if self._aliases.get(key, own) != own)
             if taken:
                 raise ConfigError(
                     f"{self.kind} name {taken[0]!r} is already taken; choose another."
@@ -98,7 +108,14 @@ class Registry:
         key = normalize(name)
         return self._aliases.get(key) or self._aliases.get(f"{key}{self.kind}")
 
+    def _load_own(self) -> None:
+        if not self._own_loaded:
+            self._own_loaded = True
+            for module in modules_in(self.package):
+                import_module(module)
+
     def _load_plugins(self) -> None:
+        self._load_own()
         if not self._plugins_loaded:
             self._plugins_loaded = True
             for plugin in entry_points(group=self.group):
@@ -114,7 +131,7 @@ def _same_source(one: Any, other: Any) -> bool:
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
-pruners = Registry("pruner", "lilliput.pruners")
-quantizers = Registry("quantizer", "lilliput.quantizers")
+pruners = Registry("pruner", "lilliput.pruners", "lilliput.pruning")
+quantizers = Registry("quantizer", "lilliput.quantizers", "lilliput.quantization")
 register_pruner = pruners.register
 register_quantizer = quantizers.register

@@ -11,7 +11,7 @@ import lilliput
 
 ROOT = Path(lilliput.__file__).parent
 FRAMEWORKS = {"torch", "keras", "tensorflow", "jax"}
-FRAMEWORK_FREE = ["config", "ops", "core", "pruning", "quantization", "distillation"]
+FRAMEWORK_FREE = ["config", "ops", "graph", "core", "pruning", "quantization", "distillation"]
 
 
 def imports_of(path):
@@ -43,6 +43,38 @@ def test_a_backend_imports_no_other_framework(framework):
     for path in (ROOT / "backends" / framework).rglob("*.py"):
         for name in imports_of(path):
             assert name.partition(".")[0] not in FRAMEWORKS - {framework}, f"{path} imports {name}"
+
+
+def closure_of(folder):
+    """Return every import that the modules of a folder lead to, lazy ones included."""
+    found, waiting = {}, list((ROOT / folder).rglob("*.py"))
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found[path] = set(imports_of(path))
+        for name in found[path]:
+            if name.partition(".")[0] == "lilliput":
+                place = ROOT.joinpath(*name.split(".")[1:])
+                waiting += [
+                    x for x in (place.with_suffix(".py"), place / "__init__.py") if x.exists()
+                ]
+    return found
+
+
+def test_the_graph_leads_to_no_framework_and_to_no_stage():
+    found = closure_of("graph")
+    assert len(found) > 20
+    stages = {"pruning", "quantization", "speedup", "export", "recipes", "cli", "core", "backends"}
+    for path, names in found.items():
+        assert not {name.partition(".")[0] for name in names} & FRAMEWORKS, path
+        assert path.relative_to(ROOT).parts[0] not in stages, path
+
+
+@pytest.mark.parametrize("folder", ["backends", "pruning"])
+def test_who_reads_a_graph_does_not_import_the_stage_that_cuts(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        assert not any(name.startswith("lilliput.speedup") for name in imports_of(path)), path
 
 
 # Who may look over the bridge to NNI: the reader of config lists, at a rule that its schema does not
@@ -112,6 +144,57 @@ def test_the_torch_facade_imports_nothing_heavy_beside_torch():
         f"print([m for m in {heavy} if m in set(sys.modules) - before])"
     )
     assert in_a_fresh_process(code).strip() == "[]"
+
+
+def test_importing_the_torch_facade_costs_next_to_nothing():
+    code = (
+        "import sys, time, torch; before = set(sys.modules); start = time.process_time()\n"
+        "import lilliput.torch\n"
+        "print(time.process_time() - start, len(set(sys.modules) - before), 'pydantic' in sys.modules)"
+    )
+    seconds, modules, has_pydantic = in_a_fresh_process(code).split()
+    assert float(seconds) < 0.15
+    assert int(modules) < 20
+    assert has_pydantic == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("LevelPruner", {"sparsity": 0.5}),
+        ("L1NormPruner", {"sparsity": 0.5}),
+        ("AGPPruner", {"final_sparsity": 0.5}),
+    ],
+)
+def test_pruning_imports_no_quantizer(name, rule):
+    code = (
+        "import sys, torch\n"
+        f"from lilliput.torch import {name}\n"
+        f"{name}(torch.nn.Linear(4, 4), [{rule}]).compress()\n"
+        "print([m for m in sys.modules if m.startswith('lilliput.quantization')])"
+    )
+    assert in_a_fresh_process(code).strip() == "[]"
+
+
+def test_a_wrong_key_still_says_which_quantizer_has_it():
+    code = (
+        "import torch\nfrom lilliput.torch import LevelPruner\n"
+        "try:\n    LevelPruner(torch.nn.Linear(4, 4), [{'sparsity': 0.5, 'quant_scheme': 'affine'}])\n"
+        "except ValueError as error:\n    print(error)"
+    )
+    assert "LevelPruner does not use it; " in in_a_fresh_process(code)
+    assert "QATQuantizer" in in_a_fresh_process(code)
+
+
+def test_a_name_of_ours_cannot_be_taken_before_it_is_loaded():
+    code = (
+        "import lilliput\nfrom lilliput import register_pruner\n"
+        "try:\n    register_pruner('taylorfo')(type('Mine', (), {}))\n"
+        "except ValueError as error:\n    print(error)\n"
+        "print(lilliput.pruner('taylorfo').__name__)"
+    )
+    expected = ["pruner name 'taylorfo' is already taken; choose another.", "TaylorFOWeightPruner"]
+    assert in_a_fresh_process(code).splitlines() == expected
 
 
 def test_a_missing_torch_is_said_in_one_line():

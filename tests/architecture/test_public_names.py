@@ -1,42 +1,53 @@
-"""The public names, written out: a change here is a change for users and belongs in the changelog."""
+"""The public names: one table; the stubs written from it show each change of it to reviewers."""
+
+import inspect
+from importlib import import_module
 
 import pytest
 
 import lilliput
 import lilliput.torch
+from lilliput.public import ALL, TABLE, homes_of
+from lilliput.registry import pruners, quantizers
+from lilliput.stubs import stub_of, stub_path
 
-TORCH = """
-    AGPPruner ActivationAPoZRankPruner ActivationMeanRankPruner BNNQuantizer ChannelGroups
-    ChannelMasker ChannelPruner CompressionState Compressor Distiller DoReFaQuantizer ExportResult FPGMPruner
-    Figures Grid L1NormPruner L2NormPruner LSQPlusQuantizer LSQQuantizer LayerInfo
-    LeastSquaresPruner LevelPruner LinearPruner ModelSpeedup ModuleWrapper NaiveQuantizer
-    OneShotPruner PTQQuantizer Pruner PrunerModuleWrapper QATQuantizer QParams QuantGrad QuantType
-    QuantizationReport Quantizer QuantizerModuleWrapper RangeQuantizer Receipt Reconstruction Report
-    ScoreMasker SensitivityAnalysis SensitivityPruner SlimPruner SpeedupResult TaylorFOWeightPruner
-    WeightMasker build_report channel_groups export_onnx load measure measure_all open_file
-    preflight quantization_report recalibrate reconstruct snapshot speedup strip take_receipt
-"""
-TOP = """
-    AGPPruner ActivationAPoZRankPruner ActivationMeanRankPruner AlgorithmError BNNQuantizer BitsRule
-    ChannelMasker ChannelPruner CompressionState Compressor ConfigError Distiller DoReFaQuantizer ExportError
-    FPGMPruner L1NormPruner L2NormPruner LSQPlusQuantizer LSQQuantizer LayerInfo LeastSquaresPruner
-    LevelPruner LilliputError LinearPruner MissingExtraError NaiveQuantizer OneShotPruner
-    PTQQuantizer PruneRule Pruner QATQuantizer QuantGrad QuantRule QuantType Quantizer
-    RangeQuantizer Rule ScheduledPruneRule ScoreMasker SensitivityAnalysis SensitivityPruner
-    SlimPruner StageError StateError TaylorFOWeightPruner UnsupportedModelError WeightMasker
-    WriteError __version__ config_schema list_pruners list_quantizers pruner quantizer read_rules
-    register_pruner register_quantizer write_rules
-"""
+ALGORITHMS = ("lilliput.pruning.", "lilliput.quantization.")
 
 
-def test_the_torch_facade_is_what_it_was():
-    assert sorted(lilliput.torch.__all__) == sorted(TORCH.split())
-    assert all(hasattr(lilliput.torch, name) for name in lilliput.torch.__all__)
+@pytest.mark.parametrize("module", ALL)
+def test_type_checkers_see_the_public_names(module):
+    advice = "run: python -m lilliput.stubs. A change is one for users: the changelog tells them."
+    assert stub_path(module).read_text(encoding="utf-8") == stub_of(module), advice
 
 
-def test_the_top_level_is_what_it_was():
-    assert sorted(lilliput.__all__) == sorted(TOP.split())
-    assert all(hasattr(lilliput, name) for name in lilliput.__all__)
+@pytest.mark.parametrize("module", [lilliput, lilliput.torch], ids=["top", "torch"])
+def test_every_public_name_is_there(module):
+    assert all(hasattr(module, name) for name in module.__all__)
+    names = set(module.__all__) - {"__version__"}
+    assert names == homes_of(module.__name__).keys()
+
+
+def test_no_name_of_a_module_has_two_homes():
+    for module in ALL:
+        rows = [names.split() for modules, _, names in TABLE if module in modules]
+        names = [name for row in rows for name in row]
+        assert sorted(names) == sorted(set(names))
+
+
+def test_classes_and_functions_are_defined_where_the_table_says():
+    for name, home in homes_of("lilliput").items():
+        found = getattr(import_module(home), name)
+        if inspect.isclass(found) or inspect.isfunction(found):
+            assert found.__module__ == home, name
+
+
+def test_algorithms_are_public_where_they_work():
+    """An algorithm is added by its file and a line of the table."""
+    for registry in (pruners, quantizers):
+        for cls in registry:
+            if cls.__module__.startswith(ALGORITHMS):
+                public = {module for module in ALL if cls.__name__ in homes_of(module)}
+                assert public == {"lilliput", *(f"lilliput.{name}" for name in cls.backends)}
 
 
 def test_tab_completion_lists_every_public_name_and_nothing_else():

@@ -67,7 +67,7 @@ def build(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
 def check_masks(compressor: Any) -> dict[str, Tensor]:
     """Check that pruned weights are zero, and return the weights that strip() must leave."""
     weights = {}
-    for wrapper in compressor.every_wrapper():
+    for wrapper in compressor._every_wrapper():
         info = wrapper.layer_info
         raw = wrapper.weight.detach()
         if compressor.kind == "pruner":
@@ -92,7 +92,7 @@ def check_gradients(compressor: Any, model: nn.Module, inputs: tuple[Any, ...]) 
     if compressor.kind != "pruner" or not loss.requires_grad:
         return
     loss.backward()
-    for wrapper in compressor.every_wrapper():
+    for wrapper in compressor._every_wrapper():
         info = wrapper.layer_info
         gradient = getattr(info.module._parameters.get(info.weight_name), "grad", None)
         if gradient is not None:
@@ -167,7 +167,7 @@ def attack(shape: str, algorithm: str) -> Outcome:
         weights = check_masks(compressor)
         check_gradients(compressor, model, inputs)
         check_round_trip(compressor, model, inputs)
-        wrappers, compressed = compressor.every_wrapper(), output_of(model, inputs)
+        wrappers, compressed = compressor._every_wrapper(), output_of(model, inputs)
         compressor.strip()
         is_same = torch.equal(compressed, output_of(model, inputs))
         if compressor.kind == "pruner":

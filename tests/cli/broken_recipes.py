@@ -1,7 +1,8 @@
 """Recipes that are wrong in one way, made at random from right ones.
 
 Each mutation returns the bytes of a file, its suffix, and the words of which the message must have one:
-the name of the key, the value, or the line.
+the name of the key, the value, or the line. It also states its fixes: what the message must say so that
+the user knows what to write instead. A mutation that can go wrong in several ways has one for each.
 """
 
 import copy
@@ -42,6 +43,15 @@ SMALL = {
         {"quantize": "ptq", "batches": 2},
     ],
 }
+
+
+def into(mutations):
+    """Return a decorator that states the fixes of a fault: a message must have one of them."""
+    return lambda *fixes: lambda mutation: mutations.append((mutation, fixes)) or mutation
+
+
+MUTATIONS = []  # each with its fixes
+fixed_by = into(MUTATIONS)
 
 
 def typo(draw, word):
@@ -92,6 +102,7 @@ def junk(draw):
 # -- mutations of the values -------------------------------------------------------------------------
 
 
+@fixed_by("Known: lilliput, model, data, train")
 def typo_in_a_top_key(draw):
     value = base(draw)
     key = draw.choice(list(value))
@@ -100,6 +111,7 @@ def typo_in_a_top_key(draw):
     return (*dump(draw, value), [wrong])
 
 
+@fixed_by("Known: lilliput, model, data, train", "but found")
 def an_unknown_top_key(draw):
     value = base(draw)
     wrong = "".join(draw.choices(string.ascii_lowercase, k=9))
@@ -107,6 +119,12 @@ def an_unknown_top_key(draw):
     return (*dump(draw, value), [wrong, "line "])
 
 
+@fixed_by(
+    "is missing: module:factory",
+    "is missing: Version of the recipe language: 1",
+    "() -> iterable of (inputs, targets)",
+    "is missing: What to do, in order",
+)
 def a_missing_top_key(draw):
     value = base(draw)
     key = draw.choice(["lilliput", "model", "data", "steps"])
@@ -114,6 +132,15 @@ def a_missing_top_key(draw):
     return (*dump(draw, value), [key])
 
 
+@fixed_by(
+    "expected module:",
+    "should be a valid",
+    "should be 1",
+    "expected cross_entropy, mse",
+    "at least 1 item",
+    "expected a mapping with one of",
+    "is missing: Version",
+)
 def a_wrong_type_at_the_top(draw):
     value = base(draw)
     key = draw.choice([key for key in value if key != "seed"])
@@ -121,6 +148,13 @@ def a_wrong_type_at_the_top(draw):
     return (*dump(draw, value), [key, "step 1"])
 
 
+@fixed_by(
+    "expected module:",
+    "It has: build, batches",
+    "expected a function",
+    "there is no module 'no_such_module' in the working directory",
+    "Did you mean",
+)
 def a_bad_reference(draw):
     value = base(draw)
     key = draw.choice(
@@ -132,30 +166,37 @@ def a_bad_reference(draw):
     return (*dump(draw, value), [key])
 
 
+@fixed_by(
+    "should be a valid integer", "should be greater than or equal to 0", "should be less than"
+)
 def a_bad_seed(draw):
     value = base(draw)
     value["seed"] = draw.choice([-1, 2**40, "zero", 1.5, [], True])
     return (*dump(draw, value), ["seed"])
 
 
+@fixed_by("should be 1", "is missing: Version of the recipe language: 1")
 def a_bad_version(draw):
     value = base(draw)
     value["lilliput"] = draw.choice([0, 2, "1", 1.5, None, [1]])
     return (*dump(draw, value), ["lilliput"])
 
 
+@fixed_by("give one")
 def two_ways_to_train(draw):
     value = base(draw)
     value |= {"train": "tiny_cli:train_epoch", "loss": "mse"}
     return (*dump(draw, value), ["train"])
 
 
+@fixed_by("expected cross_entropy, mse or module:function", "should be a valid string")
 def an_unknown_loss(draw):
     value = copy.deepcopy(RECIPE)
     value["loss"] = draw.choice([typo(draw, "cross_entropy"), "huber", 3])
     return (*dump(draw, value), ["loss"])
 
 
+@fixed_by("one of prune, recover, speedup, finetune, quantize, export, analyze")
 def typo_in_a_verb(draw):
     value = base(draw)
     index = draw.randrange(len(value["steps"]))
@@ -165,6 +206,7 @@ def typo_in_a_verb(draw):
     return (*dump(draw, value), [f"step {index + 1}"])
 
 
+@fixed_by("one of prune, recover, speedup, finetune, quantize, export, analyze")
 def a_step_that_is_none(draw):
     value = base(draw)
     index = draw.randrange(len(value["steps"]))
@@ -172,6 +214,7 @@ def a_step_that_is_none(draw):
     return (*dump(draw, value), [f"step {index + 1}"])
 
 
+@fixed_by("make each of them a step of its own")
 def two_verbs_in_a_step(draw):
     value = base(draw)
     index = draw.randrange(len(value["steps"]))
@@ -179,12 +222,14 @@ def two_verbs_in_a_step(draw):
     return (*dump(draw, value), [f"step {index + 1}"])
 
 
+@fixed_by("should be a valid list", "at least 1 item")
 def steps_that_are_no_list(draw):
     value = base(draw)
     value["steps"] = draw.choice([[], {}, "prune", 3, None, {"prune": "agp"}])
     return (*dump(draw, value), ["steps"])
 
 
+@fixed_by("Known: optimizer", "Known: export")
 def typo_in_a_step_key(draw):
     value = base(draw)
     index = draw.choice([i for i, step in enumerate(value["steps"]) if len(step) > 1])
@@ -195,6 +240,7 @@ def typo_in_a_step_key(draw):
     return (*dump(draw, value), [f"step {index + 1}"])
 
 
+@fixed_by("Known: agp", "Known: bnn", "but found")
 def an_unknown_algorithm(draw):
     value = base(draw)
     index = draw.choice(
@@ -206,6 +252,7 @@ def an_unknown_algorithm(draw):
     return (*dump(draw, value), [f"step {index + 1}", "line "])
 
 
+@fixed_by("should be a valid integer", "should be greater than or equal to 0")
 def bad_epochs(draw):
     value = copy.deepcopy(RECIPE)
     index = draw.choice([0, 3])
@@ -213,12 +260,18 @@ def bad_epochs(draw):
     return (*dump(draw, value), ["epochs"])
 
 
+@fixed_by(
+    "is missing: Epochs to train",
+    "should be a valid dictionary",
+    "should be greater than or equal to 1",
+)
 def bad_finetuning(draw):
     value = copy.deepcopy(RECIPE)
     value["steps"][2]["finetune"] = draw.choice([{}, {"epochs": 0}, {"epoch": 3}, 3, [], None])
     return (*dump(draw, value), ["step 3"])
 
 
+@fixed_by("Did you mean", "Known: ")
 def typo_in_a_rule(draw):
     value = base(draw)
     rule = value["steps"][0]["config"][0]
@@ -228,6 +281,13 @@ def typo_in_a_rule(draw):
     return (*dump(draw, value), [wrong, "step 1"])
 
 
+@fixed_by(
+    "should be a valid list",
+    "should be a valid number",
+    "should be a valid string",
+    "expected a fraction in [0, 1)",
+    "at least 1 item",
+)
 def a_bad_value_in_a_rule(draw):
     value = base(draw)
     rule = value["steps"][0]["config"][0]
@@ -236,18 +296,26 @@ def a_bad_value_in_a_rule(draw):
     return (*dump(draw, value), [key, "step 1"])
 
 
+@fixed_by(
+    "no_such.yaml: there is no such file",
+    "expected a list of rules such as [{",
+    "expected a dict of keys",
+    "write at least one rule, such as [{",
+)
 def a_config_that_is_none(draw):
     value = base(draw)
     value["steps"][0]["config"] = draw.choice([3, [], [3], ["Conv2d"], "no_such.yaml", True, [[]]])
     return (*dump(draw, value), ["step 1"])
 
 
+@fixed_by("does not use it; ")
 def a_key_of_another_algorithm(draw):
     value = base(draw)
     value["steps"][0]["config"][0] |= {"quant_bits": 8}
     return (*dump(draw, value), ["quant_bits"])
 
 
+@fixed_by("remove it from the options", "It takes")
 def an_unknown_option(draw):
     value = base(draw)
     wrong = draw.choice(["prunning_algorithm", "example_input", "foo", "optimizer", "config_list"])
@@ -255,6 +323,7 @@ def an_unknown_option(draw):
     return (*dump(draw, value), [wrong])
 
 
+@fixed_by("should be a valid dictionary", "expected a one-shot pruner such as")
 def a_bad_option_value(draw):
     value = copy.deepcopy(RECIPE)
     wrong = draw.choice(["l3", "", 7, None, [], {"a": 1}])
@@ -262,6 +331,7 @@ def a_bad_option_value(draw):
     return (*dump(draw, value), ["options"])
 
 
+@fixed_by("cut channels out first", "without a prune step", "prune first", "choose another name")
 def a_wrong_order(draw):
     value = copy.deepcopy(RECIPE)
     steps = value["steps"]
@@ -278,12 +348,14 @@ def a_wrong_order(draw):
     return (*dump(draw, value), ["step 1", "step 2", "step 3"])
 
 
+@fixed_by("or more, or leave end_epoch out")
 def a_schedule_that_does_not_end(draw):
     value = copy.deepcopy(RECIPE)
     value["steps"][0]["config"][0]["end_epoch"] = draw.randrange(5, 90)
     return (*dump(draw, value), ["end_epoch"])
 
 
+@fixed_by("expected the name of a file", "expected a name that ends in", "should be a valid string")
 def a_bad_file_name(draw):
     value = copy.deepcopy(RECIPE)
     wrong = ["small.tflite", "small", "", "../small.onnx", "/tmp/small.onnx", "a/b.onnx", 3, None]
@@ -291,12 +363,16 @@ def a_bad_file_name(draw):
     return (*dump(draw, value), ["file"])
 
 
+@fixed_by("should be 'onnx' or")
 def a_bad_format(draw):
     value = copy.deepcopy(RECIPE)
     value["steps"][4]["export"] = draw.choice(["onx", "tflite", "openvino", 3, None, []])
     return (*dump(draw, value), ["step 5"])
 
 
+@fixed_by(
+    "expected a list of rules at the top", "--algorithm chooses another", "expected a mapping"
+)
 def not_a_mapping(draw):
     value = draw.choice([[1, 2], "prune", 7, [RECIPE], True, 2.5, [["a"]]])
     return (*dump(draw, value), ["expected", "unknown key"])
@@ -315,6 +391,13 @@ def yaml_of(value):
     return stream.getvalue()
 
 
+@fixed_by(
+    "put quotes around",
+    "expected",
+    "cannot start any token",
+    "not allowed here",
+    "unexpected end of stream",
+)
 def bad_yaml(draw):
     lines = yaml_of(base(draw)).splitlines()
     at = draw.randrange(1, len(lines))
@@ -331,6 +414,7 @@ def bad_yaml(draw):
     return "\n".join(lines).encode(), ".yaml", ["line ", "YAML"]
 
 
+@fixed_by("Expecting", "Invalid control character", "Extra data", "Unterminated string")
 def bad_json(draw):
     text = json.dumps(base(draw), indent=2)
     at = draw.randrange(2, len(text) - 2)
@@ -339,12 +423,21 @@ def bad_json(draw):
     return (text[:at] + text[at + 1 :]).encode(), ".json", ["line "]
 
 
+@fixed_by("found duplicate key")
 def a_duplicate_key(draw):
     text = yaml_of(base(draw))
     key = draw.choice(["model", "data", "steps"])
     return f"{text}{key}: again\n".encode(), ".yaml", ["line", key]
 
 
+@fixed_by(
+    "is empty, expected a recipe",
+    "is larger than 1 MiB",
+    "is not UTF-8",
+    "another document",
+    "remove the %YAML directive",
+    "Expecting value",
+)
 def no_text(draw):
     text = yaml_of(RECIPE)
     wrong = [
@@ -358,6 +451,7 @@ def no_text(draw):
     return draw.choice(wrong), draw.choice([".yaml", ".json"]), [""]
 
 
+@fixed_by("nested deeper than")
 def deep_nesting(draw):
     depth = draw.choice([60, 300, 3000])
     opening, closing = draw.choice([("[", "]"), ('{"a": ', "}")])
@@ -365,6 +459,7 @@ def deep_nesting(draw):
     return f'{{"steps": {text}}}'.encode(), draw.choice([".yaml", ".json"]), ["nested", "line"]
 
 
+@fixed_by("more than")
 def an_alias_bomb(draw):
     lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
     for one, two in zip("abcdefgh", "bcdefghi", strict=True):
@@ -372,6 +467,7 @@ def an_alias_bomb(draw):
     return "\n".join([*lines, "steps: *i"]).encode(), ".yaml", ["alias", "values"]
 
 
+@fixed_by("put it in quotes if it is a name", "expected a number", "should be a valid integer")
 def a_number_that_is_none(draw):
     text = yaml_of(RECIPE)
     wrong = draw.choice([".nan", ".inf", "-.inf", "1e999", "2026-01-01", "0x"])
@@ -383,52 +479,13 @@ def a_number_that_is_none(draw):
     )
 
 
+@fixed_by("ends in .yaml, .yml, .json")
 def a_bad_suffix(draw):
     return yaml_of(RECIPE).encode(), draw.choice([".txt", ".toml", ".py", ""]), [".yaml"]
 
 
-MUTATIONS = [
-    typo_in_a_top_key,
-    an_unknown_top_key,
-    a_missing_top_key,
-    a_wrong_type_at_the_top,
-    a_bad_reference,
-    a_bad_seed,
-    a_bad_version,
-    two_ways_to_train,
-    an_unknown_loss,
-    typo_in_a_verb,
-    a_step_that_is_none,
-    two_verbs_in_a_step,
-    steps_that_are_no_list,
-    typo_in_a_step_key,
-    an_unknown_algorithm,
-    bad_epochs,
-    bad_finetuning,
-    typo_in_a_rule,
-    a_bad_value_in_a_rule,
-    a_config_that_is_none,
-    a_key_of_another_algorithm,
-    an_unknown_option,
-    a_bad_option_value,
-    a_wrong_order,
-    a_schedule_that_does_not_end,
-    a_bad_file_name,
-    a_bad_format,
-    not_a_mapping,
-    bad_yaml,
-    bad_json,
-    a_duplicate_key,
-    no_text,
-    deep_nesting,
-    an_alias_bomb,
-    a_number_that_is_none,
-    a_bad_suffix,
-]
-
-
 def broken_recipe(seed):
-    """Return the name of the mutation, the bytes, the suffix, and the words to look for."""
+    """Return the name of the mutation, the bytes, the suffix, the words to look for, and the fixes."""
     draw = random.Random(seed)
-    mutation = MUTATIONS[seed % len(MUTATIONS)]
-    return (mutation.__name__, *mutation(draw))
+    mutation, fixes = MUTATIONS[seed % len(MUTATIONS)]
+    return (mutation.__name__, *mutation(draw), fixes)

@@ -22,11 +22,18 @@ def test_list(lilliput):
     )
 
 
-def test_every_paper_is_of_an_algorithm():
-    from lilliput.algorithms import list_pruners, list_quantizers
-    from lilliput.cli.papers import PAPERS
+def test_a_subclass_does_not_pass_for_the_paper_of_its_base(monkeypatch):
+    from lilliput.cli.commands.algorithms import all_algorithms
+    from lilliput.pruning.l1 import L1NormPruner
+    from lilliput.registry import pruners
 
-    assert set(PAPERS) <= {*list_pruners(), *list_quantizers()}
+    class Mine(L1NormPruner):
+        """Mine."""
+
+    monkeypatch.setitem(pruners._classes, "mine", Mine)
+    monkeypatch.setitem(pruners._aliases, "mine", "mine")
+    rows = {row["name"]: row["paper"] for row in all_algorithms()}
+    assert rows["mine"] == "" and rows["l1"].startswith("Li et al. 2017")
 
 
 def test_doctor(lilliput, monkeypatch):

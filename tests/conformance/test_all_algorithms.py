@@ -6,7 +6,7 @@ import pytest
 
 from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
 from lilliput.testing import Subject, pruner_checks, quantizer_checks
-from lilliput.testing.observe import loss_of
+from lilliput.testing.labs.torch_lab import loss_of
 from lilliput.torch import (
     ActivationAPoZRankPruner,
     ActivationMeanRankPruner,

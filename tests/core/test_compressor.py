@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from lilliput.backends.torch.backend import TorchBackend
 from lilliput.errors import ConfigError, StageError, UnsupportedModelError
 from lilliput.torch import Compressor, LevelPruner, Pruner, Quantizer
 
@@ -309,3 +310,37 @@ def test_wrappers_are_in_the_mode_of_their_model():
     assert not any(wrapper.training for wrapper in pruner.get_modules_wrapper())
     model.train()
     assert all(wrapper.training for wrapper in pruner.get_modules_wrapper())
+
+
+@pytest.mark.parametrize("is_given_early", [True, False])
+def test_the_layers_of_a_model_are_looked_up_once(monkeypatch, is_given_early):
+    calls = []
+    original = TorchBackend.layers
+    monkeypatch.setattr(
+        TorchBackend, "layers", lambda self, model: calls.append(1) or original(self, model)
+    )
+    model = make_model()
+    pruner = LevelPruner(model if is_given_early else None, RULES)
+    pruner.compress(model)
+    assert len(calls) == 1
+
+
+def test_a_model_that_another_compressor_changed_in_between_is_looked_up_again():
+    model = make_model()
+    first, second = LevelPruner(model, RULES), LevelPruner(model, RULES)
+    second.compress()
+    first.compress()
+    assert all(w.weight_mask.min() == 0 for w in first.get_modules_wrapper())
+
+
+SURFACE = """
+    adapts add_activation_collector backend_name backends bind_model bind_optimizer bound_model callback
+    companions compress config_list default_types explain export_model get_modules_wrapper get_wrappers
+    is_tensor is_wrapped kind load_state optimizer paper patch_optimizer preprocess_model
+    remove_activation_collector rule selection set_wrappers_attribute state step strict_names strip
+    tracked update_epoch validate_config wrapper_type
+"""
+
+
+def test_the_public_surface_is_what_users_and_authors_call():
+    assert [name for name in dir(Compressor) if name[0] != "_"] == sorted(SURFACE.split())

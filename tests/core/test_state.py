@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput import CompressionState
-from lilliput.core import state_files as state_module
+from lilliput import CompressionState, store
 from lilliput.errors import StateError, WriteError
 from lilliput.files import STALE_SECONDS
 from lilliput.torch import AGPPruner, LevelPruner, NaiveQuantizer, PTQQuantizer, QATQuantizer
@@ -98,7 +97,7 @@ def test_an_interrupted_save_leaves_the_old_state(tmp_path, monkeypatch, interru
     pruner = make_pruner()
     pruner.state().save(tmp_path)
     train(pruner, range(4))
-    real, calls = state_module.write_atomically, []
+    real, calls = store.write_atomically, []
 
     def interrupted(path, data):
         calls.append(path)
@@ -106,7 +105,7 @@ def test_an_interrupted_save_leaves_the_old_state(tmp_path, monkeypatch, interru
             raise KeyboardInterrupt
         real(path, data)
 
-    monkeypatch.setattr(state_module, "write_atomically", interrupted)
+    monkeypatch.setattr(store, "write_atomically", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pruner.state().save(tmp_path)
     assert CompressionState.load(tmp_path).progress == {"now_epoch": 0}

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lilliput.demo import Digits
-from lilliput.testing.models import TinyCNN
+from lilliput.testing import TinyCNN
 from lilliput.torch import (
     AGPPruner,
     Distiller,

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from lilliput.speedup.collect import channel_groups
+from lilliput.speedup.channels import channel_groups
 from lilliput.torch import ActivationMeanRankPruner, L1NormPruner, TaylorFOWeightPruner
 
 PRUNERS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -1,6 +1,5 @@
 """The documentation site: it builds without a warning, is complete, and asks nothing of the network."""
 
-import ast
 import html.parser
 import os
 import re
@@ -13,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import lilliput
+from lilliput.public import homes_of
 
 pytest.importorskip("mkdocs")
 pytest.importorskip("mkdocstrings")
@@ -105,24 +105,14 @@ def documented(pages, name):
     return any(name in page.ids for page in pages.values())
 
 
-def exported(facade):
-    """Return ``__all__`` of a façade, without importing its framework."""
-    tree = ast.parse((REPO / "src" / "lilliput" / f"{facade}.py").read_text(encoding="utf-8"))
-    return next(
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    )
-
-
 def test_every_name_for_torch_is_in_the_reference(pages):
-    names = exported("torch")
+    names = homes_of("lilliput.torch")
     assert not [name for name in names if not documented(pages, f"lilliput.torch.{name}")]
 
 
 def test_every_name_for_keras_is_in_the_reference(pages, site):
     shared = set(pages[site / "reference" / "keras.html"].text)
-    for name in exported("keras"):
+    for name in homes_of("lilliput.keras"):
         is_shared = documented(pages, f"lilliput.torch.{name}")
         has_entry = documented(pages, f"lilliput.keras.{name}")
         assert has_entry or (is_shared and name in shared), name

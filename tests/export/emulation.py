@@ -1,7 +1,7 @@
 """Integer kernels of CPUs without VNNI in plain NumPy: the same on every CPU.
 
-By the rules in the docstring of ``lilliput.export.saturation``; ``test_saturation`` compares it bit for bit
-with ONNX Runtime where the CPU is one of these.
+By the rules in the docstring of ``lilliput.export.guard.saturation``; ``test_saturation`` compares it bit
+for bit with ONNX Runtime where the CPU is one of these.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import onnx
 import torch
 from torch import nn
 
-from lilliput.report.executed import open_file
+from lilliput.export.targets.executed import open_file
 
 
 def shapes_of(path: Path) -> dict[str, list[Any]]:

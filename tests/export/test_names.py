@@ -47,7 +47,7 @@ class Decoder(nn.Module):
 def test_layers_of_a_slice_have_their_own_names():
     from types import SimpleNamespace
 
-    from lilliput.export.graph import SCOPES, path_of
+    from lilliput.export.passes.graph import SCOPES, path_of
 
     def name(scope):
         return path_of(SimpleNamespace(metadata_props={SCOPES: repr(["", scope, "linear"])}))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,12 @@ from emulation import saturated_layers
 from torch import nn
 
 from lilliput.errors import ExportError
-from lilliput.export import check, cpu, onnx_file, stepwise
+from lilliput.export import check, onnx_file, stepwise
+from lilliput.export.guard import cpu
 from lilliput.export.packed import Packed, packing
 from lilliput.export.run import Execute
+from lilliput.export.steps import aligned
+from lilliput.export.trace import simulate
 from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer, QuantType, export_onnx
 
 RUNTIMES = ("onnxruntime_unoptimized", "onnxruntime")
@@ -324,3 +329,52 @@ def test_a_low_ratio_from_end_to_end_is_told_and_the_file_is_written(tmp_path: P
     for found in result.runtimes.values():
         assert found.sqnr < 25 and found.local_lsb == 1
     assert result.path.exists()
+
+
+def test_an_export_runs_each_batch_of_calibration_once(tmp_path: Path) -> None:
+    quantizer = calibrated(make(1))
+    runs: list[torch.Size] = []
+    handle = quantizer.bound_model.register_forward_pre_hook(
+        lambda _, args: runs.append(args[0].shape) if args[0].dtype == torch.float32 else None
+    )
+    result = export_onnx(quantizer, tmp_path / "model.onnx", batches()[0][:3])
+    handle.remove()
+    # Watched by the guard and compared with the file: the same run.
+    assert runs.count(torch.Size([8, 3, 16, 16])) == len(batches())
+    assert result.runtimes["onnxruntime"].sqnr > 40
+
+
+def test_an_export_rounds_weights_once_for_all_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantizer = calibrated(make(1))
+    rounded: Counter[str] = Counter()
+    round_weight = PTQQuantizer._round_weight
+
+    def noted(self: PTQQuantizer, weight: torch.Tensor, wrapper: Any) -> torch.Tensor:
+        rounded[wrapper.name] += 1
+        return round_weight(self, weight, wrapper)
+
+    monkeypatch.setattr(PTQQuantizer, "_round_weight", noted)
+    export_onnx(quantizer, tmp_path / "model.onnx", batches()[0][:3])
+    # The model runs a dozen times; the others are for the guard and for what is stored.
+    assert max(rounded.values()) <= 4
+
+
+def test_weights_written_during_an_export_are_rounded_again() -> None:
+    quantizer = calibrated(make(1))
+    inputs = ((batches()[0],), {})
+    simulation = simulate(quantizer.bound_model, inputs)
+    before = simulation.again(inputs).outputs[0]
+    with torch.no_grad():
+        quantizer.get_modules_wrapper()[0].module.get_parameter("weight").mul_(0.5)
+    after = simulation.again(inputs).outputs[0]
+    assert not torch.equal(before, after)
+    assert torch.equal(after, simulate(quantizer.bound_model, inputs).outputs[0])
+
+
+def test_a_tensor_is_aligned_by_the_first_order_within_one_step() -> None:
+    expected = np.arange(16, dtype=np.float32).reshape(1, 4, 4)
+    off = expected + 0.5
+    assert np.array_equal(aligned(off, expected, step=0.5), off)
+    assert np.array_equal(aligned(off.transpose(0, 2, 1), expected, step=0.5), off)

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError
-from lilliput.speedup.groups import Group, Slice
-from lilliput.testing.models import TinyCNN, TinyLSTM
+from lilliput.graph.groups import Group, Slice
+from lilliput.testing import TinyCNN, TinyLSTM
 from lilliput.torch import CompressionState, L1NormPruner, SlimPruner
 
 

@@ -236,7 +236,7 @@ def test_a_stale_scan_is_refused(tmp_path):
     with pytest.raises(StateError, match="already_pruned"):
         analysis.analysis()
     (tmp_path / "sensitivity.json").write_text("{}")
-    with pytest.raises(StateError, match="not readable as a scan"):
+    with pytest.raises(StateError, match="no readable scan"):
         scan(checkpoint_dir=tmp_path).analysis()
 
 

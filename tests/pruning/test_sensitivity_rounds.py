@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lilliput.errors import AlgorithmError, ConfigError, StateError
-from lilliput.testing.models import TinyLSTM
+from lilliput.testing import TinyLSTM
 from lilliput.torch import SensitivityPruner
 
 

@@ -7,8 +7,7 @@ from torch import nn
 
 import lilliput
 from lilliput.errors import ConfigError
-from lilliput.quantization import BNNQuantizer
-from lilliput.quantization.bnn import BNNRule, binarize
+from lilliput.quantization.bnn import BNNQuantizer, BNNRule, binarize
 from lilliput.torch import LevelPruner, QuantGrad, QuantType
 
 ALL = ["weight", "input", "output"]

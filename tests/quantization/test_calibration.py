@@ -10,6 +10,7 @@ from torch import nn
 
 from lilliput.errors import AlgorithmError, ConfigError, StageError, StateError
 from lilliput.quantization import calibration
+from lilliput.testing.labs import torch_lab
 from lilliput.testing.observe import Anatomy
 from lilliput.torch import PTQQuantizer, QATQuantizer, QuantType
 
@@ -351,12 +352,12 @@ def test_ranges_travel_with_state_and_with_the_state_dict(tmp_path):
 
 def test_strip_undoes_calibration_and_its_places():
     model = network()
-    anatomy = Anatomy(model)
+    anatomy = Anatomy(torch_lab, model)
     _, quantizer = quantized(model=model)
     quantizer.calibrate(data())
     assert list(model[2]._forward_hooks), "quantized after the ReLU"
     quantizer.strip()
-    anatomy.expect_same(model, "after calibrate() and strip()")
+    anatomy.expect_same("after calibrate() and strip()")
     quantizer.compress()
     assert len(model[2]._forward_hooks) == 1 and ranges(quantizer)
 
@@ -380,10 +381,10 @@ FAULTS = {
 )
 def test_a_faulty_setting_is_named_with_its_place(key, value):
     model = network()
-    anatomy = Anatomy(model)
+    anatomy = Anatomy(torch_lab, model)
     with pytest.raises(ConfigError, match=f"rule 0 → {key}"):
         QATQuantizer(model, [{key: value}])
-    anatomy.expect_same(model, "after a refused rule")
+    anatomy.expect_same("after a refused rule")
 
 
 @pytest.mark.parametrize(

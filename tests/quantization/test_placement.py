@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lilliput.backends.wrapping import marking
 from lilliput.compat.nni.classes.older_names import OlderNames
+from lilliput.testing.labs import torch_lab
 from lilliput.testing.observe import Anatomy
 from lilliput.torch import LSQQuantizer, QATQuantizer, QuantType
 
@@ -334,14 +335,14 @@ def test_strip_leaves_no_hook_anywhere_and_compress_brings_them_back(name, quant
     make, inputs, _ = NETWORKS[name]
     torch.manual_seed(0)
     model, x = make(), inputs()
-    anatomy = Anatomy(model)
+    anatomy = Anatomy(torch_lab, model)
     made = quantizer(model, None, example_inputs=x)
     for _ in range(2):
         made.compress()
         model.train()(x)
         expected = model.eval()(x).detach()
         made.strip()
-        anatomy.expect_same(model, "after strip()", values=False)
+        anatomy.expect_same("after strip()", values=False)
         assert not torch.equal(model(x), expected)
     made.compress()
     assert torch.equal(model(x), expected)
@@ -426,10 +427,10 @@ def test_without_example_inputs_everything_happens_at_the_layers():
 def test_recording_the_flow_leaves_the_model_alone():
     torch.manual_seed(0)
     model = Residual().train()
-    anatomy = Anatomy(model)
+    anatomy = Anatomy(torch_lab, model)
     quantizer = QATQuantizer(model, None, example_inputs=images())
     quantizer._prepare()
-    anatomy.expect_same(model, "after the flow was recorded")
+    anatomy.expect_same("after the flow was recorded")
     assert all(module.training for module in model.modules())
 
 

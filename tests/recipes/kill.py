@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
-from lilliput.recipes import checkpoint, run
+from lilliput import store
+from lilliput.recipes import run
 from lilliput.report.build import build_report
-from lilliput.speedup.collect import channel_groups
+from lilliput.speedup.channels import channel_groups
 from lilliput.speedup.shrink import speedup  # noqa: F401  (imported before forking)
 
 
@@ -31,7 +32,7 @@ def work(recipe, folder, moment):
             return
         if not in_writing:
             die()
-        write = checkpoint.write_atomically
+        write = store.write_atomically
 
         def write_some(path, data):
             if Path(path).name != "run.json":  # the tensors are written, but nothing names them
@@ -42,7 +43,7 @@ def work(recipe, folder, moment):
             )
             die()
 
-        checkpoint.write_atomically = write_some
+        store.write_atomically = write_some
 
     run(recipe, folder, resume=True, progress=progress)
 

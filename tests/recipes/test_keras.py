@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lilliput.errors import ConfigError
 from lilliput.recipes import load_run, run
 
 RECIPE = Path(__file__).parent / "project" / "dense.yaml"
@@ -39,3 +41,28 @@ def test_a_run_stopped_after_every_unit_ends_with_the_same_files(tmp_path, diges
     assert {k: v for k, v in parts.items() if not k.endswith(".keras")} == {
         k: v for k, v in whole.items() if not k.endswith(".keras")
     }
+
+
+@pytest.mark.slow
+def test_batch_norms_of_a_pruned_model_are_recalibrated(tmp_path, monkeypatch):
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    pytest.importorskip("keras")
+    monkeypatch.syspath_prepend(RECIPE.parent)
+    from recipe_dense import digits
+
+    def recipe(how):
+        prune = {"prune": "l1", "config": [{"op_names": ["first"], "sparsity": 0.5}]}
+        head = {"lilliput": 1, "model": "recipe_dense:build_normed", "data": "recipe_dense:batches"}
+        return head | {"steps": [prune, {"recover": how, "batches": 16}, {"speedup": {}}]}
+
+    run(recipe("recalibrate"), tmp_path / "run")
+    model = load_run(tmp_path / "run", trust=True).model
+    kernel, bias = model.get_layer("first").get_weights()
+    seen = digits()[0][:512].astype("float64") @ kernel + bias
+    assert seen.shape[1] == 16
+    _, _, mean, variance = model.get_layer("norm").get_weights()
+    np.testing.assert_allclose(mean, seen.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(variance, seen.var(0, ddof=1), rtol=1e-4)
+    with pytest.raises(ConfigError, match="reconstruct works on torch models only"):
+        run(recipe("reconstruct"), tmp_path / "refused")

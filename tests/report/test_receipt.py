@@ -100,7 +100,12 @@ def test_a_difference_within_the_noise_is_not_called_faster():
 def test_where_pruning_took_much_of_the_metric_a_way_back_is_offered():
     before = Figures("before", parameters=100, nonzeros=100, metric=0.9)
     fell = Figures("after", parameters=60, nonzeros=60, metric=0.45)
-    assert "recalibrate(model, batches)" in str(Receipt(before, fell))
+    text = str(Receipt(before, fell))
+    assert "recalibrate(model, batches, original=original)" in text
+    assert "reconstruct(model, batches, original)" in text
+    on_keras = str(Receipt(replace(before, runtime="Keras 3.15.1 on jax"), fell))
+    assert "recalibrate(model, batches, original=original)" in on_keras
+    assert "reconstruct" not in on_keras  # it is for torch models
     for after in (
         replace(fell, metric=0.89),
         replace(fell, nonzeros=100),

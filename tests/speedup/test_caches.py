@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lilliput.backends.torch.capture import capture, plain_copy
+from lilliput.backends.torch.cutting import cut_all
 from lilliput.errors import UnsupportedModelError
-from lilliput.speedup.capture import capture, plain_copy
-from lilliput.speedup.cuts import by_tensor, cut_all
+from lilliput.graph.cuts import by_tensor
 from lilliput.torch import L1NormPruner, channel_groups, export_onnx, load, speedup
 
 SIDE, WIDTH, HEADS, KEY = 4, 32, 4, 4

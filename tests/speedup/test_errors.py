@@ -6,9 +6,10 @@ from random_nets import randomize
 from torch import nn
 
 from lilliput.errors import ConfigError, LilliputError, StageError, UnsupportedModelError
-from lilliput.pruning import L1NormPruner, LevelPruner
-from lilliput.quantization import NaiveQuantizer
-from lilliput.speedup.collect import channel_groups
+from lilliput.pruning.l1 import L1NormPruner
+from lilliput.pruning.level import LevelPruner
+from lilliput.quantization.naive import NaiveQuantizer
+from lilliput.speedup.channels import channel_groups
 from lilliput.speedup.shrink import speedup
 
 ALL = [{"op_types": ["default"], "sparsity": 0.5}]
@@ -129,7 +130,7 @@ def test_not_a_module(thing):
     name = type(thing).__name__
     with pytest.raises(UnsupportedModelError, match=f"model: received {name}, expected"):
         speedup(thing, sample())
-    with pytest.raises(UnsupportedModelError, match=f"model: received {name}, expected"):
+    with pytest.raises(UnsupportedModelError, match=f"received '{name}' as the model, expected"):
         channel_groups(thing, sample())
 
 

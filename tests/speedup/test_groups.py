@@ -9,9 +9,9 @@ from random_nets import build, randomize, specs
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lilliput.pruning import L1NormPruner
-from lilliput.speedup.collect import channel_groups
-from lilliput.speedup.groups import unit_of
+from lilliput.graph.groups import unit_of
+from lilliput.pruning.l1 import L1NormPruner
+from lilliput.speedup.channels import channel_groups
 from lilliput.speedup.shrink import speedup
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.speedup.collect import channel_groups
-from lilliput.speedup.groups import ChannelGroups, Group, Slice
-from lilliput.speedup.picture import draw
+from lilliput.graph.groups import ChannelGroups, Group, Slice
+from lilliput.graph.picture import draw
+from lilliput.speedup.channels import channel_groups
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -189,7 +189,7 @@ def test_a_picture_of_160_layers_is_below_300_kilobytes():
     analysis = SimpleNamespace(
         axes={name: SimpleNamespace(shape=(2, 320, 3, 3)) for name in names},
         walk=SimpleNamespace(outputs={(name, 0) for name in names}),
-        captured=SimpleNamespace(parameters={}),
+        graph=SimpleNamespace(trained={}),
     )
     picture = draw(ChannelGroups(tuple(groups), (), (), {}, analysis))
     assert picture.count("h0") > 160 * 159

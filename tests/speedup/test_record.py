@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from lilliput.backends.torch.capture import Exported, as_inputs, capture, plain_copy, read
+from lilliput.backends.torch.graph import to_graph
+from lilliput.backends.torch.nodes import module_path, op_name, place, shape_of
+from lilliput.backends.torch.record import Recorder, Unrecorded
 from lilliput.errors import UnsupportedModelError
-from lilliput.speedup.analysis import label
-from lilliput.speedup.capture import Exported, as_inputs, capture, plain_copy, read
-from lilliput.speedup.collect import collect
-from lilliput.speedup.record import Recorder, Unrecorded
-from lilliput.speedup.walk import module_path, op_name, place, shape_of
+from lilliput.graph.collect import find_groups
 from lilliput.torch import L1NormPruner, speedup
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -39,7 +39,7 @@ def shapes(value):
 
 
 def groups_of(captured, model):
-    found = collect(label(captured), model)
+    found = find_groups(to_graph(captured))
     groups = sorted(
         (group.size, sorted((x.tensor, x.dim, x.is_output) for x in group.slices))
         for group in found.groups
@@ -192,7 +192,7 @@ def test_a_tensor_made_of_another_past_all_operators_is_not_a_number_in_the_code
             return self.second(nn.Parameter(self.first(x), requires_grad=False))
 
     model = Copying().eval()
-    groups = collect(label(read(model, (torch.randn(2, 4),), {})), model).groups
+    groups = find_groups(to_graph(read(model, (torch.randn(2, 4),), {}))).groups
     assert {x.tensor for x in groups[0].slices} == {"first.weight", "first.bias", "second.weight"}
 
 
@@ -248,7 +248,7 @@ def test_data_and_changes_in_place_are_followed():
     assert torch.equal(x, before)
     names = [x for x, _, _ in operators(captured.graph)]
     assert "mul" in names
-    groups = collect(label(captured), model).groups
+    groups = find_groups(to_graph(captured)).groups
     assert {s.tensor for g in groups for s in g.slices} >= {"second.weight", "third.weight"}
 
 

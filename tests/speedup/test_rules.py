@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lilliput.speedup.collect import channel_groups
+from lilliput.speedup.channels import channel_groups
 
 LINEAR = (2, 3)
 MAP = (2, 3, 4, 4)

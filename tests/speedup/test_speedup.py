@@ -14,7 +14,7 @@ from torch import nn
 
 from lilliput.backends.torch.sidecar import narrow_of
 from lilliput.errors import StateError, UnsupportedModelError
-from lilliput.pruning import L1NormPruner
+from lilliput.pruning.l1 import L1NormPruner
 from lilliput.speedup.shrink import speedup
 from lilliput.torch import strip
 

@@ -18,7 +18,7 @@ from lilliput.testing import (
     pruner_checks,
     quantizer_checks,
 )
-from lilliput.testing.models import SPECIMENS
+from lilliput.testing.labs.torch_lab import SPECIMENS
 from lilliput.torch import (
     AGPPruner,
     LevelPruner,
@@ -257,6 +257,13 @@ class FixesDtype(Plain):
         model.float()
 
 
+class WatchesForGood(Plain):
+    """Takes a collector that is to be removed for one that is to stay."""
+
+    def remove_activation_collector(self, fwd_id):
+        """Forget to."""
+
+
 class CountsEpochs(Plain):
     """Insists that every epoch comes once."""
 
@@ -282,6 +289,7 @@ class CountsEpochs(Plain):
         (TakesAnything, "check_bad_config"),
         (FixesDtype, "check_dtypes"),
         (CountsEpochs, "check_repeated_updates"),
+        (WatchesForGood, "check_activation_collectors"),
     ],
 )
 def test_bad_pruner_is_caught(cls, check):
@@ -325,6 +333,14 @@ class WrongGradient(QuantGrad):
 
 class DividesByZero(Rounds):
     quant_grad = WrongGradient
+
+
+class IgnoresRule(Rounds):
+    """Differentiates by straight-through, whatever ``quant_grad`` says."""
+
+    def run(self, wrapper, quant_type, tensors):
+        self._gradient = QuantGrad
+        return super().run(wrapper, quant_type, tensors)
 
 
 class UsesItem(Rounds):
@@ -371,10 +387,11 @@ class StaleWeight(Rounds):
         (Detaches, "check_gradient_reaches_weights"),
         (RoundsWithoutGradient, "check_gradient_reaches_weights"),
         (DividesByZero, "check_gradient_reaches_weights"),
+        (IgnoresRule, "check_own_gradient_is_used"),
         (UsesItem, "check_compile"),
         (OneLevelTooMany, "check_levels"),
         (EditsInPlace, "check_forward_leaves_float_weights_alone"),
-        (SeesOtherWeight, "check_layers_use_quantized_weights"),
+        (SeesOtherWeight, "check_models_compute_with_compressed_weights"),
         (ClaimsToKeepZero, "check_pruned_weights_stay_zero"),
         (StaleWeight, "check_quantized_weights_follow"),
     ],
@@ -440,7 +457,7 @@ def test_every_check_has_a_name_of_its_own_and_says_what_it_promises():
         assert all(check.__doc__ for check in checks)
 
 
-@pytest.mark.parametrize("kind", SPECIMENS)
+@pytest.mark.parametrize("kind", SPECIMENS.values())
 def test_models_repeat_their_input_in_their_own_dtype(kind):
     model = kind()
     assert isinstance(model, Specimen)

@@ -1,8 +1,10 @@
 """Nobody who tests an algorithm for one framework imports the other one."""
 
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +45,27 @@ def test_the_public_names_are_what_they_were():
     assert all(hasattr(lilliput.testing, name) for name in NAMES.split())
     with pytest.raises(AttributeError, match="'lilliput.testing' has no attribute 'check_prune'"):
         _ = lilliput.testing.check_prune
+
+
+def test_the_checks_know_no_framework():
+    """They import no framework and nothing of ours that does: they reach it through a lab."""
+    code = (
+        "import sys; sys.modules.update(torch=None, keras=None, tensorflow=None, jax=None)\n"
+        "from lilliput.testing.battery import SHARED_CHECKS\n"
+        "print([len(checks) > 15 for checks in SHARED_CHECKS.values()])"
+    )
+    assert in_a_fresh_process(code) == "[True, True]"
+
+
+@pytest.mark.parametrize(("own", "other"), [("torch", "keras"), ("keras", "torch")])
+def test_a_lab_knows_no_other_framework(own, other):
+    paths = [*(Path(lilliput.testing.__file__).parent / "labs").glob(f"{own}_*.py")]
+    assert len(paths) >= 3
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(
+            rf"^ *(from|import) {other}\b|import {other}_|labs.{other}_", text, re.M
+        )
 
 
 def test_the_import_alone_loads_no_framework():

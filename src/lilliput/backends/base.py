@@ -11,6 +11,7 @@ from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.core.features import Run
 from lilliput.core.grad import QuantGrad
 from lilliput.errors import StageError
+from lilliput.graph.ir import Graph
 from lilliput.ops.flow import Flow
 
 
@@ -49,11 +50,28 @@ class Backend(ABC):
     def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
         """Raise if two weights share memory without being one parameter."""
 
+    @abstractmethod
+    def parts(self, model: Any) -> list[tuple[str, Any]]:
+        """Return the layers and parameters of a model by name, which :meth:`layers` is made from."""
+
     def check_unchanged(
-        self, model: Any, wrappers: Sequence[Any], found_layers: Sequence[LayerInfo]
+        self,
+        model: Any,
+        wrappers: Sequence[Any],
+        parts: Sequence[tuple[str, Any]],
+        find_layers: Callable[[], Iterable[LayerInfo]],
     ) -> None:
-        """Raise if the model's layers are no longer those the wrappers were made for."""
-        layers = {layer.name: layer for layer in found_layers}
+        """Raise if the model's layers are no longer those the wrappers were made for.
+
+        The layers are looked up again only if the parts of the model are not what they were.
+        """
+        now = self.parts(model)
+        if len(now) == len(parts) and all(
+            name == known and part is other
+            for (name, part), (known, other) in zip(now, parts, strict=True)
+        ):
+            return
+        layers = {layer.name: layer for layer in find_layers()}
         parameters = self.parameters(model)
         for wrapper in wrappers:
             current = parameters if wrapper.layer_info.is_parameter else layers
@@ -237,6 +255,14 @@ class Backend(ABC):
     @abstractmethod
     def load_model(self, model: Any, tensors: dict[str, Any]) -> None:
         """Put tensors of :meth:`model_tensors` back into a model."""
+
+    @abstractmethod
+    def graph(self, model: Any, example_inputs: Any) -> Graph:
+        """Return the ops of a model as data; the model is only read."""
+
+    @abstractmethod
+    def needs_example(self, model: Any) -> bool:
+        """Whether :meth:`graph` cannot do without example inputs."""
 
     def narrow_norms(self, wrappers: Sequence[Any]) -> None:  # noqa: B027
         """Make norm layers take their statistics over kept channels; called after masks changed."""

@@ -42,7 +42,7 @@ class PruningScan:
         folder: Path,
         inputs: Any,
     ) -> None:
-        from lilliput.pruning import SensitivityAnalysis
+        from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis
 
         self.scan = SensitivityAnalysis(
             model,

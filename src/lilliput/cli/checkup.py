@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from lilliput.cli.table import Table
+from lilliput.export.targets.table import packages
 from lilliput.report.environment import environment
 
 # distribution, what it is for, and the extra that brings it
@@ -17,12 +18,7 @@ _PACKAGES = (
     ("tensorflow", "Keras on TensorFlow, LiteRT files", "litert"),
     ("jax", "Keras on JAX", ""),
     ("numpy", "everything but configs", "torch"),
-    ("onnx", "ONNX files", "onnx"),
-    ("onnxscript", "ONNX files of torch models", "onnx"),
-    ("onnxruntime", "executing ONNX files", "onnx"),
-    ("openvino", "checking ONNX files in OpenVINO", "openvino"),
-    ("ai-edge-litert", "executing LiteRT files", "litert"),
-    ("tf2onnx", "ONNX files of Keras models", "litert"),
+    *((package.name, package.purpose, package.extra) for package in packages()),
     ("scikit-learn", "the digits of 'lilliput demo'", "demo"),
     ("pydantic", "configs and recipes", ""),
     ("safetensors", "saved models", ""),

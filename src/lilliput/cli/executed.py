@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,10 @@ from lilliput.cli.inputs import Sources, like_framework, require_inputs
 from lilliput.cli.models import is_file, open_model
 from lilliput.errors import ConfigError, LilliputError, MissingExtraError
 
-_ONNX_TYPES = {
-    "tensor(float)": "float32",
-    "tensor(float16)": "float16",
-    "tensor(double)": "float64",
-    "tensor(int64)": "int64",
-    "tensor(int32)": "int32",
-    "tensor(int8)": "int8",
-    "tensor(uint8)": "uint8",
-    "tensor(bool)": "bool",
-}
-
 
 def open_executed(path: str | Path) -> Any:
-    """Open an ``.onnx`` or ``.tflite`` file; one that no runtime can read is bad input."""
-    from lilliput.report.executed import open_file
+    """Open a written file; one that no runtime can read is bad input."""
+    from lilliput.export.targets.executed import open_file
 
     try:
         return open_file(path)
@@ -42,47 +30,9 @@ def describe_file(path: Path) -> dict[str, Any]:
         "file": str(path),
         "bytes": file.bytes,
         "runtime": file.runtime,
-        "tensors": _tensors(file),
-        "operations": _operations(path),
+        "tensors": [tensor.to_dict() for tensor in file.tensors()],
+        "operations": file.operations(),
     }
-
-
-def _tensors(file: Any) -> list[dict[str, Any]]:
-    if hasattr(file, "session"):
-        pairs = [("input", x) for x in file.session.get_inputs()]
-        pairs += [("output", x) for x in file.session.get_outputs()]
-        return [
-            {
-                "kind": kind,
-                "name": x.name,
-                "shape": [size if isinstance(size, int) else "?" for size in x.shape],
-                "dtype": _ONNX_TYPES.get(x.type, x.type),
-            }
-            for kind, x in pairs
-        ]
-    details = [("input", x) for x in file.interpreter.get_input_details()]
-    details += [("output", x) for x in file.interpreter.get_output_details()]
-    return [
-        {
-            "kind": kind,
-            "name": x["name"],
-            "shape": ["?" if size < 0 else int(size) for size in x["shape_signature"]],
-            "dtype": x["dtype"].__name__,
-        }
-        for kind, x in details
-    ]
-
-
-def _operations(path: Path) -> dict[str, int]:
-    """Return how often each operation of an ONNX file occurs; none for other files."""
-    if path.suffix.lower() != ".onnx":
-        return {}
-    try:
-        import onnx_ir
-    except ImportError:
-        return {}
-    counts = Counter(node.op_type for node in onnx_ir.load(path).graph)
-    return dict(counts.most_common())
 
 
 def open_all(
@@ -114,10 +64,10 @@ def inputs_for(path: str | Path) -> Any:
 
     generator = np.random.default_rng(0)
     found = []
-    for tensor in _tensors(open_executed(path)):
-        if tensor["kind"] == "input":
-            shape = [1 if size == "?" else size for size in tensor["shape"]]
-            found.append(_random(generator, shape, tensor["dtype"]))
+    for tensor in open_executed(path).tensors():
+        if tensor.kind == "input":
+            shape = [1 if size is None else size for size in tensor.shape]
+            found.append(_random(generator, shape, tensor.dtype))
     return found[0] if len(found) == 1 else tuple(found)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import lilliput
 from lilliput.cli import command
 from lilliput.errors import ConfigError, LilliputError, MissingExtraError
+from lilliput.export.targets.table import packages
 from lilliput.frames import is_code_of, is_inside
 
 DONE, FAILED, BAD_INPUT, NOT_INSTALLED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -27,14 +28,8 @@ EXTRAS = {
     "keras": "keras",
     "numpy": "torch",
     "tensorflow": "litert",
-    "ai_edge_litert": "litert",
-    "tf2onnx": "litert",
-    "onnx": "onnx",
-    "onnx_ir": "onnx",
-    "onnxscript": "onnx",
-    "onnxruntime": "onnx",
-    "openvino": "openvino",
     "sklearn": "demo",
+    **{package.imported_as: package.extra for package in packages()},
 }
 
 _MOST_PROBLEMS = 12

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from lilliput.errors import ConfigError, nearest
+from lilliput.export.targets.table import target_named, targets_of
 
-FORMATS = {
-    "torch": ("torch", "onnx", "onnx-int8"),
-    "keras": ("keras", "litert", "litert-int8", "onnx", "onnx-int8"),
-}
+_FRAMEWORKS = ("torch", "keras")
+
+
+def formats_of(framework: str) -> list[str]:
+    """Return the model itself, and each target in float and in integers.
+
+    Examples
+    --------
+    >>> formats_of("keras")
+    ['keras', 'onnx', 'onnx-int8', 'litert', 'litert-int8']
+    """
+    names = [target.name for target in targets_of(framework)]
+    return [framework, *(form for name in names for form in (name, f"{name}-int8"))]
+
+
+def all_formats() -> list[str]:
+    """Return the formats of all frameworks."""
+    return list(dict.fromkeys(form for name in _FRAMEWORKS for form in formats_of(name)))
 
 
 def choose_formats(asked: Sequence[str], framework: str) -> list[str]:
@@ -24,9 +38,7 @@ def choose_formats(asked: Sequence[str], framework: str) -> list[str]:
     >>> choose_formats(["torch,onnx"], "torch")
     ['torch', 'onnx']
     """
-    known = FORMATS.get(framework) or tuple(
-        dict.fromkeys(name for names in FORMATS.values() for name in names)
-    )
+    known = formats_of(framework) if framework in _FRAMEWORKS else all_formats()
     asked = [name.strip() for text in asked for name in text.split(",")]
     for name in asked:
         if name not in known:
@@ -52,23 +64,18 @@ class Writer:
         if name == self.framework:
             return self.model
         kind, _, is_quantized = name.partition("-")
-        path = self.folder / f"{name}{'.onnx' if kind == 'onnx' else '.tflite'}"
+        target = target_named(kind)
+        write, path = target.writer(self.framework).load(), self.folder / f"{name}{target.suffix}"
         if not is_quantized:
-            self._export(self.model, kind, path)
+            write(self.model, path, self.inputs)
             return path
-        from lilliput.quantization import PTQQuantizer
+        from lilliput.quantization.ptq import PTQQuantizer
 
         quantizer = PTQQuantizer(self.model, [{"op_types": ["default"]}])
         try:
             quantizer.compress()
             quantizer.calibrate(self.batches or [self.inputs])
-            self._export(quantizer, kind, path)
+            write(quantizer, path, self.inputs)
         finally:
             quantizer.strip()
         return path
-
-    def _export(self, source: Any, kind: str, path: Path) -> None:
-        module = "lilliput.export" if self.framework == "torch" else "lilliput.export.keras"
-        exporters = import_module(module)
-        write = exporters.export_onnx if kind == "onnx" else exporters.export_litert
-        write(source, path, self.inputs)

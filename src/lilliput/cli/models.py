@@ -8,8 +8,8 @@ from typing import Any
 from lilliput.cli.functions import call_user
 from lilliput.cli.inputs import Sources
 from lilliput.errors import ConfigError, StateError
+from lilliput.export.targets.table import SUFFIXES
 
-_FILES = (".onnx", ".tflite")
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".h5", ".keras", ".pkl")
 _NOTHING = Sources()
 
@@ -72,4 +72,4 @@ def is_file(reference: str) -> bool:
     >>> is_file("small.onnx"), is_file("digits:build")
     (True, False)
     """
-    return Path(reference).suffix.lower() in _FILES
+    return Path(reference).suffix.lower() in SUFFIXES

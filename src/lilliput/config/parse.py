@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -39,7 +39,7 @@ def parse_rules(
     algorithm: str = "",
     sections: Sequence[str] = (),
     framework: str = "torch",
-    users_of_key: Mapping[str, Sequence[str]] | None = None,
+    users_of_key: Callable[[], Mapping[str, Sequence[str]]] = dict,
 ) -> ParsedRules:
     """Turn a config list into typed rules and collect what is wrong with it.
 
@@ -55,8 +55,8 @@ def parse_rules(
         Names under which the algorithm may stand in a file.
     framework : str
         ``"torch"`` or ``"keras"``: decides which prefixed sections of a file count.
-    users_of_key : mapping
-        For a key this algorithm does not have: who does. Used in hints only.
+    users_of_key : callable
+        Returns, for keys that this algorithm does not have, who does. Asked when a hint needs it.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def parse_rules(
             try:
                 rules.append(rule.model_validate(dict(spelled)))
             except ValidationError as error:
-                problems.extend(_explain(error, place, rule, algorithm, users_of_key or {}))
+                problems.extend(_explain(error, place, rule, algorithm, users_of_key))
                 rules.extend(_selection_only(spelled))
             origins.extend([origin] * (len(rules) - len(origins)))
     return ParsedRules(rules, origins, list(dict.fromkeys(problems))[: MOST_PROBLEMS + 1])
@@ -168,7 +168,7 @@ def _explain(
     place: str,
     rule: type[Rule],
     algorithm: str,
-    users_of_key: Mapping[str, Sequence[str]],
+    users_of_key: Callable[[], Mapping[str, Sequence[str]]],
 ) -> Iterable[Problem]:
     """Say each pydantic error in our words; branches of one union become one message."""
     by_key: dict[str, list[str]] = {}
@@ -177,8 +177,9 @@ def _explain(
         key = str(fault["loc"][0]) if fault["loc"] else ""
         if fault["type"] == "extra_forbidden":
             hint = nearest(key, rule.model_fields)
-            if key in users_of_key:
-                hint = f" {algorithm or 'This algorithm'} does not use it; {_join(users_of_key[key])} does."
+            users = users_of_key().get(key)
+            if users:
+                hint = f" {algorithm or 'This algorithm'} does not use it; {_join(users)} does."
             yield Problem(f"{place} → {printable(key)}", f"unknown key.{hint}")
             continue
         by_key.setdefault(key, []).append(_sentence(fault))

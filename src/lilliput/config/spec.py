@@ -105,6 +105,8 @@ class PruneRule(Rule):
 class PatternKeys(BaseModel):
     """In which pattern single weights are removed."""
 
+    model_config = ConfigDict(defer_build=True)
+
     granularity: Pattern | Block | None = Field(
         None,
         description="'2:4': keep 2 of every 4 consecutive inputs; [rows, columns]: whole blocks.",
@@ -137,6 +139,8 @@ class PatternKeys(BaseModel):
 
 class ChannelKeys(BaseModel):
     """How many channels must stay where whole channels are removed."""
+
+    model_config = ConfigDict(defer_build=True)
 
     min_kept: Count | None = Field(None, description="The fewest channels to keep, 1 by default.")
     round_to: Count | None = Field(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 from lilliput.backends.base import Backend
@@ -29,7 +28,7 @@ def select_layers(compressor: Any, backend: Backend) -> Selection:
     backend.reshard(model)
     compressor.validate_config(model, compressor.config_list)
     parsed = _parse(compressor, backend)
-    layers = [layer for layer in compressor.find_layers() if compressor.can_wrap(layer)]
+    layers = [layer for layer in compressor._find_layers() if compressor._can_wrap(layer)]
     own = compressor.default_types
     defaults = backend.default_types if own is None else own
     selection = select(layers, parsed.rules, defaults, parsed.origins, backend.is_known_type)
@@ -39,9 +38,9 @@ def select_layers(compressor: Any, backend: Backend) -> Selection:
     if parsed.rules:
         problems += selection.problems
     if not parsed.problems:
-        problems += compressor.find_problems(selection)
+        problems += compressor._find_problems(selection)
     if not problems:
-        selection = compressor.refine(selection)
+        selection = compressor._refine(selection)
         problems += selection.problems
     if problems:
         raise ConfigError(sorted(problems, key=_place), title=cls.__name__)
@@ -66,18 +65,17 @@ def _without_unmatched(selection: Selection, title: str) -> Selection:
 def _parse(compressor: Any, backend: Backend) -> ParsedRules:
     cls = type(compressor)
     rule: type[Rule] = cls.rule
-    if compressor.checks_config:
+    if compressor._checks_config:
         # The author checks the config himself, so keys that we do not know are his own.
         rule = type(rule.__name__, (rule,), {"model_config": {"extra": "allow"}})
     config_list = compressor.config_list
     if config_list is None:
         config_list = [{"op_types": ["default"]}]
-    return parse_rules(config_list, rule, cls.__name__, names_of(cls), backend.name, keys_in_use())
+    return parse_rules(config_list, rule, cls.__name__, names_of(cls), backend.name, keys_in_use)
 
 
 def keys_in_use() -> dict[str, Sequence[str]]:
     """Return, for every config key, the registered algorithms that understand it."""
-    import_module("lilliput.algorithms")  # they register when they are imported
     users: dict[str, list[str]] = {}
     for cls in [*pruners, *quantizers]:
         for key in cls.rule.model_fields:

@@ -65,6 +65,7 @@ class Compressor:
     default_types: ClassVar[frozenset[str] | None] = None  # None: the backend's own list
     backends: ClassVar[tuple[str, ...]] = ("torch", "keras")
     tracked: ClassVar[tuple[str, ...]] = ()  # attributes that belong to the saved state
+    paper: ClassVar[str] = ""  # where the algorithm comes from, for ``lilliput list``
     adapts: ClassVar[type | None] = None  # the algorithm that this class gives an older form
     strict_names: ClassVar[bool] = (
         True  # False: a name that matches no layer is logged, not refused
@@ -80,6 +81,7 @@ class Compressor:
     _backend: Any = None
     _wrappers: list[Any] | None = None
     _companions: Sequence[Any] = ()
+    _parts: Sequence[tuple[str, Any]] = ()  # of the model, from binding to compress()
     _selection: Selection | None = None
     _attributes: Mapping[str, Any] = {}
     _step_handles: tuple[Any, ...] = ()
@@ -125,21 +127,24 @@ class Compressor:
         except BaseException:
             self.bound_model = before
             raise
-        self._backend.check_unchanged(self.bound_model, self.every_wrapper(), self.find_layers())
+        self._backend.check_unchanged(
+            self.bound_model, self._every_wrapper(), self._parts, self._find_layers
+        )
         self.bind_model(self.bound_model)
         self._prepare()
         self._wrap_model()
         try:
             self._follow_optimizer()
             self._refresh()
-            self._backend.apply_masks(self.every_wrapper(), self.optimizer)
-            self._backend.narrow_norms(self.every_wrapper())
+            self._backend.apply_masks(self._every_wrapper(), self.optimizer)
+            self._backend.narrow_norms(self._every_wrapper())
         except BaseException:
             self._leave_optimizer()
             self._detach_all()
             self._watch_optimizer()
             raise
         self._has_compressed = True
+        self._parts = ()  # a layer that is replaced later is not kept alive
         return self.bound_model
 
     @then_refresh
@@ -269,8 +274,8 @@ class Compressor:
         restore(self, state, then=self._take_state)
         if self.is_wrapped:
             self._backend.reshard(self.bound_model)
-            self._backend.apply_masks(self.every_wrapper(), self.optimizer)
-            self._backend.narrow_norms(self.every_wrapper())
+            self._backend.apply_masks(self._every_wrapper(), self.optimizer)
+            self._backend.narrow_norms(self._every_wrapper())
 
     def export_model(
         self,
@@ -302,7 +307,7 @@ class Compressor:
 
     def _write_files(self, model_path: Any, mask_path: Any, *onnx: Any) -> None:
         """Write what :meth:`export_model` has found to be ready."""
-        self._backend.export(self.bound_model, self.every_wrapper(), model_path, mask_path, *onnx)
+        self._backend.export(self.bound_model, self._every_wrapper(), model_path, mask_path, *onnx)
 
     def __repr__(self) -> str:
         return describe(self)
@@ -344,7 +349,7 @@ class Compressor:
         """Check the config against the model, and make the wrappers; the model is only read."""
         self._backend = backend_of(self.bound_model)
         selection = select_layers(self, self._backend)
-        others = self.companion_layers(selection)
+        others = self._companion_layers(selection)
         self._backend.check_overlaps([*selection.chosen, *others])
         wrappers = [self._backend.wrap(self.kind, layer, self) for layer in selection.chosen]
         companions = [self._backend.wrap(self.kind, layer, self) for layer in others]
@@ -354,29 +359,30 @@ class Compressor:
             for wrapper in wrappers:
                 wrapper.set_attribute(name, copy.deepcopy(value))
         self._selection, self._wrappers, self._companions = selection, wrappers, companions
+        self._parts = self._backend.parts(self.bound_model)
 
     @property
-    def checks_config(self) -> bool:
+    def _checks_config(self) -> bool:
         """Whether the author overrode :meth:`validate_config`."""
         return type(self).validate_config is not Compressor.validate_config
 
-    def find_layers(self) -> list[LayerInfo]:
+    def _find_layers(self) -> list[LayerInfo]:
         """Return what rules can select in the bound model."""
         return list(self._backend.layers(self.bound_model))
 
-    def can_wrap(self, layer: LayerInfo) -> bool:
+    def _can_wrap(self, layer: LayerInfo) -> bool:
         """Whether this kind of compressor has any use for a layer."""
         return layer.weight_name is not None
 
-    def find_problems(self, selection: Selection) -> list[Problem]:
+    def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return what only this kind of compressor can find wrong with a selection."""
         return []
 
-    def refine(self, selection: Selection) -> Selection:
+    def _refine(self, selection: Selection) -> Selection:
         """Return the selection without the layers that this kind of compressor has to leave alone."""
         return selection
 
-    def companion_layers(self, selection: Selection) -> list[LayerInfo]:
+    def _companion_layers(self, selection: Selection) -> list[LayerInfo]:
         """Return what else has to be wrapped for the sake of the selected layers."""
         return []
 
@@ -384,11 +390,11 @@ class Compressor:
         """Return the wrappers of parameters that no rule selects, but that follow the selected ones."""
         return list(self._companions)
 
-    def every_wrapper(self) -> list[Any]:
+    def _every_wrapper(self) -> list[Any]:
         """Return the wrappers of the selected layers, and of what is masked along with them."""
         return [*self.get_modules_wrapper(), *self._companions]
 
-    def take_loaded(self, wrapper: Any) -> None:
+    def _take_loaded(self, wrapper: Any) -> None:
         """Follow up on a checkpoint of the model that was loaded with a wrapper's tensors in it."""
 
     def _take_state(self) -> None:
@@ -463,7 +469,7 @@ class Compressor:
             return
         attached: list[Any] = []
         try:
-            for wrapper in self.every_wrapper():
+            for wrapper in self._every_wrapper():
                 self._backend.attach(wrapper)
                 attached.append(wrapper)
         except BaseException:
@@ -477,7 +483,7 @@ class Compressor:
     def _unwrap_model(self) -> None:
         if self.is_wrapped:
             self._backend.reshard(self.bound_model)
-            self._backend.settle(self.every_wrapper())
+            self._backend.settle(self._every_wrapper())
             narrow = self._backend.widen_norms(self.bound_model)
             if narrow and getattr(getattr(self, "layout", None), "is_followed", False):
                 log.warning(
@@ -492,7 +498,7 @@ class Compressor:
 
     def _detach_all(self) -> None:
         self._backend.widen_norms(self.bound_model)
-        for wrapper in reversed(self.every_wrapper()):
+        for wrapper in reversed(self._every_wrapper()):
             self._backend.detach(wrapper)
         self.is_wrapped = False
         self._backend.narrow_again(self.bound_model)

@@ -227,15 +227,15 @@ class BaseDistiller(Projecting):
 
     # -- the engine room ------------------------------------------------------------------------------
 
-    def find_layers(self) -> list[LayerInfo]:
+    def _find_layers(self) -> list[LayerInfo]:
         """Return the whole model and each of its modules: whatever returns something."""
         return list(self._backend.modules(self.bound_model))
 
-    def can_wrap(self, layer: LayerInfo) -> bool:
+    def _can_wrap(self, layer: LayerInfo) -> bool:
         """Whether there is anything to compare: everything that is called returns something."""
         return True
 
-    def find_problems(self, selection: Selection) -> list[Problem]:
+    def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return which layers are never called, and which links lead to no layer of the teacher."""
         problems = []
         teacher = self.bound_model if self.teacher is None else self.teacher

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from lilliput.config.select import Selection
@@ -11,7 +11,7 @@ from lilliput.ops.masks import prune_count
 from lilliput.ops.namespace import namespace
 
 Targets = Sequence[tuple[Any, float | None]]
-Answers = list[tuple[Any, dict[str, Any] | None]]
+Answers = Iterable[tuple[Any, Any]]
 
 
 class WeightMasker:
@@ -45,12 +45,9 @@ class WeightMasker:
 
         Override it where layers have to be looked at together.
         """
-        answers: Answers = []
         for wrapper, sparsity in targets:
             index = wrapper.compressor.get_modules_wrapper().index(wrapper)
-            masks = self.calc_mask(sparsity=sparsity, wrapper=wrapper, wrapper_idx=index)  # type: ignore[arg-type]
-            answers.append((wrapper, masks))
-        return answers
+            yield wrapper, self.calc_mask(sparsity=sparsity, wrapper=wrapper, wrapper_idx=index)  # type: ignore[arg-type]
 
     def is_met(self, wrapper: Any, sparsity: float) -> bool:
         """Whether a layer has as many zeros as a sparsity asks for, so that nothing is to be done."""

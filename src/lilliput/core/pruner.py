@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from lilliput.config.spec import PruneRule, Rule
 from lilliput.core.compressor import Compressor
 from lilliput.core.hooks import Call, plan_call
+from lilliput.core.masker import Answers, Targets
 from lilliput.errors import AlgorithmError
+from lilliput.printing import shown
 
 _MASK_KEYS = {"weight_mask": "weight_mask", "bias_mask": "bias_mask"} | {
     "weight": "weight_mask",
@@ -17,10 +19,12 @@ _MASK_KEYS = {"weight_mask": "weight_mask", "bias_mask": "bias_mask"} | {
 
 
 class Pruner(Compressor):
-    """Remove weights by masks; an algorithm overrides :meth:`calc_mask` and nothing else.
+    """Remove weights by masks; an algorithm overrides :meth:`calc_masks`, or :meth:`calc_mask`.
 
-    Masked weights are exactly zero in every forward, get no gradient, and stay zero whatever the
-    optimizer does.
+    ``calc_masks`` answers for all layers that are due at once. Where each layer can be decided alone,
+    ``calc_mask`` is the shorter way; whichever of the two a subclass overrides last is asked. Masked
+    weights are exactly zero in every forward, get no gradient, and stay zero whatever the optimizer
+    does.
 
     Examples
     --------
@@ -39,17 +43,45 @@ class Pruner(Compressor):
     exact_sparsity: ClassVar[bool] = True  # a rule's sparsity is met to the weight
     regrows: ClassVar[bool] = False  # pruned weights may come back
     _calc_mask: Call | None = None
+    # What calc_masks says of all layers, while an author's calc_mask asks super() layer by layer.
+    _shared: dict[Any, Any] | None = None
 
     @property
     def removes_channels(self) -> bool:
         """Whether a sparsity counts whole channels, of which one always stays."""
         return False
 
+    def targets(self) -> Targets:
+        """Return the wrappers that are due for a mask, each with the sparsity that its rule asks for."""
+        return [(wrapper, wrapper.config.get("sparsity")) for wrapper in self.get_modules_wrapper()]
+
+    def calc_masks(self, targets: Targets) -> Answers:
+        """Return the masks of the layers that are due.
+
+        Called at ``compress()``, after each training step, also those before ``compress()`` if an
+        optimizer was given, and after each epoch.
+
+        Parameters
+        ----------
+        targets : list of tuple
+            What :meth:`targets` returned: pairs of a wrapper and its sparsity, None if its rule has
+            none.
+
+        Returns
+        -------
+        iterable of tuple
+            Pairs of a wrapper and its masks, in the forms of :meth:`calc_mask`. What is left out keeps
+            the masks that it has.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must override calc_masks(), or calc_mask() for layers one by one."
+        )
+
     def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:
         """Return the masks of one layer, or None to leave them as they are.
 
-        Called for every wrapper at ``compress()``, after each training step, also those before
-        ``compress()`` if an optimizer was given, and after each epoch.
+        By default its part of what :meth:`calc_masks` says. Overridden, it is called for every wrapper,
+        when ``calc_masks`` would be.
 
         Parameters
         ----------
@@ -65,21 +97,35 @@ class Pruner(Compressor):
             ``{'weight_mask': mask}``, optionally with ``'bias_mask'``; a bare tensor masks the
             weight. Ones keep, zeros prune.
         """
-        raise NotImplementedError(f"{type(self).__name__} must override calc_mask().")
+        answers = {} if self._shared is None else self._shared
+        if not answers:
+            answers.update(self.calc_masks(self.targets()))
+        self._mark_done([wrapper])
+        return answers.get(wrapper)
 
     def update_mask(self) -> None:
         """Ask the algorithm for new masks, and put them all in force or none."""
-        if self._calc_mask is None:
-            self._calc_mask = plan_call(self.calc_mask)
         self._backend.reshard(self.bound_model)
         wrappers = self.get_modules_wrapper()
         before = [wrapper.attributes() for wrapper in wrappers]
+        updates, self._shared = [], {}
         try:
-            updates = self._ask_for_masks(wrappers, self._calc_mask)
+            is_by_layer = self._is_asked_by_layer()
+            with self._backend.no_grad():
+                answers = self._ask_each() if is_by_layer else self.calc_masks(self.targets())
+                for pair in self._checked(answers):
+                    wrapper, answer = self._checked_pair(pair)
+                    if answer is not None:
+                        updates.append((wrapper, self._check_masks(wrapper, answer)))
+            if not is_by_layer:
+                self._mark_done(wrappers)
+                self._follow_up(bool(updates))
         except BaseException:
             for wrapper, attributes in zip(wrappers, before, strict=True):
                 wrapper.reset_attributes(attributes)
             raise
+        finally:
+            self._shared = None
         for wrapper, masks in updates:
             wrapper.set_masks(masks)
         if updates and self.is_wrapped:
@@ -87,30 +133,65 @@ class Pruner(Compressor):
             self._backend.apply_masks(changed, self.optimizer)
             self._backend.narrow_norms(changed)
 
-    _refresh = update_mask
+    # -- the engine room ---------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        if self._is_asked_by_layer() or self._is_due():
+            self.update_mask()
 
     def _refresh_early(self) -> None:
         """Ask for masks; they are in force from ``compress()`` on."""
-        self.update_mask()
+        self._refresh()
+
+    def _is_due(self) -> bool:
+        """Whether there is anything to ask the algorithm; nothing is, once it is finished."""
+        return True
+
+    def _mark_done(self, wrappers: Sequence[Any]) -> None:
+        """Remember that layers have got the masks that they were due."""
+
+    def _follow_up(self, has_masks: bool) -> None:
+        """Follow up on an answer of :meth:`calc_masks`, and on whether there were masks in it."""
 
     def _after_step(self) -> None:
         """Keep pruned weights at zero, whatever the optimizer made of a zero gradient."""
-        self._backend.hold_masks(self.every_wrapper())
+        self._backend.hold_masks(self._every_wrapper())
 
-    def _ask_for_masks(
-        self, wrappers: list[Any], calc_mask: Call
-    ) -> list[tuple[Any, dict[str, Any]]]:
-        updates = []
-        with self._backend.no_grad():
-            for index, wrapper in enumerate(wrappers):
-                # A sharded weight is gathered when it is read: only if the algorithm takes it.
-                tensors = (
-                    (self._backend.value_of(wrapper.weight),) if calc_mask.wants_tensor else ()
-                )
-                answer = calc_mask(wrapper, *tensors, index=index)
-                if answer is not None:
-                    updates.append((wrapper, self._check_masks(wrapper, answer)))
-        return updates
+    def _is_asked_by_layer(self) -> bool:
+        """Whether ``calc_mask`` was overridden, and ``calc_masks`` not after it."""
+        classes = [vars(cls) for cls in type(self).__mro__]
+        first = next(x for x in (vars(self), *classes) if "calc_mask" in x or "calc_masks" in x)
+        return "calc_masks" not in first
+
+    def _ask_each(self) -> Answers:
+        """Ask ``calc_mask`` for every layer, the way its signature wants to be called."""
+        if self._calc_mask is None:
+            self._calc_mask = plan_call(self.calc_mask)
+        call = self._calc_mask
+        for index, wrapper in enumerate(self.get_modules_wrapper()):
+            # A sharded weight is gathered when it is read: only if the algorithm takes it.
+            tensors = (self._backend.value_of(wrapper.weight),) if call.wants_tensor else ()
+            yield wrapper, call(wrapper, *tensors, index=index)
+        if self._shared:
+            yield from ((wrapper, self._shared.get(wrapper)) for wrapper in self.companions())
+            self._follow_up(True)
+
+    def _checked(self, answers: Any) -> Answers:
+        if isinstance(answers, Mapping) or not isinstance(answers, Iterable):
+            raise AlgorithmError(
+                f"{type(self).__name__}.calc_masks returned {shown(answers)}; expected pairs of a wrapper "
+                "and its masks: [(wrapper, {'weight_mask': mask}), ...]."
+            )
+        return answers
+
+    def _checked_pair(self, pair: Any) -> tuple[Any, Any]:
+        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+        if not is_pair or getattr(pair[0], "compressor", None) is not self:
+            raise AlgorithmError(
+                f"{type(self).__name__}.calc_masks returned {shown(pair)} for a layer; expected a wrapper "
+                "of this pruner and its masks: (wrapper, {'weight_mask': mask})."
+            )
+        return pair[0], pair[1]
 
     def _check_masks(self, wrapper: Any, answer: Any) -> dict[str, Any]:
         masks = answer if isinstance(answer, Mapping) else {"weight_mask": answer}

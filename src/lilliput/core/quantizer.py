@@ -124,11 +124,11 @@ class Quantizer(Compressor):
         name = _METHODS[quant_type]
         return getattr(type(self), name) is not getattr(Quantizer, name)
 
-    def can_wrap(self, layer: LayerInfo) -> bool:
+    def _can_wrap(self, layer: LayerInfo) -> bool:
         """Whether there is anything to quantize: every layer has an output."""
         return True
 
-    def find_problems(self, selection: Selection) -> list[Problem]:
+    def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return where a rule asks for a tensor that cannot be quantized."""
         problems = []
         for decision in selection.decisions:

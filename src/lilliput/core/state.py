@@ -68,7 +68,7 @@ class CompressionState:
 def capture(compressor: Any) -> CompressionState:
     """Return the state of a compressor; tensors are copied."""
     layers, tensors = {}, {}
-    for wrapper in compressor.every_wrapper():
+    for wrapper in compressor._every_wrapper():
         held, attributes = wrapper.snapshot()
         values = {}
         for key, value in attributes.items():
@@ -97,7 +97,7 @@ def restore(compressor: Any, state: CompressionState, then: Callable[[], None]) 
 
     Everything is checked before anything is written. What a check cannot see is undone.
     """
-    wrappers = {wrapper.name: wrapper for wrapper in compressor.every_wrapper()}
+    wrappers = {wrapper.name: wrapper for wrapper in compressor._every_wrapper()}
     problems = find_state_problems(compressor, wrappers, state)
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in sorted(problems, key=str))

@@ -1,37 +1,31 @@
-"""A compression state as a folder: ``lilliput.json`` to read, and safetensors named after its content.
-
-The JSON is replaced last and names the tensors that count, so that a crash at any moment leaves the
-old state or the new one.
-"""
+"""A compression state as a folder: ``lilliput.json`` to read, and safetensors; see :mod:`lilliput.store`."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import JsonValue
 
 from lilliput.backends import backend_named
 from lilliput.errors import StateError
-from lilliput.files import locked_folder, make_folder, remove_stale, write_atomically
+from lilliput.files import locked_folder, make_folder, remove_stale
+from lilliput.store import (
+    FORMAT,
+    NAME,
+    STATE_FILE,
+    StateFile,
+    Strict,
+    digest_of,
+    file_of,
+    read_document,
+    write_pair,
+)
 
-FORMAT = 1
-NAME = "lilliput.json"
 _SEPARATOR = "::"
 _WHAT = "compression state"
-_TENSORS = re.compile(r"state-[0-9a-f]{16}\.safetensors")
 _ATTEMPTS = 20  # to read a state while another process replaces it again and again
-
-Document = TypeVar("Document", bound=BaseModel)
-
-
-class Strict(BaseModel):
-    """The base of what is read from files: nothing extra, nothing converted."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class _Layer(Strict):
@@ -41,12 +35,6 @@ class _Layer(Strict):
     values: dict[str, JsonValue]
 
 
-class _TensorFile(Strict):
-    # Saving again removes this file: it must not be any other of the folder.
-    file: Annotated[str, Field(pattern=f"^{_TENSORS.pattern}$")]
-    sha256: str
-
-
 class _Document(Strict):
     format: Literal[1]
     kind: Literal["compression state"]
@@ -54,7 +42,7 @@ class _Document(Strict):
     framework: Literal["torch", "keras"]
     layers: dict[str, _Layer]
     progress: dict[str, JsonValue]
-    tensors: _TensorFile
+    tensors: StateFile
 
 
 def save_state(fields: dict[str, Any], folder: str | Path) -> None:
@@ -65,10 +53,9 @@ def save_state(fields: dict[str, Any], folder: str | Path) -> None:
         for key, tensor in held.items()
     }
     data = backend_named(fields["framework"]).dump_tensors(tensors)
-    digest = hashlib.sha256(data).hexdigest()
-    name = f"state-{digest[:16]}.safetensors"
+    file = file_of(StateFile, data)
     head = {"format": FORMAT, "kind": _WHAT}
-    document = head | fields | {"tensors": {"file": name, "sha256": digest}}
+    document = head | fields | {"tensors": file.model_dump()}
     try:
         text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -76,11 +63,10 @@ def save_state(fields: dict[str, Any], folder: str | Path) -> None:
     target = make_folder(folder)
     with locked_folder(target):
         earlier = _earlier_file(target, fields["algorithm"])
-        write_atomically(target / name, data)
-        write_atomically(target / NAME, text.encode())
-        if earlier not in (None, name):
+        write_pair(target, NAME, text, file.file, data)
+        if earlier not in (None, file.file):
             (target / str(earlier)).unlink(missing_ok=True)
-        remove_stale(target, _TENSORS, keep=name)
+        remove_stale(target, STATE_FILE, keep=file.file)
 
 
 def _earlier_file(folder: Path, algorithm: str) -> str | None:
@@ -119,26 +105,7 @@ def _read(folder: Path) -> tuple[_Document, bytes]:
                 seen = document
                 continue
             raise StateError(f"{folder}: no readable compression state ({error}).") from error
-        if hashlib.sha256(data).hexdigest() != document.tensors.sha256:
+        if digest_of(data) != document.tensors.sha256:
             raise StateError(f"{folder}: the tensors are damaged (checksum differs).")
         return document, data
     raise StateError(f"{folder}: the state is replaced faster than it can be read; try again.")
-
-
-def read_document(folder: Path, kind: type[Document], what: str, name: str = NAME) -> Document:
-    """Return the JSON of a folder; refuse one that is damaged or from the future."""
-    path = folder / name
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise StateError(f"{folder}: no readable {what} ({error}).") from error
-    version = content.get("format") if isinstance(content, dict) else None
-    if isinstance(version, int) and version > FORMAT:
-        raise StateError(
-            f"{path}: written in format {version}, this version of Lilliput reads up to {FORMAT}; "
-            "upgrade Lilliput."
-        )
-    try:
-        return kind.model_validate(content)
-    except (ValidationError, RecursionError) as error:
-        raise StateError(f"{path}: no readable {what} ({error}).") from error

@@ -147,9 +147,9 @@ class Distiller(BaseDistiller):
         """Whether features of another width are mapped: not classes, and maps have no channels left."""
         return self.loss_of(wrapper) in ("mse", "cosine")
 
-    def find_problems(self, selection: Selection) -> list[Problem]:
+    def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return where probabilities would be taken for logits, as far as a model says so itself."""
-        problems = super().find_problems(selection)
+        problems = super()._find_problems(selection)
         for decision in selection.decisions:
             layer = decision.layer
             asks = layer.config.get("loss") or ("kl" if layer.name == MODEL else "mse")

@@ -23,7 +23,8 @@ def spread(
     if axis is None:
         return values
     if block_size is not None:
-        return np.take(np.repeat(values, block_size, axis=axis), range(shape[axis]), axis=axis)
+        kept = (*[slice(None)] * axis, slice(shape[axis]))
+        return np.asarray(np.repeat(values, block_size, axis=axis)[kept])
     return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
 
@@ -63,25 +64,23 @@ def on_grid(place: Place) -> OnGrid:
     zero = to_array(place.qparams.zero_point).astype(np.int32)
     zero = np.array(np.broadcast_to(zero, scale.shape))
     axis = None if grid.axis is None else grid.axis % weight.ndim
-    wide = [spread(x, weight.shape, axis, grid.group_size) for x in (scale, zero)]
-    steps = np.rint(weight.astype(np.float64) / wide[0]) + wide[1]
-    integers = np.clip(steps, grid.low, grid.high).astype(np.int32)
-    found = OnGrid(integers, scale, zero, axis, grid.group_size)
-    _check(place, weight, found)
-    return found
+    steps, zeros = (spread(x, weight.shape, axis, grid.group_size) for x in (scale, zero))
+    # Of 24 bits in a float, a quotient of 16 leaves enough to be rounded right.
+    precise = weight if grid.bits <= 16 else weight.astype(np.float64)
+    integers = np.clip(np.rint(precise / steps) + zeros, grid.low, grid.high).astype(np.int32)
+    _check(place, weight, integers - zeros, steps)
+    return OnGrid(integers, scale, zero, axis, grid.group_size)
 
 
-def _check(place: Place, weight: Array, found: OnGrid) -> None:
-    """Refuse if integers stand for other numbers than the layer's weight."""
-    error = np.abs(weight.astype(np.float64) - found.reals())
+def _check(place: Place, weight: Array, levels: Array, steps: Array) -> None:
+    """Refuse if integers, without their zero points, stand for other numbers than the layer's weight."""
+    error = np.abs(weight - levels.astype(np.float32) * steps)
     rounding = 8 * np.finfo(np.float32).eps
     if place.is_half:
         rounding = 0.01  # the weight itself is held in half precision
-    reach = np.abs(found.spread(found.scale)) * max(
-        1, int(np.abs(found.integers - found.spread(found.zero_point)).max(initial=0))
-    )
+    reach = np.abs(steps) * max(1, int(np.abs(levels).max(initial=0)))
     if not (error <= rounding * reach + np.finfo(np.float32).tiny).all():
-        worst = float((error / np.abs(found.spread(found.scale))).max())
+        worst = float((error / np.abs(steps)).max())
         raise ExportError(
             f"layer {place.wrapper.name!r}: its weight is not on the grid that "
             f"{type(place.wrapper.quantizer).__name__}.qparams() gives (off by up to {worst:.3g} "

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from lilliput.export.graph import LAYERS, layers_of, only_reader
 from lilliput.export.layer import Layer
+from lilliput.export.passes.graph import LAYERS, layers_of, only_reader
 
 INTEGER_KERNELS = frozenset(
     {

@@ -7,13 +7,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from lilliput.export.four_bits import packed_type
-from lilliput.export.graph import array_of, attributes_of, layers_of, only_reader, producer
-from lilliput.export.integers import read
 from lilliput.export.kernels import INTEGER_KERNELS
 from lilliput.export.layer import Layer
 from lilliput.export.macs import Shape, UnknownShapeError, count_macs
-from lilliput.export.recurrent import is_recurrent, weight_type, why_float
+from lilliput.export.passes.four_bits import packed_type
+from lilliput.export.passes.graph import array_of, attributes_of, layers_of, only_reader, producer
+from lilliput.export.passes.integers import read
+from lilliput.export.passes.recurrent import is_recurrent, weight_type, why_float
 
 _EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
 _FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from lilliput.ops.macs import recurrent_macs
+from lilliput.graph.macs import attention_macs, einsum_macs, recurrent_macs
 
 Shape = Sequence[int]
 Shapes = Sequence[Shape | None]
@@ -66,30 +66,13 @@ def _attention(inputs: Shapes, outputs: Shapes, attributes: Mapping[str, Any]) -
     heads = 1 if len(query) > 3 else int(attributes["q_num_heads"])
     groups = 1 if len(query) > 3 else int(attributes["kv_num_heads"])
     past = inputs[4][-2] if len(inputs) > 4 and inputs[4] is not None else 0
-    length, size = key[-2] + past, value[-1] // groups * heads  # of all heads together
-    return prod(query) * length + prod(query[:-1]) * length * size
+    sizes = query[-1] // heads, value[-1] // groups
+    return attention_macs(prod(query[:-1]) * heads, key[-2] + past, *sizes)
 
 
 def _einsum(inputs: Shapes, outputs: Shapes, attributes: Mapping[str, Any]) -> int:
-    """Count one multiplication for each combination of indices, of two operands after the other."""
-    equation = str(attributes["equation"]).replace(" ", "")
-    left, _, right = equation.partition("->")
-    sizes: dict[str, int] = {}
-    terms = []
-    for i, term in enumerate(left.split(",")):
-        shape = _of(inputs, i)
-        open_ = len(shape) - len(term.replace("...", ""))
-        indices = [*term.replace("...", "".join(chr(0x100 + n) for n in range(open_)))]
-        terms.append(set(indices))
-        for index, size in zip(indices, shape, strict=True):
-            sizes[index] = max(size, sizes.get(index, 1))
-    macs, held = 0, terms[0]
-    for i in range(1, len(terms)):
-        used = held | terms[i]
-        macs += prod(sizes[index] for index in used)
-        kept = {index for index in used if ord(index) >= 0x100}
-        held = used & kept.union(right, *terms[i + 1 :])
-    return macs
+    given = [_of(inputs, i) for i in range(len(inputs))]
+    return einsum_macs(str(attributes["equation"]), given)
 
 
 def _recurrent(inputs: Shapes, outputs: Shapes, attributes: Mapping[str, Any]) -> int:

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from lilliput.backends.torch.capture import as_inputs, plain_copy
 from lilliput.errors import ExportError
-from lilliput.export.cpu import cpu_for
-from lilliput.export.finish import finish, write_float
-from lilliput.export.guarding import (
+from lilliput.export.arguments import check_options, checked_path
+from lilliput.export.guard.cpu import cpu_for
+from lilliput.export.guard.on_torch import (
     guard_model,
     kept_if_done,
     like_example,
     may_saturate,
     sample_inputs,
 )
-from lilliput.export.opening import Opening, size_texts, untried, write_open
-from lilliput.export.packed import packing
+from lilliput.export.packed import Packed, packing
+from lilliput.export.passes.finish import finish, write_float
 from lilliput.export.places import Simulation
 from lilliput.export.result import ExportResult
-from lilliput.export.trace import choose_axes, model_of, simulate, trace
+from lilliput.export.sizes.opening import Opening, size_texts, untried, write_open
+from lilliput.export.trace import check_precision, choose_axes, model_of, simulate, trace
 from lilliput.extras import require
-from lilliput.speedup.capture import as_inputs, plain_copy
 
 if TYPE_CHECKING:
-    from lilliput.export.graph import Draft
+    from lilliput.export.passes.graph import Draft
 
+Pack = Callable[[Any, Path], AbstractContextManager[Packed]]
 _OPSETS = range(21, 24)
 _NO_CACHE = "written as with config.use_cache = False: the file computes all tokens at each call."
 
@@ -114,21 +115,51 @@ def export_onnx(
     ['Gemm']
     """
     _require_onnx()
-    from lilliput.export.check import check_file
-    from lilliput.export.layers import example_sizes, list_layers
-    from lilliput.export.rounding import keep_precise
-    from lilliput.export.targets import check_target, find_notes
+    from lilliput.export.passes.fit import check_target
 
     check_target(target)
-    place = _checked_path(path)
     if opset not in _OPSETS:
         raise ExportError(f"opset: received {opset!r}, expected {_OPSETS[0]} to {_OPSETS[-1]}.")
-    if isinstance(min_sqnr, bool) or not isinstance(min_sqnr, (int, float)):
-        raise ExportError(f"min_sqnr: received {min_sqnr!r}, expected a number of dB.")
-    if calibration is not None and not isinstance(calibration, Iterable):
-        raise ExportError(f"calibration: received {calibration!r}, expected a list of inputs.")
+    return write_checked(
+        quantizer_or_model,
+        checked_path(path, ".onnx"),
+        example_inputs,
+        target,
+        dynamic_batch=dynamic_batch,
+        dynamic_shapes=dynamic_shapes,
+        opset=opset,
+        check=check,
+        min_sqnr=min_sqnr,
+        calibration=calibration,
+        assume_vnni=assume_vnni,
+    )
+
+
+def write_checked(
+    quantizer_or_model: Any,
+    place: Path,
+    example_inputs: Any,
+    target: str,
+    *,
+    dynamic_batch: bool,
+    dynamic_shapes: Any,
+    opset: int,
+    check: bool,
+    min_sqnr: float,
+    calibration: Iterable[Any] | None,
+    assume_vnni: bool | None,
+    pack: Pack = packing,
+) -> ExportResult:
+    """Do the work of :func:`export_onnx`; ``pack`` makes the graph of the file into its bytes."""
+    _require_onnx()
+    from lilliput.export.check import check_file
+    from lilliput.export.layers import example_sizes, list_layers
+    from lilliput.export.passes.fit import find_notes
+    from lilliput.export.rounding import keep_precise
+
+    check_options(min_sqnr, calibration)
     model, inputs = model_of(quantizer_or_model), as_inputs(example_inputs)
-    _check_precision(model)
+    check_precision(model)
     cpu = cpu_for(assume_vnni, target)
     simulation = simulate(model, inputs)
     if calibration is None:
@@ -136,7 +167,7 @@ def export_onnx(
     else:
         batches = [like_example(batch, inputs) for batch in calibration]
     with kept_if_done(model):
-        guarded = guard_model(model, [inputs, *batches], not cpu.has_vnni) if cpu else []
+        guarded = guard_model(simulation, [inputs, *batches], not cpu.has_vnni) if cpu else []
         if any(row.is_changed for row in guarded):
             simulation = simulate(model, inputs)
 
@@ -152,10 +183,12 @@ def export_onnx(
             result = ExportResult(place, 0, target, layers=layers, notes=notes, guarded=guarded)
             result.cpu = cpu if may_saturate(model) else None
             result._source = lambda: (plain_copy(model), example_inputs)
-            result._write_float = partial(write_float, draft.traced, target, simulation.names)
+            result._write_float = partial(
+                write_float, draft.traced, target, simulation.names, pack=pack
+            )
             if not check:
                 notes += untried(draft.sizes)
-            with packing(draft.model, place) as data:
+            with pack(draft.model, place) as data:
                 result.bytes, result.beside = data.size, data.names
                 if check:
                     at_sizes = replace(simulation, axes=draft.sizes.axes if draft.sizes else ())
@@ -166,7 +199,10 @@ def export_onnx(
             result.sizes = size_texts(simulation, draft, opening, is_chosen)
             return result
 
-        return write_open(choose_axes(simulation, dynamic_batch, dynamic_shapes), write)
+        try:
+            return write_open(choose_axes(simulation, dynamic_batch, dynamic_shapes), write)
+        finally:
+            simulation.forget()
 
 
 def _keeps_states(model: Any) -> bool:
@@ -176,34 +212,13 @@ def _keeps_states(model: Any) -> bool:
     return uses_cache and callable(can_generate) and bool(can_generate())
 
 
-def _check_precision(model: Any) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.dtype in (torch.float16, torch.bfloat16):
-            raise ExportError(
-                f"{name!r} is in {parameter.dtype}; runtimes quantize float32: export model.float()."
-            )
-
-
 def build(simulation: Simulation, target: str, opset: int) -> Draft:
     """Return the model as an ONNX graph with integers in it; the axes of the simulation are open."""
-    from lilliput.export.graph import Draft
+    from lilliput.export.passes.graph import Draft
 
     model, sizes = trace(simulation, simulation.axes, opset)
     draft = Draft(model, simulation.places, sizes=sizes)
     return finish(draft, target, simulation.names)
-
-
-def _checked_path(path: Any) -> Path:
-    try:
-        place = Path(path)
-    except TypeError:
-        raise ExportError(f"path: received {path!r}, expected a string.") from None
-    if place.suffix != ".onnx":
-        raise ExportError(f"{place}: expected a name ending in .onnx.")
-    if not place.parent.is_dir() or place.is_dir():
-        what = "is a folder" if place.is_dir() else "lies in a folder that does not exist"
-        raise ExportError(f"{place}: it {what}; give the path of a file.")
-    return place
 
 
 def _require_onnx() -> None:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from lilliput.errors import ExportError
 from lilliput.files import write_atomically
@@ -24,7 +24,7 @@ _SMALL = 1024  # bytes: constants below this stay with the graph, runtimes read 
 
 @dataclass(eq=False)
 class Packed:
-    """An ONNX model as bytes.
+    """An ONNX model as bytes; ``runtimes`` are those that can execute it, the strictest first.
 
     Parameters
     ----------
@@ -35,6 +35,8 @@ class Packed:
     folder : pathlib.Path, optional
         Where the second file is.
     """
+
+    runtimes: ClassVar[tuple[str, ...]] = ("onnxruntime_unoptimized", "onnxruntime", "openvino")
 
     graph: bytes
     weights: str = ""

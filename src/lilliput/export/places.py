@@ -15,7 +15,7 @@ from lilliput.errors import ExportError
 from lilliput.ops.qparams import QParams
 
 if TYPE_CHECKING:
-    from lilliput.export.axes import Axis
+    from lilliput.export.sizes.axes import Axis
 
 Array = np.ndarray[Any, Any]
 Tensor = Any

@@ -10,10 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lilliput.errors import StageError
-from lilliput.export.cpu import Cpu
+from lilliput.export.guard.cpu import Cpu
 from lilliput.export.layer import Layer
-from lilliput.export.run import FAST, LITERT, Agreement
+from lilliput.export.run import Agreement
 from lilliput.export.summary import cpu_lines, headline, html_table, layer_table, summary_lines
+from lilliput.export.targets.table import target_for
 from lilliput.report.receipt import TIMED, Receipt, take_receipt
 
 
@@ -106,7 +107,7 @@ class ExportResult:
             before, after = measure_all([model, self.path], inputs, names=names)
         else:
             with TemporaryDirectory() as folder:
-                path = Path(folder, "float.onnx")
+                path = Path(folder, f"float{self.path.suffix}")
                 self._write_float(path)
                 timed, after = measure_all([path, self.path], inputs, names=names)
             before = replace(
@@ -132,8 +133,8 @@ class ExportResult:
         ----------
         runtime : str
             For ONNX ``"onnxruntime"``, or ``"onnxruntime_unoptimized"`` for the file without integer
-            kernels; for LiteRT ``"litert"``, or ``"litert_builtin"`` without XNNPACK. By default the
-            first of them.
+            kernels; for LiteRT ``"litert"``, or ``"litert_builtin"`` without XNNPACK; ``"openvino"``;
+            ``"executorch"``. By default the one that the file is for.
 
         Returns
         -------
@@ -141,7 +142,7 @@ class ExportResult:
             ``layer``, ``tensor`` (input or output), ``call`` (0 for the first use of the layer),
             ``sqnr`` in dB, ``max_error`` and ``lsb`` (in steps of the grid).
         """
-        main = LITERT if self.target == LITERT else FAST
+        main = target_for(self.path).runtime
         return [] if self._compare is None else self._compare(runtime or main)
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.export.exact import INTEGER_LSTM, float_weight
-from lilliput.export.graph import Draft
 from lilliput.export.layer import some_of
 from lilliput.export.packed import Packed
+from lilliput.export.passes.graph import Draft
 from lilliput.export.places import Inputs, Simulation, to_array
 from lilliput.export.run import FAST, PLAIN, Feeds, executor, run, sqnr
 

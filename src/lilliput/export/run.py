@@ -6,10 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -76,14 +73,23 @@ def sqnr(expected: Array, received: Array) -> float:
     >>> sqnr(np.array([1.0]), np.array([1.0]))
     inf
     """
-    expected, received = (np.asarray(x, np.float64) for x in (expected, received))
-    noise = float(((expected - received) ** 2).sum())
-    signal = float((expected**2).sum())
+    return _ratio(expected, np.subtract(expected, received, dtype=np.float64))
+
+
+def _ratio(expected: Array, difference: Array) -> float:
+    """Return the signal to noise ratio in dB, given the noise."""
+    noise, signal = (_power(x) for x in (difference, expected))
     if noise == 0.0:
         return math.inf
     if not math.isfinite(noise) or signal == 0.0:
         return -math.inf
     return round(10 * math.log10(signal / noise), 2)
+
+
+def _power(values: Array) -> float:
+    flat = np.asarray(values, np.float64).ravel()
+    with np.errstate(all="ignore"):  # infinity and NaN are told by what comes of them
+        return float(flat @ flat)
 
 
 def compare(
@@ -97,7 +103,8 @@ def compare(
     for name, a, b, step in zip(names, expected, received, steps, strict=True):
         if a.shape != b.shape:
             raise ExportError(f"output {name!r} has shape {b.shape}, in the simulation {a.shape}.")
-        found = Agreement(_largest(a, b), sqnr(a, b), None, name)
+        difference = np.subtract(a, b, dtype=np.float64)
+        found = Agreement(_largest(difference), _ratio(a, difference), None, name)
         lsb = None if step is None else found.max_error / step
         worst = Agreement(
             max(worst.max_error, found.max_error),
@@ -108,11 +115,11 @@ def compare(
     return worst
 
 
-def _largest(a: Array, b: Array) -> float:
-    if not a.size:
+def _largest(difference: Array) -> float:
+    if not difference.size:
         return 0.0
-    difference = np.abs(a.astype(np.float64) - b.astype(np.float64)).max()
-    return float(difference) if np.isfinite(difference) else math.inf
+    largest = max(float(difference.max()), -float(difference.min()))
+    return largest if math.isfinite(largest) else math.inf
 
 
 def run(runtime: str, data: Packed, batches: Sequence[Feeds], optimized: str = "") -> list[Any]:
@@ -124,7 +131,10 @@ def run(runtime: str, data: Packed, batches: Sequence[Feeds], optimized: str = "
 def executor(runtime: str, data: Packed, optimized: str = "") -> Execute:
     """Open a file in a runtime, and return a function from inputs to outputs."""
     if runtime == OPENVINO:
-        return _in_openvino(data)
+        from lilliput.export.targets.openvino import compiled
+
+        model = compiled(data)
+        return lambda feeds: [np.array(x) for x in model(feeds).values()]
     session = _session(data, runtime, optimized)
 
     def execute(feeds: Feeds) -> list[Array]:
@@ -189,16 +199,3 @@ def _session(data: Packed, runtime: str, optimized: str) -> Any:
         if optimized:
             entries["session.optimized_model_external_initializers_file_name"] = "optimized.data"
     return open_session(graph, is_optimized=runtime != PLAIN, optimized=optimized, entries=entries)
-
-
-def _in_openvino(data: Packed) -> Execute:
-    openvino: Any = import_module("openvino")
-    core = openvino.Core()
-    with TemporaryDirectory(dir=data.folder) as folder:
-        model: Any = data.graph
-        if data.folder is not None:  # weights are looked for beside the file
-            model = Path(folder, "model.onnx")
-            os.link(data.folder / data.weights, Path(folder, data.weights))
-            model.write_bytes(data.graph)
-        compiled = core.compile_model(core.read_model(model), "CPU")
-    return lambda feeds: [np.array(x) for x in compiled(feeds).values()]

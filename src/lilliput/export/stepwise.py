@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lilliput.export.dynamic import DYNAMIC
-from lilliput.export.graph import Draft, array_of, producer
 from lilliput.export.packed import Packed
+from lilliput.export.passes.dynamic import DYNAMIC
+from lilliput.export.passes.graph import Draft, array_of, producer
 from lilliput.export.places import Simulation
 from lilliput.export.run import Array, Execute, Feeds, executor
 from lilliput.export.steps import Integers, Step, compare_steps

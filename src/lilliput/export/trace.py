@@ -5,24 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from lilliput.backends.torch.caches import without_states
+from lilliput.backends.torch.capture import quiet
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.export import check_norms
 from lilliput.backends.torch.instrument import quantizers_in
 from lilliput.backends.wrapping import marking, step_aside
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
-from lilliput.export.assumed import OpenSizes, open_sizes
-from lilliput.export.axes import Axis, batch_axis, find_axes, resized
 from lilliput.export.cells import translations, whole_layers
-from lilliput.export.dynamic_shapes import asked_axes, input_names
-from lilliput.export.other_sizes import BATCH
 from lilliput.export.places import (
     DOMAIN,
     Array,
@@ -35,9 +33,12 @@ from lilliput.export.places import (
     key_of,
 )
 from lilliput.export.registry import reading_once
+from lilliput.export.rounded import RoundedWeights
+from lilliput.export.sizes.assumed import OpenSizes, open_sizes
+from lilliput.export.sizes.axes import Axis, batch_axis, find_axes, resized
+from lilliput.export.sizes.dynamic_shapes import asked_axes, input_names
+from lilliput.export.sizes.other_sizes import BATCH
 from lilliput.ops.qparams import QParams
-from lilliput.speedup.caches import without_states
-from lilliput.speedup.capture import quiet
 
 
 class TraceError(ExportError):
@@ -46,19 +47,39 @@ class TraceError(ExportError):
 
 @dataclass(eq=False)
 class TorchSimulation(Simulation):
-    """What the model does in torch."""
+    """What the model does in torch, while its parameters and scales stay as they are."""
 
     model: nn.Module
+    rounded: RoundedWeights = field(default_factory=RoundedWeights)
+    _seen: list[tuple[Inputs, list[Tensor]]] = field(default_factory=list)
 
     def again(self, inputs: Inputs, keep: bool = False) -> Simulation:
-        """Run the model on other inputs; ``keep`` what every quantizer returns."""
-        return simulate(self.model, inputs, keep)
+        """Run the model on other inputs; ``keep`` what every quantizer returns, as the model is now."""
+        if keep:
+            return simulate(self.model, inputs, keep)
+        outputs = next((outputs for given, outputs in self._seen if given is inputs), None)
+        if outputs is None:
+            outputs = tensors_in(_run(self.model, inputs, self.rounded.marker()))
+        _check_outputs(self.model, outputs)
+        return replace(self, inputs=inputs, outputs=outputs)
+
+    def look_at(self, inputs: Inputs) -> None:
+        """Run the model on inputs, which hooks may watch; :meth:`again` need not run it then."""
+        args, kwargs = inputs
+        with evaluating(self.model), marking(self.rounded.marker(), quantizers_in(self.model)):
+            self._seen.append((inputs, tensors_in(self.model(*args, **kwargs))))
 
     def run(self, marker: Marker) -> list[Tensor]:
-        """Run the model on the inputs with a marker in place of the quantizers."""
+        """Run the model on the inputs with a marker in place of the quantizers of activations."""
         args, kwargs = self.inputs
+        marker = self.rounded.marker(marker)
         with evaluating(self.model), marking(marker, quantizers_in(self.model)):
             return tensors_in(self.model(*args, **kwargs))
+
+    def forget(self) -> None:
+        """Give back the memory of what was computed on the way."""
+        self.rounded.clear()
+        self._seen.clear()
 
     def tensors(self, nested: Any) -> list[Tensor]:
         """Return the tensors in nested tuples, lists and dicts, in order."""
@@ -91,6 +112,15 @@ def model_of(quantizer_or_model: Any) -> nn.Module:
     return plain
 
 
+def check_precision(model: nn.Module) -> None:
+    """Refuse a model in half precision."""
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            raise ExportError(
+                f"{name!r} is in {parameter.dtype}; runtimes quantize float32: export model.float()."
+            )
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put every module into eval mode without a key/value cache, and back to where each was."""
@@ -104,37 +134,23 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def simulate(model: nn.Module, inputs: Inputs, keep: bool = False) -> Simulation:
+def simulate(model: nn.Module, inputs: Inputs, keep: bool = False) -> TorchSimulation:
     """Run the model in eval mode; ``keep`` what every quantizer returns."""
     places: dict[Key, Place] = {}
+    rounded = RoundedWeights()
+    quantize = rounded.marker()
 
     def record(
         wrapper: Any, quant_type: QuantType, tensors: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        results: tuple[Tensor, ...] = wrapper._quantizer().run(wrapper, quant_type, tensors)
+        results = quantize(wrapper, quant_type, tensors)
         place = places.setdefault(key_of(wrapper, quant_type), Place(wrapper, quant_type))
         if keep and not place.is_weight:
             place.results.append(tuple(x.detach().clone() for x in results))
         return results
 
-    args, kwargs = inputs
-    with evaluating(model), marking(record, quantizers_in(model)):
-        try:
-            output = model(*args, **kwargs)
-        except LilliputError:
-            raise
-        except Exception as error:
-            shapes = [tuple(x.shape) for x in tensors_in(inputs)]
-            raise ExportError(
-                f"{type(model).__name__} does not run on the example inputs (shapes {shapes}): "
-                f"{type(error).__name__}: {first_line(error)}"
-            ) from error
-    outputs = tensors_in(output)
-    if not outputs or any(not x.numel() or not x.isfinite().all() for x in outputs):
-        raise ExportError(
-            f"{type(model).__name__} returns nothing, NaN or infinity for the example inputs; give inputs "
-            "as they occur."
-        )
+    output = _run(model, inputs, record)
+    _check_outputs(model, tensors_in(output))
     with torch.no_grad():
         for place in places.values():
             found = place.wrapper.quantizer.qparams(place.wrapper, place.quant_type)
@@ -144,7 +160,32 @@ def simulate(model: nn.Module, inputs: Inputs, keep: bool = False) -> Simulation
                     f"{place.name}; expected a QParams, or None."
                 )
             place.qparams = found
-    return TorchSimulation(model, inputs, list(places.values()), tensors_in(output), _names(output))
+    found_places, outputs = list(places.values()), tensors_in(output)
+    return TorchSimulation(model, inputs, found_places, outputs, _names(output), rounded=rounded)
+
+
+def _run(model: nn.Module, inputs: Inputs, marker: Marker) -> Any:
+    """Return what the model returns in eval mode, or say why it does not run."""
+    args, kwargs = inputs
+    with evaluating(model), marking(marker, quantizers_in(model)):
+        try:
+            return model(*args, **kwargs)
+        except LilliputError:
+            raise
+        except Exception as error:
+            shapes = [tuple(x.shape) for x in tensors_in(inputs)]
+            raise ExportError(
+                f"{type(model).__name__} does not run on the example inputs (shapes {shapes}): "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
+
+
+def _check_outputs(model: nn.Module, outputs: list[Tensor]) -> None:
+    if not outputs or any(not x.numel() or not x.isfinite().all() for x in outputs):
+        raise ExportError(
+            f"{type(model).__name__} returns nothing, NaN or infinity for the example inputs; give inputs "
+            "as they occur."
+        )
 
 
 def _names(output: Any) -> list[str]:
@@ -189,7 +230,7 @@ def _runs(model: nn.Module, inputs: Inputs) -> bool:
 
 def trace(simulation: Simulation, axes: Sequence[Axis], opset: int) -> tuple[Any, OpenSizes]:
     """Return the model as an ``onnx_ir.Model`` with ``Site`` nodes, and the sizes that it leaves open."""
-    from lilliput.export.graph import keep_scopes, rename_sizes
+    from lilliput.export.passes.graph import keep_scopes, rename_sizes
 
     numbers = {place.key: i for i, place in enumerate(simulation.places)}
 
@@ -218,7 +259,7 @@ def trace(simulation: Simulation, axes: Sequence[Axis], opset: int) -> tuple[Any
                 dynamo=True,
                 verbose=False,
                 opset_version=opset,
-                dynamic_shapes=_shapes(simulation.model, inputs, axes),
+                dynamic_shapes=open_shapes(simulation.model, inputs, axes),
                 optimize=False,
                 custom_translation_table=translations(),
             )
@@ -250,7 +291,7 @@ def _site(tensor: Tensor, number: int, position: int) -> Tensor:
     return site
 
 
-def _shapes(model: nn.Module, inputs: Inputs, axes: Sequence[Axis]) -> Any:
+def open_shapes(model: nn.Module, inputs: Inputs, axes: Sequence[Axis]) -> Any:
     """Return what ``torch.export`` is told of the sizes of all inputs, in the structure of the inputs."""
     leaves, spec = tree_flatten(inputs)
     numbers = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]

@@ -40,4 +40,6 @@ class AGPPruner(ScheduledPruner):
         See :class:`~lilliput.pruning.scheduled.ScheduledPruner`.
     """
 
+    paper = "Zhu & Gupta 2017, To prune, or not to prune"
+
     schedule = staticmethod(cubic_sparsity)

@@ -44,4 +44,6 @@ class ActivationAPoZRankPruner(ActivationPruner):
         The function that follows the layers: ``'relu'`` (default), ``'gelu'`` or ``'relu6'``.
     """
 
+    paper = "Hu et al. 2016, Network trimming"
+
     masker_type = APoZMasker

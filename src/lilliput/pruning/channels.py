@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo
@@ -65,12 +66,14 @@ class ChannelMasker(WeightMasker):
         """Return the masks of all parameters that lose channels."""
         from lilliput.pruning.follow import find_masks
 
-        return find_masks(self, self.pruner, dict(targets))
+        yield from find_masks(self, self.pruner, dict(targets))
 
     def unit_scores(self, due: Sequence[Any], wrappers: Mapping[str, Any]) -> dict[str, Any]:
         """Return the scores of the units of groups, from those of the layers that make them."""
-        layers = dict.fromkeys(m.layer.name for each in due for m in each.members)
-        scores = {name: self.rank(wrappers[name]) for name in layers}
+        members = {m.key: m for each in due for m in each.members}
+        scores = {}
+        for key, member in members.items():
+            scores[key] = self.rank(_seen_as(wrappers[member.layer.name], member.layer))
         return {each.group.name: each.score(scores) for each in due}
 
     def is_met(self, wrapper: Any, sparsity: float) -> bool:
@@ -92,6 +95,15 @@ class ChannelMasker(WeightMasker):
                 "check the weights of this layer."
             )
         return xp.to_numpy(score)
+
+
+def _seen_as(wrapper: Any, layer: Any) -> Any:
+    """Return a wrapper as one whose layer counts its channels along another axis."""
+    if wrapper.layer_info.out_axis == layer.out_axis:
+        return wrapper
+    return SimpleNamespace(
+        name=wrapper.name, weight=wrapper.weight, layer_info=layer, module=wrapper.module
+    )
 
 
 def filters(wrapper: Any) -> Tensor:

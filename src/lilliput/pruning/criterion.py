@@ -10,8 +10,7 @@ from typing import Any
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
-from lilliput.core.hooks import Call
-from lilliput.core.masker import WeightMasker
+from lilliput.core.masker import Answers, Targets, WeightMasker
 from lilliput.core.pruner import Pruner
 from lilliput.errors import AlgorithmError, Problem, StageError
 
@@ -31,8 +30,7 @@ def checked_epoch(epoch: Any) -> int:
 class CriterionPruner(Pruner):
     """Decide when to prune how much, and leave it to a masker to say which weights.
 
-    Subclasses override :meth:`targets`. The masker answers for all layers together; ``calc_mask``
-    hands out its answers layer by layer.
+    Subclasses override :meth:`targets`, and the masker answers for all of these together.
 
     Parameters
     ----------
@@ -53,8 +51,6 @@ class CriterionPruner(Pruner):
     layout: Any = None  # which parameters are masked together; None: each layer is alone
     example_inputs: Any = None
     given_groups: Any = None
-    _plan: dict[Any, Any] | None = None
-    _is_asking: bool = False
 
     def __init__(
         self,
@@ -81,20 +77,21 @@ class CriterionPruner(Pruner):
         """Whether the criterion scores whole channels."""
         return self.masker_type.removes_channels
 
-    def targets(self) -> list[tuple[Any, float | None]]:
+    def targets(self) -> Targets:
         """Return the wrappers that are due for a mask, each with its sparsity."""
         raise NotImplementedError(f"{type(self).__name__} must override targets().")
 
-    def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:
-        """Return the layer's part of what the masker says about all layers, None if it is not due."""
-        return self._planned().get(wrapper)
+    def calc_masks(self, targets: Targets) -> Answers:
+        """Return what the masker says about the layers that are due."""
+        answers: Answers = self.masker.calc_masks(targets) if targets else ()
+        return answers
 
     def bind_model(self, model: Any) -> None:
         """Tell the masker the model, which may have come after it was made."""
         if self.masker is not None:
             self.masker.model = model
 
-    def find_problems(self, selection: Selection) -> list[Problem]:
+    def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return keys that the criterion would ignore, and what it finds wrong itself."""
         problems = [
             Problem(f"rule {decision.rule} → {key}", f"{self._title} does not use this key.")
@@ -106,12 +103,12 @@ class CriterionPruner(Pruner):
         ]
         return [*dict.fromkeys(problems), *self.masker_type.find_problems(selection)]
 
-    def refine(self, selection: Selection) -> Selection:
+    def _refine(self, selection: Selection) -> Selection:
         """Leave alone what the criterion cannot prune."""
         self.layout = self.masker_type.lay_out(self, selection)
         return selection if self.layout is None else self.layout.selection
 
-    def companion_layers(self, selection: Selection) -> list[LayerInfo]:
+    def _companion_layers(self, selection: Selection) -> list[LayerInfo]:
         """Return the parameters that are masked along with the selected layers."""
         return [] if self.layout is None else list(self.layout.companions)
 
@@ -164,34 +161,6 @@ class CriterionPruner(Pruner):
     @property
     def _title(self) -> str:
         return f"{type(self).__name__} with {self.masker_type.__name__}"
-
-    def _planned(self) -> dict[Any, Any]:
-        if self._plan is not None:
-            return self._plan
-        due = self.targets()
-        plan = dict(self.masker.calc_masks(due)) if due else {}
-        if self._is_asking:
-            self._plan = plan
-        return plan
-
-    def _ask_for_masks(
-        self, wrappers: list[Any], calc_mask: Call
-    ) -> list[tuple[Any, dict[str, Any]]]:
-        self._is_asking = True
-        try:
-            updates = super()._ask_for_masks(wrappers, calc_mask)
-            for wrapper in self.companions():
-                answer = (self._plan or {}).get(wrapper)
-                if answer is not None:
-                    updates.append((wrapper, self._check_masks(wrapper, answer)))
-            if self._plan:
-                self._has_answered()
-            return updates
-        finally:
-            self._plan, self._is_asking = None, False
-
-    def _has_answered(self) -> None:
-        """Follow up on masks that the criterion gave."""
 
     def _needs_criterion(self) -> bool:
         """Whether there are masks to come, so that the criterion has to watch the training."""

@@ -13,6 +13,7 @@ from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
 from lilliput.core.masker import Answers
 from lilliput.errors import Problem
+from lilliput.graph.collect import find_groups
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.masks import prune_count
 from lilliput.ops.namespace import namespace
@@ -45,16 +46,10 @@ def lay_out(pruner: Any, selection: Selection, obstacle: Callable[[LayerInfo], s
 
 def _find_groups(pruner: Any) -> Any:
     """Return the channel groups of the pruner's model, None if they cannot be known."""
-    model, inputs = pruner.bound_model, pruner.example_inputs
-    if pruner._backend.name == "keras":
-        from lilliput.speedup.keras.collect import find_groups
-
-        return find_groups(model, inputs)
-    if inputs is None:
+    backend, model, inputs = pruner._backend, pruner.bound_model, pruner.example_inputs
+    if inputs is None and backend.needs_example(model):
         return None
-    from lilliput.speedup.collect import channel_groups
-
-    return channel_groups(model, inputs)
+    return find_groups(backend.graph(model, inputs))
 
 
 def find_masks(masker: Any, pruner: Any, asked: Mapping[Any, float | None]) -> Answers:

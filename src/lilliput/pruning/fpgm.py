@@ -38,4 +38,6 @@ class FPGMMasker(ChannelMasker):
 class FPGMPruner(ChannelPruner):
     """Prune redundant filters; see :class:`~lilliput.pruning.channels.ChannelPruner`."""
 
+    paper = "He et al. 2019, Filter pruning via geometric median"
+
     masker_type = FPGMMasker

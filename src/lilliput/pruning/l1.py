@@ -34,4 +34,6 @@ class L1NormMasker(ChannelMasker):
 class L1NormPruner(ChannelPruner):
     """Prune the filters of smallest L1 norm; see :class:`~lilliput.pruning.channels.ChannelPruner`."""
 
+    paper = "Li et al. 2017, Pruning filters for efficient ConvNets"
+
     masker_type = L1NormMasker

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Decision, Selection
 from lilliput.errors import Problem
+from lilliput.graph.groups import Group, Slice
 from lilliput.pruning.lone import LoneFilters
-from lilliput.speedup.groups import Group, Slice
 
 log = logging.getLogger("lilliput")
 
@@ -28,6 +28,11 @@ class Member:
 
     layer: LayerInfo
     slice: Slice
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The layer, and the dimension of its weight that is scored."""
+        return self.layer.name, self.layer.out_axis
 
     @property
     def units(self) -> NDArray[np.int64]:
@@ -50,13 +55,13 @@ class Pruned:
         """Channels per unit of the first layer."""
         return max(1, int((self.members[0].units >= 0).sum()) // self.group.size)
 
-    def score(self, scores: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    def score(self, scores: Mapping[tuple[str, int], NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return the score of each unit: its channels' scores added up, averaged over the layers."""
         total = np.zeros(self.group.size)
         for member in self.members:
             units = member.units
             inside = units >= 0
-            np.add.at(total, units[inside], scores[member.layer.name][inside])
+            np.add.at(total, units[inside], scores[member.key][inside])
         return total / len({member.layer.name for member in self.members})
 
     def removed(self, rows_of: Callable[[LayerInfo], Flags]) -> Flags:
@@ -107,7 +112,8 @@ class Layout:
                 decision = replace(decision, obstacle=why)
                 for group, slice_ in [] if why else found:
                     if group.name not in protected:
-                        members.setdefault(group.name, []).append(Member(decision.layer, slice_))
+                        layer = _along(decision.layer, slice_)
+                        members.setdefault(group.name, []).append(Member(layer, slice_))
             decisions.append(decision)
         self.selection = Selection(tuple(decisions), tuple(_problems(decisions)))
         self.pruned = [
@@ -134,6 +140,12 @@ class Layout:
                     _cut(keep, slice_, removed[group.name])
             masks[self.holders.get(tensor, (tensor, "weight_mask"))] = keep
         return masks
+
+
+def _along(layer: LayerInfo, slice_: Slice) -> LayerInfo:
+    """Return a layer with its channels counted where a slice lies: heads have a dimension of their own."""
+    is_elsewhere = slice_.units.ndim == 1 and slice_.dim != layer.out_axis
+    return replace(layer, out_axis=slice_.dim) if is_elsewhere and layer.out_groups == 1 else layer
 
 
 class _Owned:

@@ -230,6 +230,8 @@ class LeastSquaresPruner(CollectingPruner):
         See :class:`~lilliput.pruning.collecting.CollectingPruner`; ``example_inputs`` are needed.
     """
 
+    paper = "Hassibi & Stork 1993, Optimal brain surgeon; Wang et al. 2019, EigenDamage"
+
     masker_type = LeastSquaresMasker
     _loss: Callable[..., Any] | None = None
 

@@ -40,4 +40,6 @@ class LevelPruner(OneShotPruner):
         ``total_sparsity`` with ``max_sparsity_per_layer`` (ranked over all the rule's layers).
     """
 
+    paper = "Han et al. 2015, Learning both weights and connections"
+
     masker_type = LevelMasker

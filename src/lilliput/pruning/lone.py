@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lilliput.config.layer import LayerInfo
-from lilliput.speedup.groups import Group, Slice
+from lilliput.graph.groups import Group, Slice
 
 
 class LoneFilters:

@@ -41,4 +41,6 @@ class ActivationMeanRankPruner(ActivationPruner):
         The function that follows the layers: ``'relu'`` (default), ``'gelu'`` or ``'relu6'``.
     """
 
+    paper = "Molchanov et al. 2017, Pruning CNNs for resource efficient inference"
+
     masker_type = MeanActivationMasker

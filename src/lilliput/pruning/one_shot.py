@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from lilliput.config.select import Selection
 from lilliput.config.spec import Fraction, PatternKeys, PruneRule, Rule
-from lilliput.core.masker import WeightMasker
+from lilliput.core.masker import Targets, WeightMasker
 from lilliput.errors import AlgorithmError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest, share_count
 from lilliput.ops.namespace import Tensor, namespace
@@ -132,29 +133,15 @@ class OneShotPruner(CriterionPruner):
         super().__init__(model, config_list, optimizer, **criterion)
         self.set_wrappers_attribute("if_calculated", False)
 
-    def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> dict[str, Tensor] | None:
-        """Return the mask the first time, None afterwards."""
-        if wrapper.if_calculated or not self.masker.is_ready():
-            return None
-        masks: dict[str, Tensor] | None = super().calc_mask(wrapper, wrapper_idx)
-        wrapper.if_calculated = True
-        return masks
-
-    def targets(self) -> list[tuple[Any, float | None]]:
-        """Return the layers that have no mask yet."""
+    def targets(self) -> Targets:
+        """Return the layers that have no mask yet, none before the criterion is ready."""
+        if not self.masker.is_ready():
+            return []
         return [
             (wrapper, self._sparsity_of(wrapper))
             for wrapper in self.get_modules_wrapper()
             if not wrapper.if_calculated
         ]
-
-    def update_mask(self) -> None:
-        """As in :meth:`Pruner.update_mask`; once all masks are there, nothing is watched any more."""
-        super().update_mask()
-        if self.masker is not None and not self._needs_criterion():
-            self.masker.stop()
-
-    _refresh = update_mask
 
     def strip(self) -> Any:
         """As in :meth:`Compressor.strip`; says so if the masks never came."""
@@ -177,6 +164,26 @@ class OneShotPruner(CriterionPruner):
                 "save the model itself."
             )
         super().export_model(*args, **kwargs)
+
+    def _is_due(self) -> bool:
+        return self._needs_criterion() and bool(self.masker.is_ready())
+
+    def _mark_done(self, wrappers: Sequence[Any]) -> None:
+        if self.masker.is_ready():
+            for wrapper in wrappers:
+                wrapper.if_calculated = True
+
+    def _follow_up(self, has_masks: bool) -> None:
+        self._stop_if_done()
+
+    def _take_state(self) -> None:
+        super()._take_state()
+        self._stop_if_done()
+
+    def _stop_if_done(self) -> None:
+        """Watch nothing any more once all masks are there."""
+        if self.masker is not None and not self._needs_criterion():
+            self.masker.stop()
 
     def _missing(self) -> str:
         if self.masker is None or not self._needs_criterion():

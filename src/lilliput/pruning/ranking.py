@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lilliput.errors import AlgorithmError
+from lilliput.graph.stages import Stage
 from lilliput.ops.masks import prune_count
-from lilliput.speedup.stages import Stage
 
 Flags = NDArray[np.bool_]
 Scores = NDArray[np.float64]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from lilliput.config.spec import Rule, ScheduledPruneRule
+from lilliput.core.masker import Targets
 from lilliput.errors import ConfigError
 from lilliput.pruning.criterion import CriterionPruner, checked_epoch
 from lilliput.pruning.one_shot import OneShotPruner
@@ -72,20 +73,12 @@ class ScheduledPruner(CriterionPruner):
         for wrapper in self.get_modules_wrapper():
             wrapper.updated_epoch = -1
 
-    def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:
-        """Return a new mask once per epoch, if the schedule asks for more zeros than there are."""
-        if wrapper.updated_epoch == self.now_epoch or not self._can_ask(wrapper):
-            return None
-        masks = super().calc_mask(wrapper, wrapper_idx)
-        wrapper.updated_epoch = self.now_epoch
-        return masks
-
-    def targets(self) -> list[tuple[Any, float | None]]:
-        """Return the layers whose schedule asks for more zeros than there are."""
+    def targets(self) -> Targets:
+        """Return the layers whose schedule asks for more zeros than there are, once in an epoch."""
         due: list[tuple[Any, float | None]] = []
-        for wrapper in self.get_modules_wrapper():
+        for wrapper in self._unmasked():
             target = self.target_sparsity(wrapper, self.now_epoch)
-            if wrapper.updated_epoch != self.now_epoch and not self.masker.is_met(wrapper, target):
+            if self._can_ask(wrapper) and not self.masker.is_met(wrapper, target):
                 due.append((wrapper, target))
         return due
 
@@ -119,8 +112,21 @@ class ScheduledPruner(CriterionPruner):
             )
         return super().strip()
 
-    def _has_answered(self) -> None:
-        self.masker.start_over()
+    def _is_due(self) -> bool:
+        return bool(self._unmasked())
+
+    def _unmasked(self) -> list[Any]:
+        """Return the layers that have not been asked about in this epoch."""
+        return [w for w in self.get_modules_wrapper() if w.updated_epoch != self.now_epoch]
+
+    def _mark_done(self, wrappers: Sequence[Any]) -> None:
+        for wrapper in wrappers:
+            if self._can_ask(wrapper):
+                wrapper.updated_epoch = self.now_epoch
+
+    def _follow_up(self, has_masks: bool) -> None:
+        if has_masks:
+            self.masker.start_over()
 
     def _can_ask(self, wrapper: Any) -> bool:
         """Whether the criterion is ready, or nothing is asked of it in this epoch."""

@@ -22,11 +22,13 @@ sparsity of each layer by itself; see :mod:`lilliput.pruning.sensitivity_rounds`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from lilliput.config.spec import Rule
+from lilliput.core.masker import Answers, Targets
 from lilliput.core.pruner import Pruner
 from lilliput.errors import AlgorithmError
 from lilliput.ops.namespace import Tensor, namespace
@@ -96,6 +98,8 @@ class SensitivityPruner(Pruner):
         name in 2019): the threshold in standard deviations, 0 to 10.
     """
 
+    paper = "Han et al. 2015, Learning both weights and connections"
+
     rule: ClassVar[type[Rule]] = SensitivityRule
     exact_sparsity = False
 
@@ -118,11 +122,15 @@ class SensitivityPruner(Pruner):
         for wrapper in self.get_modules_wrapper():
             wrapper.is_due = True
 
-    def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> dict[str, Tensor] | None:
-        """Return a mask when one is due, None otherwise."""
-        if not wrapper.is_due:
-            return None
-        wrapper.is_due = False
+    def targets(self) -> Targets:
+        """Return the layers that have no mask for this epoch."""
+        return [(w, None) for w in self.get_modules_wrapper() if w.is_due]
+
+    def calc_masks(self, targets: Targets) -> Answers:
+        """Return masks by the thresholds of the layers that are due."""
+        return [(wrapper, self._mask_of(wrapper)) for wrapper, _ in targets]
+
+    def _mask_of(self, wrapper: Any) -> dict[str, Tensor]:
         mask, quality = wrapper.weight_mask, wrapper.config["quality"]
         weight = wrapper.weight * mask
         xp = namespace(weight)
@@ -138,3 +146,10 @@ class SensitivityPruner(Pruner):
                 "smaller one (1.0 or less never does), or exclude the layer."
             )
         return {"weight_mask": keep}
+
+    def _is_due(self) -> bool:
+        return any(wrapper.is_due for wrapper in self.get_modules_wrapper())
+
+    def _mark_done(self, wrappers: Sequence[Any]) -> None:
+        for wrapper in wrappers:
+            wrapper.is_due = False

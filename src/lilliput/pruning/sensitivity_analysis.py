@@ -21,7 +21,6 @@ from typing import Any
 
 from lilliput.errors import AlgorithmError, ConfigError, StageError, nearest
 from lilliput.files import write_atomically
-from lilliput.pruning.sensitivity_curves import draw_curves
 from lilliput.pruning.sensitivity_files import (
     Curves,
     Scan,
@@ -159,6 +158,8 @@ class SensitivityAnalysis:
         """Return the curves as an SVG drawing: sparsity against metric, a line per layer."""
         if not self.sensitivities:
             raise StageError("there are no curves yet; call analysis() first.")
+        from lilliput.report.charts.curves import draw_curves  # needed for drawing only
+
         return draw_curves(self.sensitivities, self.ori_metric, self.limit)
 
     def plot(self, filepath: str | os.PathLike[str]) -> None:

@@ -12,7 +12,6 @@ and ``progress.json``, replaced last, which says how many rounds are complete an
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import math
@@ -21,12 +20,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue
 
 from lilliput.backends import backend_of
 from lilliput.errors import ConfigError, StateError
-from lilliput.files import write_atomically
+from lilliput.files import make_folder, write_atomically
 from lilliput.printing import csv_cell, from_csv_cell
+from lilliput.store import Strict, digest_of, read_document, read_tensors
 
 Curves = dict[str, dict[float, float]]  # layer -> sparsity -> metric
 Source = dict[str, Any]  # what a file was made from, part by part, as JSON
@@ -63,17 +63,15 @@ def read_curves(path: str | os.PathLike[str]) -> Curves:
 
 def fingerprint(model: Any) -> str:
     """Return a hash of all tensors of a model's state dict, with their names."""
-    return hashlib.sha256(_dump(model)).hexdigest()
+    return digest_of(_dump(model))
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Made(Strict):
     format: Literal[1] = 1
     made_from: dict[str, JsonValue]
 
 
-class Scan(_Strict):
+class Scan(_Made):
     """Metrics measured so far; None stands for one that is no number."""
 
     kind: Literal["sensitivity scan"] = "sensitivity scan"
@@ -94,7 +92,7 @@ class Scan(_Strict):
         self.metrics.setdefault(layer, {})[repr(sparsity)] = value
 
 
-class Progress(_Strict):
+class Progress(_Made):
     """How far a pruning run has come."""
 
     kind: Literal["sensitivity pruning"] = "sensitivity pruning"
@@ -104,9 +102,9 @@ class Progress(_Strict):
     sha256: str = ""
 
 
-def save(path: Path, document: _Strict) -> None:
+def save(path: Path, document: _Made) -> None:
     """Write a scan or the progress in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, document.model_dump_json(indent=1).encode())
 
 
@@ -121,10 +119,7 @@ def load_progress(path: Path, made_from: Source) -> Progress:
 
 
 def _load(path: Path, kind: Any, made_from: Source) -> Any:
-    try:
-        document = kind.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        raise StateError(f"{path}: not readable as a {kind.__name__.lower()} ({error}).") from error
+    document = read_document(path.parent, kind, kind.__name__.lower(), path.name)
     # As JSON, so that a tuple here equals the list it became there.
     here, there = json.loads(json.dumps(made_from)), document.made_from
     changed = sorted(key for key in {*here, *there} if here.get(key) != there.get(key))
@@ -147,22 +142,15 @@ def _short(source: Mapping[str, Any], key: str) -> str:
 def save_model(path: Path, model: Any) -> tuple[str, str]:
     """Write a model's state dict; return the name and the hash of the file."""
     data = _dump(model)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, data)
-    return path.name, hashlib.sha256(data).hexdigest()
+    return path.name, digest_of(data)
 
 
 def load_model(folder: Path, progress: Progress, model: Any) -> None:
     """Read the state dict of the last complete round into the model."""
     path = folder / Path(progress.tensors).name
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StateError(
-            f"{path}: the weights of a finished round are missing ({error})."
-        ) from error
-    if hashlib.sha256(data).hexdigest() != progress.sha256:
-        raise StateError(f"{path}: damaged (checksum differs); delete the folder to start anew.")
+    data = read_tensors(path, progress.sha256, "weights of a finished round")
     backend = backend_of(model)
     backend.load_model(model, backend.parse_tensors(data))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
-from lilliput.core.hooks import Call
+from lilliput.core.masker import Answers, Targets
 from lilliput.core.pruner import Pruner
 from lilliput.ops.namespace import namespace
 from lilliput.pruning.sensitivity_goals import removed_from
@@ -43,13 +43,13 @@ class PlannedPruner(Pruner):
         """Whether whole channels are removed, or single weights."""
         return self.probe.by_channel
 
-    def companion_layers(self, selection: Selection) -> list[LayerInfo]:
+    def _companion_layers(self, selection: Selection) -> list[LayerInfo]:
         """Return the parameters that are masked along with the selected layers."""
         return list(self.probe.companions)
 
-    def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:
-        """Return the mask that is planned, None if there is none."""
-        return self._planned.get(wrapper.name)
+    def calc_masks(self, targets: Targets) -> Answers:
+        """Return the masks that are planned, those of the companions too."""
+        return [(wrapper, self._planned.get(wrapper.name)) for wrapper in self._every_wrapper()]
 
     def put_in_force(self, masks: Masks) -> None:
         """Mask the layers and what follows them, all or none."""
@@ -62,7 +62,7 @@ class PlannedPruner(Pruner):
     def forget_masks(self) -> None:
         """Go back to masks of ones, after :meth:`strip`."""
         held = masks_of(self)
-        for wrapper in self.every_wrapper():
+        for wrapper in self._every_wrapper():
             masks = held[wrapper.name].items()
             wrapper.set_masks({key: namespace(mask).ones_like(mask) for key, mask in masks})
 
@@ -75,8 +75,8 @@ class PlannedPruner(Pruner):
             for wrapper in self.get_modules_wrapper()
         }
 
-    def _ask_for_masks(self, wrappers: list[Any], calc_mask: Call) -> list[tuple[Any, Any]]:
-        return super()._ask_for_masks([*wrappers, *self.companions()], calc_mask)
+    def _is_due(self) -> bool:
+        return bool(self._planned)
 
 
 def _own_rule(layer: LayerInfo) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class Probe:
         snapshot = backend_of(self.model).remember(self.model)
         with _mute(self._has_spoken):
             pruner = self.algorithm(self.model, rules, **self._options)
-        for wrapper in pruner.every_wrapper():
+        for wrapper in pruner._every_wrapper():
             held = masks.get(wrapper.name, {})
             # A weight that only follows another layer is held without its bias.
             has_bias = wrapper.bias is not None
@@ -121,7 +121,7 @@ def _mute(has_spoken: bool) -> Iterator[None]:
 def masks_of(pruner: Any) -> dict[str, dict[str, Any]]:
     """Return copies of the masks of a pruner."""
     found = {}
-    for wrapper in pruner.every_wrapper():
+    for wrapper in pruner._every_wrapper():
         held = {name: getattr(wrapper, name) for name in ("weight_mask", "bias_mask")}
         found[wrapper.name] = {
             key: namespace(mask).to_float(mask != 0, like=mask)  # a copy

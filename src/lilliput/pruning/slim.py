@@ -108,6 +108,8 @@ class SlimPruner(ChannelPruner):
         Weight of the penalty.
     """
 
+    paper = "Liu et al. 2017, Network slimming"
+
     backends = ("torch",)
 
     masker_type = SlimMasker

@@ -63,6 +63,8 @@ class TaylorFOWeightPruner(CollectingPruner):
         steps of ``optimizer``, or in :meth:`calibrate`.
     """
 
+    paper = "Molchanov et al. 2019, Importance estimation for neural network pruning"
+
     masker_type = TaylorMasker
 
     def calibrate(

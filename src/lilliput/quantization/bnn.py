@@ -77,6 +77,8 @@ class BNNQuantizer(Quantizer):
         Whether to clip the float weights to [-1, 1] after each step, as the paper does.
     """
 
+    paper = "Courbariaux et al. 2016, Binarized neural networks"
+
     rule: ClassVar[type[Rule]] = BNNRule
     quant_grad = HardTanhGrad
     clip_weights: bool = True

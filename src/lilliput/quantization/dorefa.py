@@ -118,6 +118,8 @@ class DoReFaQuantizer(Quantizer):
     >>> quantizer.compress()(torch.rand(8, 4)).sum().backward()
     """
 
+    paper = "Zhou et al. 2016, DoReFa-Net"
+
     rule: ClassVar[type[Rule]] = DoReFaRule
     quant_grad = None
     _sites: tuple[Any, ...] = ()
@@ -176,9 +178,9 @@ class DoReFaQuantizer(Quantizer):
         xp = namespace(size)
         return QParams(xp.positive(size), xp.zeros_like(size), grid)
 
-    def find_problems(self, selection: Selection) -> list[Problem]:
+    def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return where a rule asks for what a layer cannot have."""
-        problems = super().find_problems(selection)
+        problems = super()._find_problems(selection)
         for decision in selection.decisions:
             layer = decision.layer
             is_chosen = decision.rule is not None and not decision.excluded

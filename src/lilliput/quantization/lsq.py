@@ -44,6 +44,8 @@ class LSQQuantizer(RangeQuantizer):
         the group of their layer's weight, but without weight decay.
     """
 
+    paper = "Esser et al. 2020, Learned step size quantization"
+
     backends = ("torch",)
     keeps_ranges = False
 
@@ -209,5 +211,7 @@ class LSQPlusQuantizer(LSQQuantizer):
 
     The offset moves the zero point, which stays a whole number, so that zero is exact.
     """
+
+    paper = "Bhalgat et al. 2020, LSQ+"
 
     learns_offset = True

@@ -133,6 +133,8 @@ class PTQQuantizer(RangeQuantizer):
     :meth:`state`, and load both into a model under a quantizer with the same options.
     """
 
+    paper = "Nagel et al. 2019, 2020; Xiao et al. 2023 (its options)"
+
     default_observer: ClassVar[str] = "mse"
 
     weights: str = "minmax"
@@ -168,9 +170,9 @@ class PTQQuantizer(RangeQuantizer):
         self.bias_correction = _flag("bias_correction", asked)
         super().__init__(model, config_list, optimizer, example_inputs)
 
-    def find_problems(self, selection: Selection) -> list[Problem]:
+    def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return where options ask for something that no rule gives."""
-        problems = super().find_problems(selection)
+        problems = super()._find_problems(selection)
         if self._fixes_weights and not any(
             "weight" in self.targets_of(layer) for layer in selection.chosen
         ):
@@ -295,9 +297,9 @@ class PTQQuantizer(RangeQuantizer):
                 for name in ("weight_scale", "weight_zero_point"):
                     wrapper.set_attribute(name, namespace(scale).zeros_like(scale))
 
-    def take_loaded(self, wrapper: Any) -> None:
+    def _take_loaded(self, wrapper: Any) -> None:
         """Know the ranges and scales that came with a checkpoint of the model."""
-        super().take_loaded(wrapper)
+        super()._take_loaded(wrapper)
         self._is_loaded = True
         scale = getattr(wrapper, "weight_scale", None)
         if scale is not None:

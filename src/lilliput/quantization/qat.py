@@ -44,6 +44,8 @@ class QATQuantizer(RangeQuantizer):
         will in inference. Needs ``example_inputs``.
     """
 
+    paper = "Jacob et al. 2018, Quantization and training for integer-only inference"
+
     momentum: float = 0.99
     freeze_norm_step: int | None = None
     _frozen: tuple[Any, ...] = ()

@@ -119,14 +119,14 @@ class RangeQuantizer(PlacedQuantizer):
 
     # -- what is quantized -------------------------------------------------------------------------
 
-    def refine(self, selection: Selection) -> Selection:
+    def _refine(self, selection: Selection) -> Selection:
         """Take embeddings that would dominate the file; see :mod:`~lilliput.quantization.embeddings`."""
-        return take_embeddings(super().refine(selection), self.targets_of)
+        return take_embeddings(super()._refine(selection), self.targets_of)
 
-    def find_problems(self, selection: Selection) -> list[Problem]:
+    def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return where rules ask for dynamic ranges that no kernel has."""
         types = self._backend.dynamic_inputs if self.takes_dynamic else frozenset()
-        return super().find_problems(selection) + dynamic_problems(
+        return super()._find_problems(selection) + dynamic_problems(
             selection, self.targets_of, types
         )
 
@@ -382,7 +382,7 @@ class RangeQuantizer(PlacedQuantizer):
             return one
         return namespace(weight).ones_like(ranges(weight, grid)[0]) * one
 
-    def take_loaded(self, wrapper: Any) -> None:
+    def _take_loaded(self, wrapper: Any) -> None:
         """Know the ranges that came with a checkpoint of the model."""
         agrees = self.agrees(wrapper)
         for target in ACTIVATIONS:

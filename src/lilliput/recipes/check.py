@@ -10,7 +10,7 @@ from typing import Any
 
 from lilliput.config.files import read_rules
 from lilliput.config.parse import parse_rules
-from lilliput.core.binding import names_of
+from lilliput.core.binding import keys_in_use, names_of
 from lilliput.core.compressor import Compressor
 from lilliput.errors import ConfigError, LilliputError, Problem, nearest
 from lilliput.recipes.arguments import OURS, options_of
@@ -94,7 +94,7 @@ class _Step:
         self.rules = rules if isinstance(rules, list) else None
         if self.verb == "analyze" or cls.validate_config is not Compressor.validate_config:
             return []
-        problems = parse_rules(rules, cls.rule, cls.__name__).problems
+        problems = parse_rules(rules, cls.rule, cls.__name__, users_of_key=keys_in_use).problems
         return [self._from_rule(problem, where) for problem in problems]
 
     def _with_schedule(self, rule: Any, cls: Any) -> Any:

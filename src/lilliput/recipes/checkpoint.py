@@ -7,7 +7,6 @@ state after a whole number of units of work; files that nothing names are remove
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -18,13 +17,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
-from lilliput.core.state_files import Strict, read_document
 from lilliput.errors import StateError
-from lilliput.files import TEMPORARY, write_atomically
+from lilliput.files import TEMPORARY
+from lilliput.store import (
+    STATE_FILE,
+    StateFile,
+    Strict,
+    file_of,
+    read_document,
+    read_tensors,
+    write_pair,
+)
 
 NAME = "run.json"
 LOCK = ".lock"
-_TENSORS = re.compile(r"state-[0-9a-f]{16}\.safetensors")
 _SHRUNK = re.compile(r"shrunk-\d+")
 
 
@@ -51,13 +57,6 @@ class ModelEntry(Strict):
     compressors: list[CompressorEntry] = Field(default_factory=list)
 
 
-class TensorFile(Strict):
-    """The file of tensors that belongs to the JSON."""
-
-    file: Annotated[str, Field(pattern=rf"^{_TENSORS.pattern}$")]
-    sha256: str
-
-
 class Document(Strict):
     """What ``run.json`` holds."""
 
@@ -73,7 +72,7 @@ class Document(Strict):
     optimizer: JsonValue
     inputs: JsonValue
     log: dict[str, JsonValue]
-    tensors: TensorFile
+    tensors: StateFile
 
 
 @dataclass
@@ -97,13 +96,10 @@ class Checkpoint:
         from lilliput.backends import backend_named
 
         data = backend_named(self.model.framework).dump_tensors(self.tensors)
-        digest = hashlib.sha256(data).hexdigest()
-        file = TensorFile(file=f"state-{digest[:16]}.safetensors", sha256=digest)
+        file = file_of(StateFile, data)
         fields = {k: v for k, v in vars(self).items() if k != "tensors"}
         document = Document(format=1, kind="recipe run", tensors=file, **fields)
-        if not (folder / file.file).exists():
-            write_atomically(folder / file.file, data)
-        write_atomically(folder / NAME, document.model_dump_json(indent=1).encode())
+        write_pair(folder, NAME, document.model_dump_json(indent=1), file.file, data)
         remove_leftovers(folder, {file.file, *self.model.shrunk})
 
     @classmethod
@@ -112,14 +108,8 @@ class Checkpoint:
         from lilliput.backends import backend_named
 
         document = read_run(folder)
-        try:
-            data = (folder / document.tensors.file).read_bytes()
-        except OSError as error:
-            raise StateError(
-                f"{folder}: the tensors of the run cannot be read ({error})."
-            ) from error
-        if hashlib.sha256(data).hexdigest() != document.tensors.sha256:
-            raise StateError(f"{folder}: the tensors of the run are damaged (checksum differs).")
+        path = folder / document.tensors.file
+        data = read_tensors(path, document.tensors.sha256, "tensors of the run")
         fields = {x: getattr(document, x) for x in Document.model_fields}
         for name in ("format", "kind", "tensors"):
             del fields[name]
@@ -143,7 +133,7 @@ def inside(folder: Path, name: str) -> Path:
 def remove_leftovers(folder: Path, kept: set[str]) -> None:
     """Remove files of earlier checkpoints, and what a killed run had half written."""
     for path in folder.iterdir():
-        is_old = _TENSORS.fullmatch(path.name) or _SHRUNK.fullmatch(path.name)
+        is_old = STATE_FILE.fullmatch(path.name) or _SHRUNK.fullmatch(path.name)
         if path.name not in kept and (is_old or TEMPORARY.fullmatch(path.name)):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -152,7 +142,7 @@ def is_ours_only(folder: Path) -> bool:
     """Whether a folder holds nothing, or only what a run leaves that was killed right away."""
     names = [path.name for path in folder.iterdir()]
     return all(
-        name == LOCK or any(x.fullmatch(name) for x in (_TENSORS, TEMPORARY, _SHRUNK))
+        name == LOCK or any(x.fullmatch(name) for x in (STATE_FILE, TEMPORARY, _SHRUNK))
         for name in names
     )
 

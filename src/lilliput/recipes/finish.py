@@ -178,7 +178,7 @@ def _groups(session: Session) -> Any:
     """Return which channels of the shrunk model belong together."""
     if "speedup" not in session.log or session.framework.name != "torch":
         return None
-    from lilliput.speedup.collect import channel_groups
+    from lilliput.speedup.channels import channel_groups
 
     try:
         return channel_groups(session.model, session.inputs)

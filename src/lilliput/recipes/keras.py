@@ -12,6 +12,7 @@ import keras
 from lilliput.backends.keras.files import dump_tensors
 from lilliput.backends.keras.scopes import sync
 from lilliput.errors import ConfigError, StateError
+from lilliput.export.targets.table import target_named
 from lilliput.files import write_atomically
 from lilliput.recipes.functions import Functions
 from lilliput.recipes.references import call
@@ -137,10 +138,14 @@ class KerasFramework:
     # -- shrinking and writing -----------------------------------------------------------------------
 
     def recover(self, model: Any, batches: list[Any], teacher: Any) -> None:
-        """Refuse: there is nothing of the kind for Keras."""
-        raise ConfigError(
-            "recover: reconstruct and recalibrate work on torch models; fine-tune a Keras model instead."
-        )
+        """Recalibrate, in place; refuse to reconstruct."""
+        from lilliput.recovery.keras import recalibrate
+
+        if teacher is not None:
+            raise ConfigError(
+                "recover: reconstruct works on torch models only; recalibrate or fine-tune a Keras model."
+            )
+        recalibrate(model, batches, lambda model, inputs: model(inputs, training=False))
 
     def speedup(self, model: Any, inputs: Any, options: dict[str, Any], folder: Path) -> Any:
         """Return a new model without the masked channels."""
@@ -167,10 +172,8 @@ class KerasFramework:
     def export(
         self, model: Any, format_: str, path: Path, inputs: Any, samples: Any, options: Any
     ) -> Any:
-        """Write a LiteRT or an ONNX file."""
-        from lilliput.export.keras import export_litert, export_onnx
-
-        write: Any = export_onnx if format_ == "onnx" else export_litert
+        """Write a file for one of the targets."""
+        write = target_named(format_).writer(self.name).load()
         return write(model, path, inputs, **{"calibration": samples, **options})
 
     def write_model(self, model: Any, compressors: list[Any], folder: Path) -> Path:

@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from lilliput.errors import MissingExtraError
+from lilliput.export.targets.table import target_named
 from lilliput.extras import is_installed
 from lilliput.recipes.spec import ExportStep, Recipe
-
-# Files are executed as well as written: the receipt measures them.
-_MODULES = {
-    ("torch", "onnx"): ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
-    ("keras", "onnx"): ("tensorflow", "tf2onnx", "onnx", "onnx_ir", "onnxruntime"),
-    ("keras", "litert"): ("tensorflow", "ai_edge_litert"),
-}
-_EXTRAS = {
-    ("torch", "onnx"): "onnx",
-    ("keras", "onnx"): "litert,onnx",
-    ("keras", "litert"): "litert",
-}
 
 
 def check_installed(recipe: Recipe, framework: str) -> None:
@@ -33,12 +22,13 @@ def check_installed(recipe: Recipe, framework: str) -> None:
     for number, step in enumerate(recipe.steps, 1):
         if not isinstance(step, ExportStep):
             continue
-        kind = (framework, step.export)
-        missing = [name for name in _MODULES.get(kind, ()) if not is_installed(name)]
-        if missing:
+        writer = target_named(step.export).find_writer(framework)
+        # Files are executed as well as written: the receipt measures them.
+        missing = [name for name in writer.modules if not is_installed(name)] if writer else []
+        if writer and missing:
             problems.append(
                 f"step {number}: export: {step.export} needs {', '.join(missing)}: "
-                f"pip install 'lilliput[{_EXTRAS[kind]}]'"
+                f"pip install 'lilliput[{writer.extra}]'"
             )
     if problems:
         raise MissingExtraError("\n".join(problems))

@@ -28,21 +28,14 @@ from pydantic import (
     JsonValue,
     PrivateAttr,
     Tag,
+    WithJsonSchema,
     model_validator,
 )
 
 from lilliput.errors import nearest
+from lilliput.export.targets.table import TARGETS
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-SUFFIXES = {"onnx": ".onnx", "litert": ".tflite"}
-# What an export step may pass on; example_inputs, calibration and the path are the recipe's.
-EXPORT_OPTIONS = {
-    "onnx": (
-        *("target", "dynamic_batch", "dynamic_shapes"),
-        *("opset", "check", "min_sqnr", "assume_vnni"),
-    ),
-    "litert": ("io", "dynamic_batch", "check", "min_sqnr"),
-}
 LOSSES = ("cross_entropy", "mse")
 ORIGINAL = "original"
 
@@ -88,6 +81,13 @@ def _check_name(text: str) -> str:
     return text
 
 
+def _check_format(text: str) -> str:
+    if text not in TARGETS:
+        names = " or ".join(repr(name) for name in TARGETS)
+        raise ValueError(f"received {text!r}, expected {names}.{nearest(text, TARGETS)}")
+    return text
+
+
 def _nothing_is_empty(value: Any) -> Any:
     """Read ``speedup:`` with nothing behind it like ``speedup: {}``."""
     return {} if value is None else value
@@ -97,6 +97,9 @@ Reference = Annotated[str, AfterValidator(_check_reference)]
 Loss = Annotated[str, AfterValidator(_check_loss)]
 Teacher = Annotated[str, AfterValidator(_check_teacher)]
 ModelSource = Annotated[str, AfterValidator(_check_model)]
+Format = Annotated[
+    str, AfterValidator(_check_format), WithJsonSchema({"enum": [*TARGETS], "type": "string"})
+]
 FileName = Annotated[str, AfterValidator(_check_name)]
 Count = Annotated[int, Field(ge=1)]
 LearningRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -159,7 +162,7 @@ class RecoverStep(Strict):
 
     verb: ClassVar[str] = "recover"
     recover: Literal["reconstruct", "recalibrate"] = Field(
-        description="Refit layers to the original model, or re-estimate batch norms (torch)."
+        description="Refit layers to the original model (torch), or re-estimate batch norms."
     )
     batches: Count = Field(16, description="Batches to run.")
 
@@ -209,7 +212,7 @@ class ExportStep(Strict):
     """Write a file, execute it, and compare."""
 
     verb: ClassVar[str] = "export"
-    export: Literal["onnx", "litert"] = Field(description="Format of the file.")
+    export: Format = Field(description=f"Format of the file: {', '.join(TARGETS)}.")
     file: FileName = Field(description="Name of the file, in the folder of the run.")
     options: Options = Field(
         {}, description="Other arguments of the exporter, such as assume_vnni: false."
@@ -217,11 +220,12 @@ class ExportStep(Strict):
 
     @model_validator(mode="after")
     def _check_suffix(self) -> ExportStep:
-        if not self.file.endswith(SUFFIXES[self.export]):
+        target = TARGETS[self.export]
+        if not self.file.endswith(target.suffix):
             raise ValueError(
-                f"'file' {self.file!r}: expected a name that ends in {SUFFIXES[self.export]!r}."
+                f"'file' {self.file!r}: expected a name that ends in {target.suffix!r}."
             )
-        known = EXPORT_OPTIONS[self.export]
+        known = target.options
         for key in self.options:
             if key not in known:
                 raise ValueError(

@@ -15,7 +15,7 @@ from lilliput.recipes.spec import DistillStep, teacher_of, uses_labels
 
 def make_distiller(session: Session, index: int) -> Any:
     """Return the distiller of a step, bound to the model, None if the step has no teacher."""
-    from lilliput.distillation import Distiller
+    from lilliput.distillation.distiller import Distiller
 
     step = session.recipe.steps[index]
     asked = teacher_of(step)

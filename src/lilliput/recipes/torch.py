@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lilliput.backends.torch.capture import plain_copy
 from lilliput.backends.torch.files import dump_tensors
 from lilliput.errors import AlgorithmError, ConfigError, StateError
+from lilliput.export.targets.table import target_named
 from lilliput.files import write_atomically
 from lilliput.recipes.functions import Functions
 from lilliput.recipes.references import call
-from lilliput.speedup.capture import plain_copy
 
 _LOSSES = {"cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss}
 
@@ -80,7 +81,7 @@ class TorchFramework:
                 f"optimizer: the function returned {type(optimizer).__name__}, expected a "
                 "torch.optim.Optimizer."
             )
-        own = {id(p) for c in compressors for w in c.every_wrapper() for p in w.parameters()}
+        own = {id(p) for c in compressors for w in c._every_wrapper() for p in w.parameters()}
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in own]
             if learning_rate is not None:
@@ -191,21 +192,16 @@ class TorchFramework:
     def export(
         self, model: nn.Module, format_: str, path: Path, inputs: Any, samples: Any, options: Any
     ) -> Any:
-        """Write an ONNX file."""
-        from lilliput.export import export_onnx
-
-        if format_ != "onnx":
-            raise ConfigError(
-                "export: LiteRT files are written from Keras models; use export: onnx for this one."
-            )
-        return export_onnx(model, path, inputs, **{"calibration": samples, **options})
+        """Write a file for one of the targets."""
+        write = target_named(format_).writer(self.name).load()
+        return write(model, path, inputs, **{"calibration": samples, **options})
 
     def write_model(self, model: nn.Module, compressors: list[Any], folder: Path) -> Path:
         """Write the state dict of the plain model as safetensors."""
         path = folder / "model.safetensors"
         quantizers = [x for x in compressors if x.kind == "quantizer"]
         has_activations = any(
-            {"input", "output"} & set(w.roles) for x in quantizers for w in x.every_wrapper()
+            {"input", "output"} & set(w.roles) for x in quantizers for w in x._every_wrapper()
         )
         if compressors and not has_activations:
             compressors[-1].export_model(str(path))

@@ -1,12 +1,14 @@
 """Re-estimate the statistics of batch norms, which pruning has made wrong.
 
 A batch norm normalizes by the mean and variance that its input had while the model was trained. Where
-channels before it were removed, its input has others; a few batches show which.
+channels before it were removed, its input has others; a few batches show which. With the original, only
+what pruning has changed is corrected; without it, the batches must be like those of the training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,34 +17,9 @@ from torch import Tensor, nn
 from lilliput.backends.torch.batches import call
 from lilliput.backends.torch.statistics import Snapshot, sum_over_processes
 from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
-from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
+from lilliput.recovery.norms import Moments, Renewal, check_model, check_original, renew
 
 _Norm = nn.modules.batchnorm._BatchNorm
-
-
-class _Moments:
-    """Sum, sum of squares and number of what each channel of a batch norm has seen."""
-
-    def __init__(self, norm: Any) -> None:
-        zeros = torch.zeros_like(norm.running_mean, dtype=torch.float64)
-        self.total, self.squares, self.count = zeros, zeros.clone(), 0
-
-    def see(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
-        """Take a batch into account; a forward pre-hook."""
-        rows = args[0].detach().transpose(0, 1).flatten(1).double()
-        self.total = self.total + rows.sum(1)
-        self.squares = self.squares + rows.square().sum(1)
-        self.count += rows.shape[1]
-
-    def write(self, norm: Any) -> None:
-        """Give the norm the mean and the unbiased variance of everything seen, in all processes."""
-        number = self.total.new_tensor([self.count])
-        seen = sum_over_processes(torch.cat([self.total, self.squares, number]))
-        (total, squares), count = seen[:-1].chunk(2), seen[-1]
-        mean = total / count
-        variance = (squares / count - mean.square()).clamp(min=0) * count / (count - 1).clamp(min=1)
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(variance)
 
 
 @torch.no_grad()
@@ -50,6 +27,8 @@ def recalibrate(
     model: nn.Module,
     batches: Iterable[Any],
     forward: Callable[[nn.Module, Any], Any] | None = None,
+    *,
+    original: nn.Module | None = None,
 ) -> None:
     """Re-estimate the running statistics of all batch norms from a few batches.
 
@@ -62,55 +41,90 @@ def recalibrate(
     model : torch.nn.Module
         A pruned model, masked or cut; changed in place.
     batches : iterable
-        A data loader or a list, with batches of at least 16 or so.
+        A data loader or a list, with batches of at least 16 or so. Without ``original`` they must be
+        like those that the model was trained on, all classes included: a norm takes over what it sees.
     forward : callable, optional
         ``forward(model, batch)``. By default a tensor or dict is what the model is called with, and
         of a tuple ``(inputs, targets)`` the inputs.
+    original : torch.nn.Module, optional
+        The model before it was pruned. Each norm then puts out, in mean and variance, what it puts out
+        there, on any batches. The model must still be a masked one: call it before ``speedup``.
 
     Examples
     --------
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).eval()
     >>> recalibrate(model, [torch.randn(16, 2), torch.randn(16, 2)])
     """
-    norms = [m for m in model.modules() if isinstance(m, _Norm) and m.running_mean is not None]
-    if not norms:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has no batch norms with running statistics, so there is nothing to "
-            "recalibrate; reconstruct() works for models without them."
-        )
-    if any(isinstance(module, QuantizerModuleWrapper) for module in model.modules()):
-        raise StageError(
-            "recalibrate() came after a quantizer, whose scales belong to the statistics as they were; "
-            "recalibrate first, quantize then."
-        )
-    moments = {norm: _Moments(norm) for norm in norms}
-    _run_with_batch_statistics(model, moments, batches, forward)
-    for norm, seen in moments.items():
-        if seen.count:  # a norm that no batch reaches keeps its statistics
-            seen.write(norm)
-    if not any(seen.count for seen in moments.values()):
-        raise AlgorithmError("recalibrate(): no batch was run, or none reached a batch norm.")
-
-
-def _run_with_batch_statistics(
-    model: nn.Module,
-    moments: dict[Any, _Moments],
-    batches: Iterable[Any],
-    forward: Callable[[nn.Module, Any], Any] | None,
-) -> None:
-    """Run batches in eval mode, but with each norm normalizing by its batch."""
-    before = Snapshot(nn.ModuleList(moments))
-    modes = {module: module.training for module in model.modules()}
-    handles = [norm.register_forward_pre_hook(seen.see) for norm, seen in moments.items()]
-    model.eval()
+    norms = _norms_of(model)
+    quantizers = [m for m in model.modules() if isinstance(m, QuantizerModuleWrapper)]
+    check_model(model, norms, quantizers)
+    others = {} if original is None else _norms_of(original)
+    if original is not None:
+        check_original(original is model, _sizes(norms), _sizes(others))
+    renewals = {name: _renewal(name, norm, others.get(name)) for name, norm in norms.items()}
+    before = Snapshot(nn.ModuleList(norms.values()))
+    models = [model] if original is None else [original, model]
+    watched = [(norms[name], one.see) for name, one in renewals.items()]
+    watched += [(others[name], one.see_original) for name, one in renewals.items() if others]
     try:
-        for norm in moments:
-            norm.training = True
-        for batch in batches:
-            (forward or call)(model, batch)
+        with _watching(watched, models):
+            for batch in batches:
+                for each in models:
+                    (forward or call)(each, batch)
+        renew(renewals.values(), _in_all_processes)
+    except BaseException:
+        before.restore()
+        raise
+
+
+def _norms_of(model: nn.Module) -> dict[str, Any]:
+    named = [(name, m) for name, m in model.named_modules() if isinstance(m, _Norm)]
+    return {name: norm for name, norm in named if norm.running_mean is not None}
+
+
+def _sizes(norms: dict[str, Any]) -> dict[str, int]:
+    return {name: len(norm.running_mean) for name, norm in norms.items()}
+
+
+def _renewal(name: str, norm: Any, other: Any) -> Renewal:
+    def write(mean: Tensor, variance: Tensor) -> None:
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+
+    if other is None:
+        return Renewal(name, write)
+    return Renewal(
+        name, write, (other.running_mean.double(), other.running_var.double(), other.eps)
+    )
+
+
+def _in_all_processes(seen: Moments) -> Moments:
+    """Return the sums over all processes; each of them has seen every norm, or none has."""
+    if not seen.count:
+        return seen
+    number = seen.total.new_tensor([seen.count])
+    summed = sum_over_processes(torch.cat([seen.total, seen.squares, number]))
+    total, squares = summed[:-1].chunk(2)
+    return Moments(seen.name, total, squares, int(summed[-1]))
+
+
+@contextmanager
+def _watching(
+    watched: Sequence[tuple[Any, Callable[[Any], None]]], models: Sequence[nn.Module]
+) -> Iterator[None]:
+    """Show norms' inputs, one row per channel, to functions; all models are in eval mode."""
+    modes = {module: module.training for model in models for module in model.modules()}
+    handles = [norm.register_forward_pre_hook(_hook(see)) for norm, see in watched]
+    for model in models:
+        model.eval()
+    try:
+        yield
     finally:
         for handle in handles:
             handle.remove()
         for module, is_training in modes.items():
             module.training = is_training
-        before.restore()
+
+
+def _hook(see: Callable[[Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    return lambda norm, args: see(args[0].detach().transpose(0, 1).flatten(1).double())

@@ -20,6 +20,8 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
 
 from lilliput.backends.torch.batches import arguments_of
+from lilliput.backends.torch.capture import Inputs, capture, plain_copy
+from lilliput.backends.torch.cutting import named_tensors
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.sidecar import mask_of, narrow_of
 from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
@@ -28,8 +30,6 @@ from lilliput.progress import track
 from lilliput.recovery.least_squares import NormalEquations
 from lilliput.recovery.readers import Reader, find_readers
 from lilliput.recovery.replay import Program, Replay, Values
-from lilliput.speedup.capture import Inputs, capture, plain_copy
-from lilliput.speedup.cuts import named_tensors
 
 _WIDEST = 8192  # inputs of a layer whose normal equations are solved; of wider ones, only the bias
 _MEMORY = 1 << 30  # bytes of activations that are kept, so as not to compute them again

@@ -15,9 +15,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from lilliput.export.targets.table import packages
+
 PACKAGES = (
-    *("lilliput", "torch", "keras", "tensorflow", "tensorflow-cpu", "jax", "numpy", "onnx"),
-    *("onnxruntime", "onnxscript", "openvino", "ai-edge-litert", "tf2onnx", "safetensors"),
+    *("lilliput", "torch", "keras", "tensorflow", "tensorflow-cpu", "jax", "numpy", "safetensors"),
+    *(package.name for package in packages()),
 )
 
 # What integer and small floating-point kernels ask for, and the names that Linux gives it.

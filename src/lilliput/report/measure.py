@@ -19,7 +19,7 @@ import numpy as np
 
 from lilliput.backends import backend_of
 from lilliput.errors import ConfigError
-from lilliput.report.executed import ExecutedFile, open_file
+from lilliput.export.targets.executed import ExecutedFile, open_file
 from lilliput.report.latency import readings_of
 from lilliput.report.receipt import Figures
 

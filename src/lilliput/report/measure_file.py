@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from lilliput.report.executed import ExecutedFile, OnnxFile
+from lilliput.export.targets.executed import ExecutedFile
 from lilliput.report.snapshot import batch_of
-
-# Where operators hold scales and zero points.
-_SCALES = {
-    "QuantizeLinear": (1, 2),
-    "DequantizeLinear": (1, 2),
-    "MatMulNBits": (2, 3),
-    "DynamicQuantizeLSTM": (8, 9, 10, 11),
-    "GatherBlockQuantized": (2, 3),
-}
-_MOVERS = ("Gather", "Unsqueeze", "Transpose", "Cast")
 
 
 class MeasuredFile:
@@ -29,9 +18,9 @@ class MeasuredFile:
         self.file = file
 
     def counts(self, model: ExecutedFile, inputs: Any) -> dict[str, Any]:
-        """Return the bytes, and of an ONNX file parameters, nonzeros and macs."""
-        known = _count_onnx(model, inputs) if isinstance(model, OnnxFile) else {}
-        return {**known, "bytes": model.bytes}
+        """Return the bytes, and what the file tells of parameters, nonzeros and macs."""
+        named, arrays = _given(inputs)
+        return {**model.counts(arrays, named), "bytes": model.bytes}
 
     def caller(self, model: ExecutedFile, inputs: Any) -> Callable[[], Any]:
         """Return a function that executes the file once."""
@@ -59,102 +48,3 @@ def _given(inputs: Any) -> tuple[list[str], list[Any]]:
     named = inputs if isinstance(inputs, Mapping) else {}
     given = () if named else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     return list(named), [_array(x) for x in (*given, *named.values())]
-
-
-def _count_onnx(file: OnnxFile, inputs: Any) -> dict[str, Any]:
-    """Count what an ONNX file stores besides scales, zero points and shapes."""
-    import onnx_ir
-
-    from lilliput.export.layers import example_sizes, fill_macs, list_layers
-
-    graph = onnx_ir.load(file.path).graph
-    scales = {
-        _origin(value).name
-        for node in graph
-        for i, value in enumerate(node.inputs)
-        if value is not None and i in _scale_inputs(node)
-    }
-    stored = {
-        name: value.const_value.numpy()
-        for name, value in graph.initializers.items()
-        if name not in scales and value.const_value is not None and _is_trained(value.const_value)
-    }
-    zeros = _zero_counts(graph)
-    named, arrays = _given(inputs)
-    shapes = {name: x.shape for name, x in zip(file.order(named), arrays, strict=False)}
-    layers = list_layers(graph, example_sizes(graph, shapes))
-    if None in [layer.macs for layer in layers]:
-        fill_macs(layers, graph, partial(_inside, file, named, arrays), batch_of(arrays))
-    macs = [layer.macs for layer in layers if layer.macs is not None]
-    return {
-        "parameters": sum(x.size for x in stored.values()),
-        "nonzeros": sum(
-            x.size - zeros.get(name, x.size - int(np.count_nonzero(x)))
-            for name, x in stored.items()
-        ),
-        "macs": sum(macs) if macs and len(macs) == len(layers) and not _has_loops(graph) else None,
-    }
-
-
-def _has_loops(graph: Any) -> bool:
-    """Whether something multiplies inside a loop or branch, as often as only a run would tell."""
-    from lilliput.export.graph import LAYERS
-
-    outside = {id(node) for node in graph}
-    return any(x.op_type in LAYERS and id(x) not in outside for x in graph.all_nodes())
-
-
-def _inside(
-    file: OnnxFile, named: list[str], arrays: list[Any], names: list[str]
-) -> dict[str, Any]:
-    """Return tensors inside a file, and its inputs, as the runtime computes them."""
-    from lilliput.export.packed import Packed, external_files
-    from lilliput.export.run import PLAIN, run
-
-    feeds = dict(zip(file.order(named), arrays, strict=True))
-    folder = file.path.parent if external_files(file.path) else None
-    data, held = Packed(file.path.read_bytes(), folder=folder).with_outputs(names)
-    (values,) = run(PLAIN, data, [feeds])
-    return {**dict(zip(held, values, strict=True)), **feeds}
-
-
-def _zero_counts(graph: Any) -> dict[str, int]:
-    """Return how many zeros the constants stand for whose integers have zero points, by name."""
-    from lilliput.export.integers import read
-
-    found = {}
-    for node in graph:
-        stored = read(node.outputs[0]) if node.op_type == "DequantizeLinear" else None
-        if stored is not None:
-            zeros = stored.integers == stored.spread(stored.zero_point)
-            found[node.inputs[0].name] = int(np.count_nonzero(zeros))
-    return found
-
-
-def _scale_inputs(node: Any) -> tuple[int, ...]:
-    """Return which inputs of a node are scales or zero points; ``(Cast(rows) - zero) * scale`` has them."""
-    rows = node.inputs[0].producer() if node.op_type in ("Mul", "Sub") and node.inputs[0] else None
-    if rows is not None and rows.op_type == "Sub":
-        rows = rows.inputs[0].producer()
-    if rows is not None and rows.op_type == "Cast" and rows.inputs[0].dtype in _rounded_types():
-        return (1,)
-    return _SCALES.get(node.op_type, ())
-
-
-def _rounded_types() -> tuple[Any, ...]:
-    import onnx_ir
-
-    kinds = onnx_ir.DataType
-    return (kinds.INT8, kinds.UINT8, kinds.INT16, kinds.UINT16)
-
-
-def _origin(value: Any) -> Any:
-    """Return what scales are looked up in, where they are not constants themselves."""
-    while value.producer() is not None and value.producer().op_type in _MOVERS:
-        value = value.producer().inputs[0]
-    return value
-
-
-def _is_trained(tensor: Any) -> bool:
-    """Whether an initializer holds weights: shapes and indices are 64-bit integers."""
-    return bool(tensor.dtype.is_floating_point() or tensor.dtype.bitwidth <= 32)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from lilliput.report.executed import default_threads
+from lilliput.export.targets.executed import default_threads
 from lilliput.report.snapshot import batch_of
 from lilliput.report.snapshot_keras import watch
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lilliput.backends.torch.capture import as_inputs
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.sidecar import SIDECAR
 from lilliput.report.snapshot_torch import evaluating, examples_in, watch
-from lilliput.speedup.capture import as_inputs
 
 
 class MeasuredTorch:

@@ -19,7 +19,7 @@ from lilliput.backends.keras.graph import function_of
 from lilliput.backends.keras.instrument import Collector, mask_of, sidecar_of, unshadowed
 from lilliput.backends.keras.scopes import full_precision
 from lilliput.backends.keras.variables import raw, tensor_of, to_array
-from lilliput.ops.macs import recurrent_macs
+from lilliput.graph.macs import attention_macs, einsum_macs, recurrent_macs
 from lilliput.report.snapshot import Array, Work, batch_of
 from lilliput.speedup.keras.verify import answers, make_inputs
 
@@ -99,7 +99,7 @@ def _macs(layer: Any, kind: str, given: list[Shape], made: Shape) -> int:
         sizes = (_size(cell, "kernel", "recurrent_kernel") for cell in cells_of(layer))
         return recurrent_macs(prod(given[0][:-1]), sizes)
     if kind == "EinsumDense":
-        return _einsum(layer.equation, given[0], tuple(raw(layer, "kernel").shape))
+        return einsum_macs(layer.equation, [given[0], tuple(raw(layer, "kernel").shape)])
     if kind == "MultiHeadAttention":
         return _attention(layer, given)
     if kind == "Dense":
@@ -123,27 +123,11 @@ def _positions(layer: Any, shape: Shape) -> int:
     return prod(n for axis, n in enumerate(shape) if axis != channels)
 
 
-def _einsum(equation: str, given: Shape, kernel: Shape) -> int:
-    """Return the multiplications of a product by its equation, such as ``'abc,cd->abd'``.
-
-    >>> _einsum("abc,cd->abd", (2, 3, 4), (4, 5))
-    120
-    >>> _einsum("...x,xy->...y", (2, 3, 4), (4, 5))
-    120
-    """
-    left, right = equation.replace(" ", "").partition("->")[0].split(",")
-    others = len(given) - len(left.replace("...", ""))
-    letters = left.replace("...", "".join(chr(0x100 + i) for i in range(others)))
-    sizes = dict(zip(letters, given, strict=True)) | dict(zip(right, kernel, strict=True))
-    return prod(sizes.values())
-
-
 def _attention(layer: Any, given: list[Shape]) -> int:
     """Return the products of queries with keys and of weights with values."""
     query, keys = given[0], given[1] if len(given) > 1 else given[0]
-    inner = layer._key_dim + (layer._value_dim or layer._key_dim)
-    heads = int(query[0]) * int(layer._num_heads)
-    return heads * prod(query[1:-1]) * prod(keys[1:-1]) * int(inner)
+    queries = prod(query[:-1]) * int(layer._num_heads)
+    return attention_macs(queries, prod(keys[1:-1]), layer._key_dim, layer._value_dim)
 
 
 def _is_cell(layer: Any) -> bool:

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from lilliput.backends.torch.capture import as_inputs
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.fastpath import calling_modules
 from lilliput.backends.torch.instrument import quantizers_in
@@ -25,9 +26,8 @@ from lilliput.backends.torch.sidecar import SIDECAR, Sidecar
 from lilliput.backends.torch.statistics import run
 from lilliput.backends.torch.weights import plain_type, whole
 from lilliput.backends.wrapping import marking, step_aside
-from lilliput.ops.macs import recurrent_macs
+from lilliput.graph.macs import recurrent_macs
 from lilliput.report.snapshot import Array, Work, batch_of
-from lilliput.speedup.capture import as_inputs
 
 _TIMED_RUNS = 5
 _BY_FORMULA = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear)

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lilliput.speedup.attributes import set_attributes
-from lilliput.speedup.caches import drop_caches, tensors_in
-from lilliput.speedup.capture import as_inputs, shared_copy
-from lilliput.speedup.cuts import Cut, apply_cuts, by_tensor, cut_all, named_tensors
-from lilliput.speedup.graph import capture_part, capture_whole
-from lilliput.speedup.leaf import fix_leaf
+from lilliput.backends.torch.attributes import set_attributes
+from lilliput.backends.torch.caches import drop_caches, tensors_in
+from lilliput.backends.torch.capture import as_inputs, shared_copy
+from lilliput.backends.torch.cutting import apply_cuts, cut_all, named_tensors
+from lilliput.backends.torch.leaf import fix_leaf
+from lilliput.graph.cuts import Cut, by_tensor
+from lilliput.speedup.captured import capture_part, capture_whole
 from lilliput.speedup.result import Plan
 
 Parts = dict[tuple[str, bool], nn.Module]  # by path, and whether sizes are left open

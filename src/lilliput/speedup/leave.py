@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from lilliput.backends.torch.backend import TorchBackend, strip
+from lilliput.backends.torch.capture import as_inputs
+from lilliput.backends.torch.cutting import named_tensors
 from lilliput.backends.torch.discover import unwrapped
 from lilliput.backends.torch.weights import is_sharded
 from lilliput.backends.torch.wrapper import (
@@ -17,8 +19,6 @@ from lilliput.backends.torch.wrapper import (
     QuantizerModuleWrapper,
 )
 from lilliput.errors import StageError, UnsupportedModelError
-from lilliput.speedup.capture import as_inputs
-from lilliput.speedup.cuts import named_tensors
 
 _REPLICATORS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
@@ -96,7 +96,7 @@ def find_known_groups(model: nn.Module, plain: nn.Module, example_inputs: Any) -
     for pruner in _pruners_on(model):
         groups = getattr(getattr(pruner, "layout", None), "groups", None)
         analysis = getattr(groups, "analysis", None)
-        if analysis is None or _signature(analysis.captured.call) != wanted:
+        if analysis is None or _signature(analysis.graph.source.call) != wanted:
             continue
         shapes = {name: value.shape for name, value in analysis.axes.items()}
         if all(name in tensors and tensors[name].shape == shape for name, shape in shapes.items()):

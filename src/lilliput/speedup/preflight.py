@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from lilliput.backends.torch.capture import plain_copy
+from lilliput.backends.torch.dead import zeros_in
+from lilliput.backends.torch.graph import graph_of
+from lilliput.graph.collect import find_groups
+from lilliput.graph.dead import find_dead
+from lilliput.graph.groups import ChannelGroups, count, name_of, pinned_notes
+from lilliput.graph.labels import Flags
 from lilliput.report.table import html_table
-from lilliput.speedup.analysis import analyse
-from lilliput.speedup.capture import plain_copy
-from lilliput.speedup.collect import collect
-from lilliput.speedup.dead import find_dead
-from lilliput.speedup.groups import ChannelGroups, count, name_of, pinned_notes
-from lilliput.speedup.labels import Flags
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +91,8 @@ def preflight(model: nn.Module, example_inputs: Any) -> Preflight:
       2.weight: they are the model's output
     """
     plain = plain_copy(model)
-    groups = collect(analyse(plain, example_inputs), plain)
-    masked = find_dead(groups, dict(plain.named_parameters(remove_duplicate=False)))
+    groups = find_groups(graph_of(plain, example_inputs))
+    masked = find_dead(groups, zeros_in(dict(plain.named_parameters(remove_duplicate=False))))
     return Preflight(groups, masked)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -14,14 +12,14 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
+from lilliput.backends.torch.capture import Call, as_inputs, plain_copy
+from lilliput.backends.torch.cutting import shapes_of
 from lilliput.backends.torch.files import dump_tensors, parse_tensors
 from lilliput.backends.torch.sidecar import Sidecar
-from lilliput.core.state_files import NAME, Strict, read_document
 from lilliput.errors import StateError
-from lilliput.files import write_atomically
+from lilliput.files import make_folder
+from lilliput.graph.cuts import Cut
 from lilliput.speedup.build import build, build_in_place, capture_parts
-from lilliput.speedup.capture import Call, as_inputs, plain_copy
-from lilliput.speedup.cuts import Cut, shapes_of
 from lilliput.speedup.plan_checks import (
     check_attributes,
     check_cuts,
@@ -30,8 +28,16 @@ from lilliput.speedup.plan_checks import (
     compare_shapes,
 )
 from lilliput.speedup.result import Plan
+from lilliput.store import (
+    NAME,
+    ModelFile,
+    Strict,
+    file_of,
+    read_document,
+    read_tensors,
+    write_pair,
+)
 
-_WEIGHTS = re.compile(r"model-[0-9a-f]{16}\.safetensors")
 _WHAT = "shrunk model"
 _LARGEST = 2**28  # elements of an example input
 
@@ -49,11 +55,6 @@ class _Attribute(Strict):
     is_tuple: bool = False
 
 
-class _File(Strict):
-    file: str
-    sha256: str
-
-
 class _Document(Strict):
     format: Literal[1]
     kind: Literal["shrunk model"]
@@ -63,7 +64,7 @@ class _Document(Strict):
     graphs: list[str]
     any_size: bool
     inputs: JsonValue
-    tensors: _File
+    tensors: ModelFile
 
 
 def save_shrunk(
@@ -77,7 +78,6 @@ def save_shrunk(
         if not isinstance(value, Tensor):
             raise StateError(f"{name!r} in the state dict is not a tensor; it cannot be saved.")
     data = dump_tensors(state)
-    digest = hashlib.sha256(data).hexdigest()
     document = _Document(
         format=1,
         kind="shrunk model",
@@ -95,7 +95,7 @@ def save_shrunk(
         graphs=list(plan.graphs),
         any_size=plan.any_size,
         inputs=_describe(inputs, is_needed=bool(plan.graphs)),
-        tensors=_File(file=f"model-{digest[:16]}.safetensors", sha256=digest),
+        tensors=file_of(ModelFile, data),
     )
     target = Path(folder)
     earlier = (
@@ -103,11 +103,10 @@ def save_shrunk(
         if (target / NAME).exists()
         else document.tensors.file
     )
-    target.mkdir(parents=True, exist_ok=True)
-    write_atomically(target / document.tensors.file, data)
-    write_atomically(target / NAME, document.model_dump_json(indent=1).encode())
-    if earlier != document.tensors.file and _WEIGHTS.fullmatch(earlier):
-        (target / Path(earlier).name).unlink(missing_ok=True)
+    text = document.model_dump_json(indent=1)
+    write_pair(make_folder(target), NAME, text, document.tensors.file, data)
+    if earlier != document.tensors.file:
+        (target / earlier).unlink(missing_ok=True)
 
 
 def load(model: nn.Module, folder: str | Path) -> nn.Module:
@@ -138,7 +137,8 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     """
     target = Path(folder)
     document = read_document(target, _Document, _WHAT)
-    weights = _weights(target, document)
+    file = document.tensors
+    weights = parse_tensors(read_tensors(target / file.file, file.sha256, "weights"))
     if any(isinstance(module, Sidecar) for module in model.modules()):
         raise StateError("the model is under a compressor; strip() it before loading.")
     plain = plain_copy(model)
@@ -177,16 +177,6 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     build_in_place(model, plan, capture_parts(plain, plan, inputs))
     model.load_state_dict(weights)
     return model
-
-
-def _weights(folder: Path, document: _Document) -> dict[str, Tensor]:
-    try:
-        data = (folder / Path(document.tensors.file).name).read_bytes()
-    except OSError as error:
-        raise StateError(f"{folder}: no readable weights ({error}).") from error
-    if hashlib.sha256(data).hexdigest() != document.tensors.sha256:
-        raise StateError(f"{folder}: the weights are damaged (checksum differs).")
-    return parse_tensors(data)
 
 
 def _describe(inputs: Any, is_needed: bool) -> JsonValue:

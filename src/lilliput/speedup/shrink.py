@@ -11,11 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.instrument import set_narrow
-from lilliput.errors import NothingToCutError, UnsupportedModelError
-from lilliput.speedup.analysis import analyse
-from lilliput.speedup.attributes import (
+from lilliput.backends.torch.attributes import (
     Attributes,
     choices,
     find_attributes,
@@ -25,6 +21,21 @@ from lilliput.speedup.attributes import (
     less_by_one,
     owners_of,
 )
+from lilliput.backends.torch.caches import find_shortcuts
+from lilliput.backends.torch.capture import as_inputs, check_copies, copy_model, plain_copy, quiet
+from lilliput.backends.torch.cutting import named_tensors, shapes_of
+from lilliput.backends.torch.dead import unseen_by_norms, zero_classes, zeros_in
+from lilliput.backends.torch.discover import unwrapped
+from lilliput.backends.torch.graph import graph_of
+from lilliput.backends.torch.instrument import set_narrow
+from lilliput.backends.torch.norms import narrow_norms
+from lilliput.backends.torch.rewrite import Edit, find_cause, find_edits, has_casts
+from lilliput.errors import NothingToCutError, UnsupportedModelError
+from lilliput.graph.collect import find_groups
+from lilliput.graph.cuts import balance, find_cuts, in_order
+from lilliput.graph.dead import find_dead, one_left
+from lilliput.graph.labels import Flags
+from lilliput.graph.walk import IS_OUTPUT
 from lilliput.speedup.build import (
     Parts,
     build,
@@ -33,13 +44,7 @@ from lilliput.speedup.build import (
     cut_optimizer,
     hand_over,
 )
-from lilliput.speedup.caches import find_shortcuts
-from lilliput.speedup.capture import as_inputs, check_copies, copy_model, plain_copy, quiet
-from lilliput.speedup.collect import collect
-from lilliput.speedup.cuts import balance, find_cuts, in_order, named_tensors, shapes_of
-from lilliput.speedup.dead import find_dead, unseen_by_norms, zero_classes
-from lilliput.speedup.graph import CapturedModule
-from lilliput.speedup.labels import Flags
+from lilliput.speedup.captured import CapturedModule
 from lilliput.speedup.leave import (
     check_model,
     check_optimizer,
@@ -49,12 +54,9 @@ from lilliput.speedup.leave import (
     optimizer_of,
     release,
 )
-from lilliput.speedup.norms import narrow_norms
 from lilliput.speedup.result import TIED, Plan, SpeedupResult, make_receipt
-from lilliput.speedup.rewrite import Edit, find_cause, find_edits, has_casts
 from lilliput.speedup.track import Failure, describe, failing_module
 from lilliput.speedup.verify import Noise, Twin, make_references
-from lilliput.speedup.walk import IS_OUTPUT
 from lilliput.speedup.widths import OF_CLASSIFIER, Stale, Widths, find_feature_info, show
 
 log = logging.getLogger("lilliput")
@@ -144,7 +146,7 @@ class _Work:
         self.plain = plain_copy(model, share=not extend_masks)
         self.groups = find_known_groups(model, self.plain, example_inputs)
         if self.groups is None:
-            self.groups = collect(analyse(self.plain, example_inputs), self.plain)
+            self.groups = find_groups(graph_of(self.plain, example_inputs))
         self.analysis = self.groups.analysis
         self.masked = self._extend() if extend_masks else model
         self.removed = self._find_removed()
@@ -173,10 +175,8 @@ class _Work:
         )
 
     def _find_removed(self) -> Flags:
-        dead = find_dead(self.groups, dict(self.plain.named_parameters(remove_duplicate=False)))
-        for units in dead.values():  # of what is zero altogether, one channel stays
-            units[0] &= not units.all()
-        flags = self.groups.flags(dead)
+        parameters = dict(self.plain.named_parameters(remove_duplicate=False))
+        flags = self.groups.flags(one_left(find_dead(self.groups, zeros_in(parameters))))
         flags &= unseen_by_norms(self.analysis, unwrapped(self.masked))
         return balance(self.analysis, flags)
 
@@ -184,7 +184,7 @@ class _Work:
         """Complete the masks of channels whose filters are zero; return the model to compare with."""
         tensors = named_tensors(self.plain)
         parameters = dict(self.plain.named_parameters(remove_duplicate=False))
-        dead = find_dead(self.groups, parameters, only_outputs=True)
+        dead = find_dead(self.groups, zeros_in(parameters), only_outputs=True)
         (before,) = make_references(self.model, self.example_inputs, has_casts=True)
         flags = balance(self.analysis, self.groups.flags(dead))
         zero_classes(self.analysis, flags, tensors)

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from lilliput.backends.torch.caches import cached_tensors, drop_caches, has_tables
+from lilliput.backends.torch.capture import Inputs, as_inputs, fresh, quiet, shared_copy
+from lilliput.backends.torch.compare import relative_error, tensors_of
+from lilliput.backends.torch.cutting import clear_, cut_all
 from lilliput.backends.torch.sidecar import SIDECAR, mask_of
 from lilliput.backends.torch.weights import zero_
 from lilliput.errors import UnsupportedModelError
-from lilliput.speedup.caches import cached_tensors, drop_caches, has_tables
-from lilliput.speedup.capture import Inputs, as_inputs, fresh, quiet, shared_copy
-from lilliput.speedup.compare import relative_error, tensors_of
-from lilliput.speedup.cuts import Cut, by_tensor, cut_all
+from lilliput.graph.cuts import Cut, by_tensor
 from lilliput.speedup.precision import Load, keep, load_in_parts
 
 log = logging.getLogger("lilliput")
@@ -115,7 +116,7 @@ class Noise:
         for rows, noise in self._rows(name):
             tensor[rows] += noise  # in parts: the noise of all of a large weight is a large weight
         for cut in self.cuts.get(name, ()):
-            cut.clear_(tensor)
+            clear_(cut, tensor)
         path, _, leaf = name.rpartition(".")
         mask = mask_of(self.model.get_submodule(path), leaf)
         if mask is not None:

@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lilliput.speedup.attributes import OTHER_SIZES, Attributes
-from lilliput.speedup.cuts import Cut, named_tensors
-from lilliput.speedup.leaf import leaf_attributes
+from lilliput.backends.torch.attributes import OTHER_SIZES, Attributes
+from lilliput.backends.torch.cutting import named_tensors
+from lilliput.backends.torch.leaf import leaf_attributes
+from lilliput.graph.cuts import Cut
 
 _WIDTH = re.compile(r"feature|channel|chs|dim|width|hidden|planes|embed|d_model|ffn|intermediate")
 OF_CLASSIFIER = ("num_features", "head_hidden_size", "embed_dim", "hidden_size", "feature_dim")

@@ -21,14 +21,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lilliput.testing.battery import (
-        check_pruner,
-        check_quantizer,
-        pruner_checks,
-        quantizer_checks,
-    )
     from lilliput.testing.expect import ConformanceError, Report
-    from lilliput.testing.models import (
+    from lilliput.testing.labs.torch_models import (
         Specimen,
         TinyCNN,
         TinyLSTM,
@@ -36,13 +30,20 @@ if TYPE_CHECKING:
         TinyTied,
         TinyTransformer,
     )
-    from lilliput.testing.subject import Subject
+    from lilliput.testing.torch import (
+        Subject,
+        check_pruner,
+        check_quantizer,
+        pruner_checks,
+        quantizer_checks,
+    )
 
 _HOMES = {
-    "battery": ("check_pruner", "check_quantizer", "pruner_checks", "quantizer_checks"),
     "expect": ("ConformanceError", "Report"),
-    "models": ("Specimen", "TinyCNN", "TinyLSTM", "TinyMLP", "TinyTied", "TinyTransformer"),
-    "subject": ("Subject",),
+    "labs.torch_models": (
+        *("Specimen", "TinyCNN", "TinyLSTM", "TinyMLP", "TinyTied", "TinyTransformer"),
+    ),
+    "torch": ("Subject", "check_pruner", "check_quantizer", "pruner_checks", "quantizer_checks"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from lilliput.core.compressor import Compressor
-from lilliput.ops.channels import channel_rows
 from lilliput.quantization.naive import NaiveQuantizer
 from lilliput.testing.expect import expect, expect_close, expect_equal, expect_zero
 from lilliput.testing.faults import FaultError, break_last_layer, compress_with_fault
-from lilliput.testing.models import TinyCNN, TinyMLP
-from lilliput.testing.observe import (
-    Anatomy,
-    entries,
-    loss_of,
-    outputs,
-    sgd,
-    tensors_of,
-    train,
-)
+from lilliput.testing.lab import Array, Lab
+from lilliput.testing.observe import Anatomy, Watch, entries, name_of, tensors_of
 from lilliput.testing.subject import Check, Subject, seeded
 
 _SPARSITIES = (0.0, 0.1, 0.5, 0.8, 0.99)
@@ -32,45 +21,23 @@ _SPARSITIES = (0.0, 0.1, 0.5, 0.8, 0.99)
 @seeded
 def check_masks(subject: Subject) -> None:
     """Masks are ones and zeros in the weight's shape, dtype and device, and part of the model."""
+    lab = subject.lab
     for model in subject.models():
         compressor = subject.compress(model)
-        expect(compressor.get_modules_wrapper(), f"no layer of {type(model).__name__} is wrapped.")
-        registered = {id(buffer) for buffer in model.buffers()}
-        with torch.no_grad():
-            for entry in entries(compressor, with_bias=True):
-                entry.raw.fill_(0.25)  # so that what is not masked shows
-        for entry in entries(compressor, with_bias=True):
-            mask = entry.mask
-            if mask is None:
+        expect(compressor.get_modules_wrapper(), f"no layer of {name_of(model)} is wrapped.")
+        for entry in entries(lab, compressor, with_bias=True):
+            lab.write(entry.weight, np.full_like(entry.raw, 0.25))  # so that what is kept shows
+        for entry in entries(lab, compressor, with_bias=True):
+            if entry.mask is None:
                 continue
-            received = (tuple(mask.shape), mask.dtype, mask.device)
-            wanted = (tuple(entry.raw.shape), entry.raw.dtype, entry.raw.device)
-            expect(received == wanted, f"mask of {entry.label}: {received}, expected {wanted}.")
-            is_binary = bool(((mask == 0) | (mask == 1)).all())
-            expect(is_binary, f"mask of {entry.label} has other values than 0 and 1.")
-            expect(id(mask) in registered, f"mask of {entry.label} is no buffer of the model.")
-            expect(not mask.requires_grad, f"mask of {entry.label} asks for a gradient.")
+            label = f"mask of {entry.label}"
+            received, wanted = lab.describe(entry.mask_tensor), lab.describe(entry.weight)
+            expect(received == wanted, f"{label}: {received}, expected {wanted}.")
+            expect(np.isin(entry.mask, (0, 1)).all(), f"{label} has other values than 0 and 1.")
+            is_held = lab.holds(model, entry.mask_tensor)
+            expect(is_held, f"{label} is not part of the model, or is trained with it.")
             what = f"{entry.label} as its layer sees it"
-            expect_equal(entry.seen, entry.raw.detach() * mask, what)
-
-
-@seeded
-def check_writes_reach_the_weights(subject: Subject) -> None:
-    """A masked layer shows its Parameter: what is written to it stays, and its gradient is seen."""
-    for model in subject.models():
-        compressor = subject.compress(model)
-        for entry in entries(compressor, with_bias=True):
-            shown = model.get_parameter(entry.label)
-            expect(shown is entry.raw, f"get_parameter({entry.label!r}) is not the Parameter.")
-            shown.data.fill_(0.25)  # .data moves no version counter
-            wanted = torch.full_like(shown, 0.25)
-            wanted = wanted if entry.mask is None else wanted * entry.mask
-            seen = model.get_parameter(entry.label).detach()
-            expect_equal(seen, wanted, f"{entry.label} after a write to it")
-        loss_of(model, model.make_input()).backward()  # type: ignore[no-untyped-call]
-        for entry in entries(compressor):
-            gradient = model.get_parameter(entry.label).grad
-            expect(gradient is entry.raw.grad, f"the gradient of {entry.label} is not shown.")
+            expect_equal(entry.seen, entry.raw * entry.mask, what)
 
 
 @seeded
@@ -82,44 +49,51 @@ def check_exact_sparsity(subject: Subject) -> None:
     key = subject.sparsity_key
     if key is None or not subject.cls.exact_sparsity:
         return
-    for fill_name, fill in _FILLS.items():
-        for sparsity in _SPARSITIES:
-            for model in subject.models(TinyCNN, TinyMLP):
-                _fill(model, fill)
+    for model in subject.models("cnn", "mlp"):
+        anatomy = Anatomy(subject.lab, model)
+        for fill_name, fill in _FILLS.items():
+            filled = {k: fill(v) if v.ndim > 1 else v for k, v in anatomy.values.items()}
+            for sparsity in _SPARSITIES:
+                anatomy.write(filled)
                 compressor = subject.compress(model, **{key: sparsity})
-                removes_channels = getattr(compressor, "removes_channels", False)
-                for entry in entries(compressor, with_companions=False):
-                    is_zero = entry.seen == 0
-                    if removes_channels:
-                        is_zero = channel_rows(is_zero, *entry.channels).all(1)
-                    size, zeros = is_zero.numel(), int(is_zero.sum())
-                    most = size - 1 if removes_channels else size
-                    wanted = min(round(size * sparsity), most)
-                    layer = entry.label.rpartition(".")[0]
-                    expect(
-                        zeros == wanted,
-                        f"sparsity {sparsity:g} with {fill_name} weights: layer {layer!r} has "
-                        f"{zeros} zeros of {size}, expected {wanted}.",
-                    )
+                _expect_sparsity(subject.lab, compressor, sparsity, fill_name)
+                compressor.strip()
 
 
-def _grid(weight: Tensor) -> Tensor:
-    steps = torch.arange(weight.numel()) * 5 % 8 - 4
-    return (torch.where(steps >= 0, steps + 1, steps) / 8).view_as(weight)
+def _expect_sparsity(lab: Lab, compressor: Compressor, sparsity: float, fill_name: str) -> None:
+    removes_channels = getattr(compressor, "removes_channels", False)
+    for entry in entries(lab, compressor, with_companions=False):
+        is_zero, info = entry.seen == 0, entry.wrapper.layer_info
+        if removes_channels:
+            is_zero = _channels(is_zero, info.out_axis, info.out_groups).all(1)
+        most = is_zero.size - 1 if removes_channels else is_zero.size
+        zeros, wanted = int(is_zero.sum()), min(round(is_zero.size * sparsity), most)
+        layer = entry.label.rpartition(".")[0]
+        expect(
+            zeros == wanted,
+            f"sparsity {sparsity:g} with {fill_name} weights: layer {layer!r} has {zeros} zeros of "
+            f"{is_zero.size}, expected {wanted}.",
+        )
 
 
-_FILLS: dict[str, Callable[[Tensor], Tensor]] = {
+def _channels(weight: Array, axis: int, groups: int) -> Array:
+    """Return one row per channel; ``axis`` counts those of one of the groups along axis 0."""
+    blocks = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+    moved = np.moveaxis(blocks, axis + 1, 1)
+    return moved.reshape(moved.shape[0] * moved.shape[1], -1)
+
+
+def _grid(weight: Array) -> Array:
+    steps = np.arange(weight.size) * 5 % 8 - 4
+    values = np.where(steps >= 0, steps + 1, steps) / 8
+    return values.reshape(weight.shape).astype(weight.dtype)
+
+
+_FILLS: dict[str, Callable[[Array], Array]] = {
     "random": lambda weight: weight,
-    "constant": lambda weight: torch.full_like(weight, 0.5),
+    "constant": lambda weight: np.full_like(weight, 0.5),
     "few distinct": _grid,
 }
-
-
-@torch.no_grad()
-def _fill(model: nn.Module, fill: Callable[[Tensor], Tensor]) -> None:
-    for parameter in model.parameters():
-        if parameter.dim() >= 2:
-            parameter.copy_(fill(parameter))
 
 
 @seeded
@@ -127,79 +101,62 @@ def check_pruned_weights_stay_zero(subject: Subject) -> None:
     """Neither momentum from before, nor weight decay, nor Adam moves a pruned weight."""
     if subject.cls.regrows:
         return
-    for make_optimizer in (sgd, _adamw):
-        for model in subject.models():
-            optimizer = make_optimizer(model)
-            train(model, optimizer, 3)
+    lab = subject.lab
+    for name, kinds in (("sgd", lab.LAYER_KINDS), ("adamw", lab.FEW)):
+        for model in subject.models(*kinds):
+            optimizer = lab.optimizer(model, name)
+            lab.train(model, optimizer, lab.STEPS)  # so that the optimizer remembers all weights
             compressor = subject.compress(model, optimizer)
-            if compressor.optimizer is None:
-                # Without the optimizer in hand, nobody can make it forget its momentum.
-                optimizer = make_optimizer(model)
-            pruned = {e.label: e.pruned for e in entries(compressor)}
-            before = {e.label: e.raw.detach().clone() for e in entries(compressor)}
-            for step in range(6):
-                train(model, optimizer, 1, compressor)
-                _expect_pruned(compressor, pruned, f"{type(optimizer).__name__} step {step + 1}")
-            for entry in entries(compressor):
-                kept = ~pruned[entry.label]
-                is_moving = (entry.raw.detach() != before[entry.label])[kept].any()
-                expect(is_moving or not kept.any(), f"{entry.label}: no kept weight is training.")
-
-
-def _expect_pruned(compressor: Compressor, pruned: dict[str, Tensor], when: str) -> None:
-    for entry in entries(compressor):
-        where = pruned[entry.label]
-        expect_zero(entry.seen[where], f"{when}, pruned weights of {entry.label}")
-        if compressor.optimizer is not None:
-            expect_zero(entry.raw[where], f"{when}, raw pruned weights of {entry.label}")
-        if entry.raw.grad is not None:
-            expect_zero(entry.raw.grad[where], f"{when}, gradient of pruned {entry.label}")
-
-
-def _adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.05)
+            if compressor.optimizer is None:  # nobody can make this one forget its momentum
+                optimizer = lab.optimizer(model, name)
+            watch = Watch(lab, compressor)
+            for step in range(2 * lab.STEPS):
+                lab.train(model, optimizer, 1, compressor)
+                when = f"{name_of(model)}, {name} step {step + 1}"
+                watch.expect_zeros(when)
+                watch.expect_no_gradient(model, when)
+            watch.expect_training(f"{name_of(model)}, {name}")
 
 
 @seeded
 def check_failing_calc_mask_leaves_model_alone(subject: Subject) -> None:
     """If the algorithm fails on one layer, no layer is changed: at compress() or later."""
-    model = subject.model()
-    optimizer = sgd(model)
-    anatomy = Anatomy(model, optimizer)
+    lab, model = subject.lab, subject.model()
+    optimizer = lab.optimizer(model)
+    lab.train(model, optimizer, 1)
+    anatomy = Anatomy(lab, model, optimizer)
     compressor = subject.build(model, optimizer)
     if compress_with_fault(compressor, model):
-        for key, value in model.state_dict().items():
-            expect_equal(value, anatomy.values[key], f"{key} after calc_mask failed")
-        # A pruner that was given an optimizer follows it from its construction until strip().
+        # A pruner that was given an optimizer may watch the training until strip().
+        anatomy.expect_same("after calc_mask failed", hooks=False)
         if compressor.bound_model is not None:
             compressor.strip()
-        anatomy.expect_same(model, "after calc_mask failed", optimizer)
+        anatomy.expect_same("after calc_mask failed and strip()")
     model = subject.model()
-    compressor = subject.compress(model, sgd(model))
-    before, inputs = tensors_of(compressor), model.make_input()
-    expected = outputs(model, inputs)
+    compressor = subject.compress(model, lab.optimizer(model))
+    before, expected = tensors_of(lab, compressor), lab.outputs(model)
     break_last_layer(compressor)
     updates: tuple[Callable[[], Any], ...] = (compressor.step, lambda: compressor.update_epoch(1))
     for update in updates:
         try:
             update()
         except FaultError:
-            for key, value in tensors_of(compressor).items():
+            for key, value in tensors_of(lab, compressor).items():
                 expect_equal(value, before[key], f"{key} after calc_mask failed in an update")
-    expect_equal(outputs(model, inputs), expected, "outputs after calc_mask failed in an update")
+    expect_equal(lab.outputs(model), expected, "outputs after calc_mask failed in an update")
 
 
 @seeded
 def check_compress_works_after_a_failure(subject: Subject) -> None:
     """Once the cause of a failure is gone, compress() does the whole job."""
-    model = subject.model()
+    lab, model = subject.lab, subject.model()
     compressor = subject.build(model)
-    reference = type(model)()
-    reference.load_state_dict(model.state_dict())
+    reference = lab.like(model)
+    Anatomy(lab, reference).write(Anatomy(lab, model).values)
     if compress_with_fault(compressor, model):
         compressor.compress(model)
-        wanted = tensors_of(subject.compress(reference))
-        for key, value in tensors_of(compressor).items():
+        wanted = tensors_of(lab, subject.compress(reference))
+        for key, value in tensors_of(lab, compressor).items():
             zeros = [int((x == 0).sum()) for x in (value, wanted[key])]
             what = f"{key} after calc_mask failed once and worked the second time"
             expect(zeros[0] == zeros[1], f"{what}: {zeros[0]} zeros, expected {zeros[1]}.")
@@ -208,61 +165,68 @@ def check_compress_works_after_a_failure(subject: Subject) -> None:
 @seeded
 def check_quantizing_keeps_zeros(subject: Subject) -> None:
     """A quantizer on top leaves pruned weights at exactly zero, also while training."""
-    for model in subject.models(TinyCNN, TinyMLP):
-        optimizer = sgd(model)
-        anatomy = Anatomy(model, optimizer)
+    lab = subject.lab
+    for model in subject.models("cnn", "mlp"):
+        optimizer = lab.optimizer(model)
+        lab.train(model, optimizer, 1)
+        anatomy = Anatomy(lab, model, optimizer)
         pruner = subject.compress(model, optimizer)
-        pruned = {e.label: e.pruned for e in entries(pruner)}
+        if pruner.optimizer is None:  # nobody can make this one forget its momentum
+            optimizer = lab.optimizer(model)
+        pruned = {e.label: e.pruned for e in entries(lab, pruner)}
         quantizer = NaiveQuantizer(model, [{"quant_bits": 4}], optimizer)
         quantizer.compress()
         for _ in range(2):
-            for entry in entries(pruner):
+            for entry in entries(lab, pruner):
                 what = f"quantized after pruning, {entry.label}"
                 expect_zero(entry.seen[pruned[entry.label]], what)
             if not subject.cls.regrows:
-                train(model, optimizer, 2, pruner)
+                lab.train(model, optimizer, 2, pruner)
         pruner.strip()
         quantizer.strip()
-        anatomy.expect_same(model, "after both were stripped", optimizer, values=False)
+        anatomy.expect_same("after both were stripped", values=False)
 
 
 @seeded
 def check_pruning_again(subject: Subject) -> None:
     """A second pruner, on top of the first or after strip, brings none of its zeros back."""
+    lab = subject.lab
     more = {subject.sparsity_key: 0.7} if subject.sparsity_key else {}
     for is_stripped in (False, True):
         model = subject.model()
         first = subject.compress(model)
-        zeros = {e.label: e.pruned for e in entries(first)}
+        zeros = {e.label: e.pruned for e in entries(lab, first)}
         if is_stripped:
             first.strip()
         second = subject.compress(model, **more)
-        for entry in entries(second):
-            what = f"pruned twice ({'after strip' if is_stripped else 'on top'}), {entry.label}"
-            expect_zero(entry.seen[zeros[entry.label]], what)
+        now = {e.label: e.seen for e in entries(lab, second)}
+        for label, pruned in zeros.items():
+            what = f"pruned twice ({'after strip' if is_stripped else 'on top'}), {label}"
+            expect_zero(now[label][pruned], what)
         second.strip()
 
 
 @seeded
 def check_strip_keeps_outputs(subject: Subject) -> None:
     """The plain model that strip leaves computes what the pruned one computed."""
-    for is_loaded in (False, True):
-        for model in subject.models():
-            plain, optimizer, inputs = copy.deepcopy(model), sgd(model), model.make_input()
-            compressor = subject.compress(model, optimizer)
-            train(model, optimizer, 2, compressor)
-            if is_loaded:  # weights behind the masks are no longer zero
-                model.load_state_dict(plain.state_dict())
-            before = outputs(model, inputs)
+    lab = subject.lab
+    for model in subject.models():
+        optimizer = lab.optimizer(model)
+        anatomy = Anatomy(lab, model)
+        compressor = subject.compress(model, optimizer)
+        lab.train(model, optimizer, lab.STEPS, compressor)
+        for is_loaded in (False, True):
+            if is_loaded:
+                compressor.compress()
+                anatomy.write(anatomy.values)  # what is behind the masks is no longer zero
+            before = lab.outputs(model)
             compressor.strip()
-            what = f"outputs of {type(model).__name__} after strip()"
-            expect_close(outputs(model, inputs), before, what)
+            expect_close(lab.outputs(model), before, f"outputs of {name_of(model)} after strip()")
 
 
 PRUNER_CHECKS: tuple[Check, ...] = (
     check_strip_keeps_outputs,
     check_masks,
-    check_writes_reach_the_weights,
     check_exact_sparsity,
     check_pruned_weights_stay_zero,
     check_failing_calc_mask_leaves_model_alone,

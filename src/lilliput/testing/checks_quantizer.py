@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import copy
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from lilliput.config.layer import QuantType
+from lilliput.core.compressor import Compressor
 from lilliput.core.grad import QuantGrad, gradient_rule
 from lilliput.core.quantizer import Quantizer
-from lilliput.errors import StageError
 from lilliput.pruning.level import LevelPruner
-from lilliput.testing.expect import (
-    expect,
-    expect_close,
-    expect_equal,
-    expect_zero,
-)
-from lilliput.testing.models import TinyCNN, TinyMLP
+from lilliput.testing.expect import expect, expect_close, expect_zero
+from lilliput.testing.lab import Array, Lab, Model
 from lilliput.testing.observe import (
     Anatomy,
     entries,
-    loss_of,
-    outputs,
-    plain_twin,
+    expect_finite,
+    expect_gradient,
+    name_of,
     quantizes_activations,
-    sgd,
-    train,
 )
 from lilliput.testing.subject import Check, Subject, seeded
 
@@ -36,234 +28,236 @@ from lilliput.testing.subject import Check, Subject, seeded
 @seeded
 def check_levels(subject: Subject) -> None:
     """A layer computes with at most ``2**bits`` different weights."""
-    has_bits = "quant_bits" in subject.cls.rule.model_fields
-    if not has_bits or not subject.cls.counts_levels:
+    if not subject.has_bits or not subject.cls.counts_levels:
         return
-    for bits in (2, 4, 8):
-        for model in subject.models():
-            optimizer = sgd(model)
+    lab = subject.lab
+    for bits, kinds in ((2, lab.LAYER_KINDS), (4, lab.FEW), (8, lab.FEW)):
+        for model in subject.models(*kinds):
+            optimizer = lab.optimizer(model)
             quantizer = subject.compress(model, optimizer, quant_bits=bits)
             for when in ("after compress()", "after training"):
-                for entry in entries(quantizer):
-                    levels = torch.unique(entry.seen).numel()
+                for entry in entries(lab, quantizer):
+                    levels = np.unique(entry.seen).size
                     text = f"{entry.label} has {levels} levels {when}, at most {2**bits} fit {bits} bits."
                     expect(levels <= 2**bits, text)
-                train(model, optimizer, 1, quantizer)
-
-
-@seeded
-def check_layers_use_quantized_weights(subject: Subject) -> None:
-    """Each model computes what a plain one computes with the quantized weights."""
-    for model in subject.models(TinyCNN, TinyMLP):
-        pristine, inputs = copy.deepcopy(model), model.make_input()
-        quantizer = subject.compress(model)
-        if not quantizes_activations(quantizer):
-            twin = plain_twin(pristine, model, quantizer)
-            for is_training in (False, True):
-                expected = outputs(twin, inputs, is_training)
-                what = f"outputs of {type(model).__name__} against one with quantized weights"
-                expect_close(outputs(model, inputs, is_training), expected, what)
+                if when == "after compress()":
+                    lab.train(model, optimizer, 1, quantizer)
 
 
 @seeded
 def check_forward_leaves_float_weights_alone(subject: Subject) -> None:
-    """Reading and running a layer changes neither its float weight nor its state-dict key."""
+    """Reading and running a layer changes none of the model's weights."""
     for model in subject.models():
-        before = {key: value.clone() for key, value in model.state_dict().items()}
-        quantizer = subject.compress(model)
-        outputs(model, model.make_input())
-        for entry in entries(quantizer):
-            what = f"float weight {entry.label} after compress() and a forward"
-            expect_equal(entry.raw.detach(), before[entry.label], what)
+        anatomy = Anatomy(subject.lab, model)
+        subject.compress(model)
+        subject.lab.outputs(model)
+        anatomy.expect_values(anatomy.values, "after compress() and a forward")
 
 
 @seeded
 def check_quantized_weights_follow(subject: Subject) -> None:
     """A layer computes with its float weight as it is now, not as it was."""
-    for model in subject.models(TinyCNN, TinyMLP):
+    lab = subject.lab
+    for model in subject.models("cnn", "mlp"):
         quantizer = subject.compress(model)
-        before = {entry.label: entry.seen.clone() for entry in entries(quantizer)}
-        with torch.no_grad():
-            for entry in entries(quantizer):
-                entry.raw.neg_()
-        for entry in entries(quantizer):
-            is_stale = torch.equal(entry.seen, before[entry.label])
+        before = {entry.label: entry.seen for entry in entries(lab, quantizer)}
+        for entry in entries(lab, quantizer):
+            lab.write(entry.weight, -entry.raw)
+        for entry in entries(lab, quantizer):
+            is_stale = np.array_equal(entry.seen, before[entry.label])
             expect(not is_stale, f"{entry.label} is quantized to the same, its signs reversed.")
-
-
-@seeded
-def check_edits_of_quantized_weights_raise(subject: Subject) -> None:
-    """What a layer computes with cannot be edited by mistake; its Parameter can be had and edited."""
-    for model in subject.models(TinyCNN, TinyMLP):
-        quantizer = subject.compress(model)
-        for wrapper in quantizer.get_modules_wrapper():
-            name = str(wrapper.layer_info.weight_name)
-            seen = getattr(wrapper.module, name)
-            raw = wrapper.module.get_parameter(name)
-            label = f"{wrapper.name}.{name}"
-            expect(raw is wrapper.weight, f"get_parameter({label!r}) is not the Parameter.")
-            try:
-                seen.data.fill_(0.25)
-            except StageError:
-                continue
-            expect(
-                seen is raw, f"an edit of {label}, which is computed, was lost without an error."
-            )
 
 
 @seeded
 def check_float_weights_train(subject: Subject) -> None:
     """The float weights are what the optimizer holds, and they keep changing."""
+    lab = subject.lab
     for model in subject.models():
-        optimizer = sgd(model)
+        optimizer = lab.optimizer(model, "momentum")
         quantizer = subject.compress(model, optimizer)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for step in range(5):
-            before = {e.label: e.raw.detach().clone() for e in entries(quantizer)}
-            train(model, optimizer, 1, quantizer)
-            for entry in entries(quantizer):
-                expect(id(entry.raw) in held, f"the optimizer no longer holds {entry.label}.")
-                is_same = torch.equal(entry.raw.detach(), before[entry.label])
-                expect(not is_same, f"float weight {entry.label} did not move in step {step + 1}.")
+        for step in range(2 * lab.STEPS):
+            before = {e.label: e.raw for e in entries(lab, quantizer)}
+            lab.train(model, optimizer, 1, quantizer)
+            held = {id(weight) for weight in lab.held(optimizer)}
+            for entry in entries(lab, quantizer):
+                what = f"{entry.label} of {name_of(model)}"
+                expect(id(entry.weight) in held, f"the optimizer does not hold {what}.")
+                is_same = np.array_equal(entry.raw, before[entry.label])
+                expect(not is_same, f"float weight {what} did not move in step {step + 1}.")
 
 
 @seeded
 def check_gradient_reaches_weights(subject: Subject) -> None:
     """Every quantized weight gets a gradient that is finite and not all zero."""
-    has_bits = "quant_bits" in subject.cls.rule.model_fields
-    for settings in ({}, {"quant_bits": 2}) if has_bits else ({},):
-        for model in subject.models():
-            quantizer = subject.compress(model, **settings)
-            loss_of(model, model.make_input()).backward()  # type: ignore[no-untyped-call]
-            for entry in entries(quantizer):
-                _expect_gradient(entry.raw, f"{entry.label} of {type(model).__name__}")
+    for model in subject.models():
+        _expect_gradients(subject.lab, subject.compress(model), model)
+    for model in subject.models(*subject.lab.FEW) if subject.has_bits else ():
+        _expect_gradients(subject.lab, subject.compress(model, quant_bits=2), model)
 
 
-def _expect_gradient(weight: Tensor, what: str) -> None:
-    if weight.grad is None:
-        expect(False, f"{what} gets no gradient; is it detached on the way?")
-    else:
-        expect(weight.grad.isfinite().all(), f"{what} has a gradient that is not finite.")
-        expect(weight.grad.any(), f"{what} has a gradient of zeros only.")
+def _expect_gradients(lab: Lab, quantizer: Compressor, model: Model) -> None:
+    found = lab.gradients(model)
+    for entry in entries(lab, quantizer):
+        expect_gradient(found.get(id(entry.weight)), f"{entry.label} of {name_of(model)}")
 
 
 @seeded
 def check_straight_through_gradient(subject: Subject) -> None:
     """The default gradient is the one of a plain model that has the quantized weights."""
-    for model in subject.models(TinyCNN, TinyMLP):
-        pristine, inputs = copy.deepcopy(model), model.make_input()
+    lab = subject.lab
+    for model in subject.models("cnn", "mlp"):
+        anatomy = Anatomy(lab, model)
         quantizer: Any = subject.compress(model)
         rule = gradient_rule(quantizer.quant_grad)
         is_default = rule is not None and rule.quant_backward is QuantGrad.quant_backward
         if not is_default or quantizes_activations(quantizer):
             return
-        twin = plain_twin(pristine, model, quantizer)
-        for each in (model, twin):
-            loss_of(each, inputs).backward()  # type: ignore[no-untyped-call]
-        for entry in entries(quantizer):
-            wanted, found = twin.get_parameter(entry.label).grad, entry.raw.grad
-            expect(found is not None and wanted is not None, f"{entry.label} gets no gradient.")
-            if found is not None and wanted is not None:
-                expect_close(found, wanted, f"straight-through gradient of {entry.label}")
+        twin = anatomy.twin(quantizer)
+        found, wanted = lab.gradients(model), lab.gradients(twin)
+        for key, weight in lab.weights(twin).items():
+            expected = wanted.get(id(weight))
+            if expected is not None:
+                gradient = found.get(id(anatomy.weights[key]))
+                what = f"straight-through gradient of {key}"
+                expect_close(_there(gradient, what), expected, what)
+
+
+def _there(gradient: Array | None, what: str) -> Array:
+    expect(gradient is not None, f"{what}: there is none.")
+    return gradient
+
+
+class _Threefold(QuantGrad):
+    """Three times the gradient, for weights."""
+
+    @staticmethod
+    def quant_backward(tensor: Any, grad_output: Any, quant_type: QuantType) -> Any:
+        return grad_output * 3 if quant_type == QuantType.WEIGHT else grad_output
+
+
+@seeded
+def check_own_gradient_is_used(subject: Subject) -> None:
+    """A subclass of QuantGrad in ``quant_grad`` decides what the gradient is."""
+    if subject.make is not None:
+        return
+    lab = subject.lab
+    for kind in ("cnn", "mlp"):
+        found: list[dict[str, Array]] = []
+        for rule in (QuantGrad, _Threefold):
+            lab.set_seed(2)
+            changed = replace(subject, cls=type(subject.name, (subject.cls,), {"quant_grad": rule}))
+            for model in changed.models(kind):
+                quantizer = changed.compress(model)
+                by_weight = lab.gradients(model)
+                found.append({e.label: by_weight[id(e.weight)] for e in entries(lab, quantizer)})
+        for plain, own in zip(found[::2], found[1::2], strict=True):
+            for label, gradient in plain.items():
+                expect_close(own[label], gradient * 3, f"three times the gradient of {label}")
 
 
 @seeded
 def check_pruned_weights_stay_zero(subject: Subject) -> None:
     """Weights pruned before or after stay exactly zero under the quantizer."""
+    lab = subject.lab
+    rules = [{"op_types": list(lab.SIMPLE_TYPES), "sparsity": 0.6}]
     for is_pruned_first in (True, False):
-        for model in subject.models(TinyCNN, TinyMLP):
-            optimizer = sgd(model)
-            anatomy = Anatomy(model, optimizer)
-            rules = [{"op_types": ["Conv2d", "Linear"], "sparsity": 0.6}]
+        for model in subject.models("cnn", "mlp"):
+            optimizer = lab.optimizer(model)
+            lab.train(model, optimizer, 1)
+            anatomy = Anatomy(lab, model, optimizer)
             if is_pruned_first:
                 pruner = LevelPruner(model, rules, optimizer)
                 pruner.compress()
-                quantizer = subject.compress(model, optimizer)
-            else:
-                quantizer = subject.compress(model, optimizer)
+            quantizer = subject.compress(model, optimizer)
+            if not is_pruned_first:
                 pruner = LevelPruner(model, rules, optimizer)
                 pruner.compress()
             for when in ("at once", "after training"):
-                for entry in entries(pruner):
+                for entry in entries(lab, pruner):
                     if entry.mask is not None:
                         what = f"pruned and quantized, {when}, {entry.label}"
                         expect_zero(entry.seen[entry.mask == 0], what)
-                train(model, optimizer, 2, quantizer)
+                if when == "at once":
+                    lab.train(model, optimizer, lab.STEPS, quantizer)
             quantizer.strip()
             pruner.strip()
-            anatomy.expect_same(model, "after both were stripped", optimizer, values=False)
+            anatomy.expect_same("after both were stripped", values=False)
 
 
 @seeded
 def check_activations(subject: Subject) -> None:
-    """Quantized inputs and outputs let the gradient through, and strip leaves no hook behind."""
+    """Quantized inputs and outputs let the gradient through, and strip leaves nothing behind."""
     if not issubclass(subject.cls, Quantizer) or "quant_types" in subject.settings:
         return
     names = {kind.value: f"quantize_{kind.value}" for kind in QuantType}
     own = [k for k, n in names.items() if getattr(subject.cls, n) is not getattr(Quantizer, n)]
     if own == ["weight"]:
         return
-    for model in subject.models(TinyCNN, TinyMLP):
-        optimizer = sgd(model)
-        anatomy = Anatomy(model, optimizer)
+    lab = subject.lab
+    for model in subject.models("cnn", "mlp"):
+        optimizer = lab.optimizer(model)
+        lab.train(model, optimizer, 1)
+        anatomy = Anatomy(lab, model, optimizer)
         quantizer = subject.compress(model, optimizer, quant_types=own)
-        train(model, optimizer, 2, quantizer)
-        for entry in entries(quantizer):
-            _expect_gradient(entry.raw, f"with quantized activations, {entry.label}")
-        result = outputs(model, model.make_input())
-        expect(result.isfinite().all(), "outputs with quantized activations are not finite.")
+        lab.train(model, optimizer, 2, quantizer)
+        _expect_gradients(lab, quantizer, model)
+        expect_finite(lab.outputs(model), "outputs with quantized activations")
         quantizer.strip()
-        anatomy.expect_same(model, f"after strip() with {own} quantized", optimizer, values=False)
+        anatomy.expect_same(f"after strip() with {own} quantized", values=False)
 
 
 @seeded
 def check_own_parameters_are_trained(subject: Subject) -> None:
     """Parameters that the algorithm put on its wrappers (a learned scale) move with training."""
+    lab = subject.lab
     for model in subject.models():
-        optimizer = sgd(model)
-        groups = len(optimizer.param_groups)
+        optimizer = lab.optimizer(model, "momentum")
         quantizer = subject.compress(model, optimizer)
         own = {
-            f"{wrapper.name}.{name}": parameter
+            f"{wrapper.name}.{name}": weight
             for wrapper in quantizer.get_modules_wrapper()
-            for name, parameter in wrapper.named_parameters()
-            if parameter.requires_grad
+            for name, weight in lab.learned(wrapper).items()
         }
-        before = {name: parameter.detach().clone() for name, parameter in own.items()}
-        train(model, optimizer, 3, quantizer)
-        for name, parameter in own.items():
-            moved = not torch.equal(parameter.detach(), before[name])
+        if not own:
+            continue
+        before = {name: lab.read(weight) for name, weight in own.items()}
+        lab.train(model, optimizer, 3, quantizer)
+        found = lab.gradients(model)
+        for name, weight in own.items():
+            moved = not np.array_equal(lab.read(weight), before[name])
             # The offset of an activation of which nothing is clipped has a gradient of zero.
-            is_reached = parameter.grad is not None and not parameter.grad.any()
+            gradient = found.get(id(weight))
+            is_reached = gradient is not None and not gradient.any()
             expect(moved or is_reached, f"the parameter {name} did not change in training.")
         quantizer.strip()
-        expect(len(optimizer.param_groups) == groups, "strip() left parameters in the optimizer.")
+        left = {id(weight) for weight in own.values()} & {id(w) for w in lab.held(optimizer)}
+        expect(not left, f"strip() left {len(left)} parameters in the optimizer.")
 
 
 @seeded
 def check_strip_leaves_float_weights(subject: Subject) -> None:
     """The plain model that strip leaves holds the float weights as they were trained."""
+    lab = subject.lab
     for model in subject.models():
-        optimizer = sgd(model)
-        compressor = subject.compress(model, optimizer)
-        train(model, optimizer, 2, compressor)
-        trained = {name: value.detach().clone() for name, value in model.named_parameters()}
-        compressor.strip()
-        for name, value in model.named_parameters():
-            expect_equal(value, trained[name], f"{name} after strip()")
+        optimizer = lab.optimizer(model)
+        anatomy = Anatomy(lab, model)
+        quantizer = subject.compress(model, optimizer)
+        lab.train(model, optimizer, lab.STEPS, quantizer)
+        trained = anatomy.read()
+        quantizer.strip()
+        anatomy.expect_values(trained, "after strip()")
 
 
 QUANTIZER_CHECKS: tuple[Check, ...] = (
     check_own_parameters_are_trained,
     check_strip_leaves_float_weights,
     check_levels,
-    check_layers_use_quantized_weights,
     check_forward_leaves_float_weights_alone,
     check_quantized_weights_follow,
-    check_edits_of_quantized_weights_raise,
     check_float_weights_train,
     check_gradient_reaches_weights,
     check_straight_through_gradient,
+    check_own_gradient_is_used,
     check_pruned_weights_stay_zero,
     check_activations,
 )

@@ -1,83 +1,25 @@
-"""Look at models from outside: what they compute, what they are made of, how they train."""
+"""Look at models from outside: what their layers compute with, and whether anything was touched."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from lilliput.core.compressor import Compressor
-from lilliput.testing.expect import expect, expect_close, expect_equal
-from lilliput.testing.models import Specimen
+from lilliput.testing.expect import expect, expect_close, expect_equal, expect_zero
+from lilliput.testing.lab import Array, Entry, Lab, Model, Optimizer
 from lilliput.testing.parts import Same, expect_same_parts
-from lilliput.testing.subject import set_seed
 
 
-def outputs(model: nn.Module, inputs: Tensor, training: bool = False) -> Tensor:
-    """Return what a model computes, without gradient, and leave its mode as it was."""
-    was_training = model.training
-    model.train(training)
-    set_seed(1)
-    with torch.no_grad():
-        result: Tensor = model(inputs)
-    model.train(was_training)
-    return result
-
-
-def loss_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return a loss that pulls the outputs to fixed numbers of their own size."""
-    set_seed(1)
-    result = model(inputs)
-    target = torch.sin(torch.arange(result.numel(), device=result.device))
-    loss: Tensor = (result - target.view_as(result).to(result)).square().mean()
-    return loss
-
-
-def train(
-    model: Specimen,
-    optimizer: torch.optim.Optimizer,
-    steps: int,
-    compressor: Compressor | None = None,
-) -> None:
-    """Train some steps; call ``step()`` by hand for a compressor that has no optimizer."""
-    inputs = model.make_input()
-    model.train()
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, inputs).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        if compressor is not None and compressor.optimizer is None:
-            compressor.step()
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer that moves pruned weights the most: momentum and weight decay."""
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One weight or bias of a compressed model, as each of its owners sees it."""
-
-    label: str
-    raw: Tensor
-    seen: Tensor
-    mask: Tensor | None
-    channels: tuple[int, int] = (0, 1)  # axis of the output channels, and their groups
-
-    @property
-    def pruned(self) -> Tensor:
-        """Where the weight is zero because a mask says so, and not by chance as in a new bias."""
-        is_zero = self.seen == 0
-        return is_zero if self.mask is None else is_zero & (self.mask == 0)
+def name_of(model: Model) -> str:
+    """Return what to call a test model in a message."""
+    return str(getattr(model, "name", type(model).__name__))
 
 
 def entries(
-    compressor: Compressor, with_bias: bool = False, with_companions: bool = True
+    lab: Lab, compressor: Compressor, with_bias: bool = False, with_companions: bool = True
 ) -> Iterator[Entry]:
     """Yield the compressed weights of a model, once per owner."""
     companions = compressor.companions() if with_companions else []
@@ -86,31 +28,40 @@ def entries(
             names = [(owner.weight_name, "weight"), (owner.bias_name, "bias")]
             for name, role in names if with_bias else names[:1]:
                 if name is not None:
-                    label = f"{owner.path}.{name}" if owner.path else name
-                    mask = wrapper._buffers.get(f"{role}_mask")
-                    seen = getattr(owner.module, name).detach().clone()
-                    info = wrapper.layer_info
-                    channels = (info.out_axis, info.out_groups)
-                    yield Entry(label, owner.module._parameters[name], seen, mask, channels)
+                    yield Entry(lab, wrapper, owner, name, role)
 
 
-def tensors_of(compressor: Compressor) -> dict[str, Tensor]:
-    """Return copies of everything the wrappers keep in buffers: masks, scales and the like."""
+def tensors_of(lab: Lab, compressor: Compressor) -> dict[str, Array]:
+    """Return copies of all tensors that the wrappers keep: masks, scales and similar."""
     return {
-        f"{wrapper.name}.{key}": value.detach().clone()
-        for wrapper in compressor.every_wrapper()
-        for key, value in wrapper._buffers.items()
-        if value is not None
+        f"{wrapper.name}.{key}": lab.read(value)
+        for wrapper in compressor._every_wrapper()
+        for key, value in wrapper.tensors().items()
     }
 
 
-def expect_same_tensors(actual: Compressor, expected: Compressor, when: str) -> None:
+def expect_same_tensors(lab: Lab, actual: Compressor, expected: Compressor, when: str) -> None:
     """Expect two compressors to hold the same masks and scales."""
-    received, wanted = tensors_of(actual), tensors_of(expected)
+    received, wanted = tensors_of(lab, actual), tensors_of(lab, expected)
     differing = sorted(received.keys() ^ wanted.keys())
     expect(not differing, f"{when}, only one of two compressors holds {differing}.")
     for key, value in wanted.items():
         expect_equal(received[key], value, f"{when}, {key} of two compressors")
+
+
+def expect_finite(array: Array, what: str) -> None:
+    """Expect numbers, and neither infinity nor NaN."""
+    expect(np.isfinite(array.astype(np.float64)).all(), f"{what} are not finite.")
+
+
+def expect_gradient(gradient: Array | None, what: str) -> None:
+    """Expect a gradient that is finite and not all zero."""
+    if gradient is None:
+        expect(False, f"{what} gets no gradient; is it detached on the way?")
+    else:
+        is_finite = np.isfinite(gradient.astype(np.float64)).all()
+        expect(is_finite, f"{what} has a gradient that is not finite.")
+        expect(gradient.any(), f"{what} has a gradient of zeros only.")
 
 
 def quantizes_activations(compressor: Compressor) -> bool:
@@ -119,83 +70,119 @@ def quantizes_activations(compressor: Compressor) -> bool:
     return not roles.isdisjoint({"input", "output"})
 
 
-def plain_twin(pristine: nn.Module, model: nn.Module, compressor: Compressor) -> nn.Module:
-    """Return a plain model with the weights that the compressed layers claim to compute with."""
-    twin = copy.deepcopy(pristine)
-    state = model.state_dict()
-    twin.load_state_dict({key: state[key] for key in twin.state_dict()})
-    with torch.no_grad():
-        for entry in entries(compressor, with_bias=True):
-            twin.get_parameter(entry.label).copy_(entry.seen)
-    return twin.train(model.training)
-
-
-def expect_like_twin(
-    pristine: nn.Module, model: Specimen, compressor: Compressor, when: str
-) -> None:
-    """Expect the model to compute what a plain one computes with the weights its layers show."""
-    if not quantizes_activations(compressor):
-        twin = plain_twin(pristine, model, compressor)
-        inputs = model.make_input()
-        is_training = model.training
-        expected = outputs(twin, inputs, is_training)
-        what = f"{when}, outputs against a plain model with the compressed weights"
-        expect_close(outputs(model, inputs, is_training), expected, what)
-
-
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-)
+def change_in_place(lab: Lab, compressor: Compressor) -> None:
+    """Prune a few more weights, or move them where there are no masks."""
+    for entry in entries(lab, compressor):
+        if entry.mask is None:
+            lab.write(entry.weight, entry.raw * -1.25 + 0.01)
+        else:
+            mask = entry.mask.copy()
+            mask.reshape(-1)[::3] = 0
+            entry.wrapper.set_attribute("weight_mask", lab.tensor(mask))
 
 
 class Anatomy:
-    """What a model (and its optimizer) is made of, for comparison later on.
+    """What a model that is still plain is made of, for comparison later on.
 
     Parameters
     ----------
-    model : torch.nn.Module
+    lab : Lab
+        That of the model's framework.
+    model : model
         The model; its weights are copied, the rest is remembered by identity.
-    optimizer : torch.optim.Optimizer, optional
-        Its hooks and attributes count too.
+    optimizer : optimizer, optional
+        Its class, attributes, hooks and variables count too.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Any = None) -> None:
-        self.parts = _parts(model, optimizer)
-        self.values = {key: value.clone() for key, value in model.state_dict().items()}
+    def __init__(self, lab: Lab, model: Model, optimizer: Optimizer = None) -> None:
+        self.lab, self.model, self.optimizer = lab, model, optimizer
+        self.weights = lab.weights(model)
+        self.values = self.read()
+        self.parts = self._parts()
 
-    def expect_same(
-        self, model: nn.Module, when: str, optimizer: Any = None, values: bool = True
-    ) -> None:
+    def read(self) -> dict[str, Array]:
+        """Return the weights of the plain model as they are now."""
+        return {key: self.lab.read(weight) for key, weight in self.weights.items()}
+
+    def write(self, values: dict[str, Array]) -> None:
+        """Overwrite the weights of the plain model."""
+        for key, value in values.items():
+            self.lab.write(self.weights[key], value)
+
+    def expect_same(self, when: str, values: bool = True, hooks: bool = True) -> None:
         """Expect the model to be made of the very same parts, and to hold the same values."""
-        expect_same_parts(_parts(model, optimizer), self.parts, when)
+        now, then = (
+            {what: part for what, part in parts.items() if hooks or "_hooks of" not in what}
+            for parts in (self._parts(), self.parts)
+        )
+        expect_same_parts(now, then, when)
         if values:
-            for key, value in model.state_dict().items():
-                expect_equal(value, self.values[key], f"{when}, {key}")
+            self.expect_values(self.values, when)
+
+    def expect_values(self, values: dict[str, Array], when: str) -> None:
+        """Expect the weights of the plain model to hold exactly these values."""
+        for key, value in self.read().items():
+            expect_equal(value, values[key], f"{when}, {key}")
+
+    def twin(self, compressor: Compressor) -> Model:
+        """Return a plain model with the weights that the compressed layers claim to compute with."""
+        seen = {id(e.weight): e.seen for e in entries(self.lab, compressor, with_bias=True)}
+        twin = self.lab.like(self.model)
+        for key, weight in self.lab.weights(twin).items():
+            mine = self.weights[key]
+            value = seen.get(id(mine))
+            self.lab.write(weight, self.lab.read(mine) if value is None else value)
+        return twin
+
+    def expect_like_twin(self, compressor: Compressor, when: str, dtype: str | None = None) -> None:
+        """Expect the model to compute what a plain one computes with the weights its layers show."""
+        if quantizes_activations(compressor):
+            return
+        twin = self.twin(compressor)
+        for is_training in (False, True):
+            what = f"{when}, outputs of {name_of(self.model)} (training={is_training}) against a "
+            what += "plain model with the compressed weights"
+            expected = self.lab.outputs(twin, is_training)
+            expect_close(self.lab.outputs(self.model, is_training), expected, what, dtype)
+
+    def _parts(self) -> dict[str, Any]:
+        things, facts = self.lab.parts(self.model, self.optimizer)
+        return {what: _identity(thing) for what, thing in things.items()} | facts
 
 
-def _parts(model: nn.Module, optimizer: Any) -> dict[str, Any]:
-    """Return named facts about a model that compare equal only if nothing was touched."""
-    parts: dict[str, Any] = {"the state-dict keys": list(model.state_dict())}
-    owners: list[tuple[str, Any]] = [(f"module {k!r}", m) for k, m in model.named_modules()]
-    for label, owner in owners if optimizer is None else [*owners, ("the optimizer", optimizer)]:
-        parts[label] = Same(owner)
-        parts[f"the class of {label}"] = type(owner)
-        parts[f"the attributes of {label}"] = sorted(vars(owner))
-        for name in _HOOKS:
-            if hasattr(owner, name):
-                parts[f"{name} of {label}"] = list(getattr(owner, name))
-    for key, parameter in model.named_parameters(remove_duplicate=False):
-        parts[f"parameter {key!r}"] = Same(parameter)
-    return parts
+def _identity(thing: Any) -> Any:
+    return [Same(x) for x in thing] if isinstance(thing, list) else Same(thing)
+
+
+class Watch:
+    """What was zero when a pruner began, and whether it still is."""
+
+    def __init__(self, lab: Lab, compressor: Compressor) -> None:
+        self.lab, self.compressor = lab, compressor
+        self.pruned = {e.label: e.pruned for e in entries(lab, compressor)}
+        self.before = {e.label: e.raw for e in entries(lab, compressor)}
+
+    def expect_zeros(self, when: str) -> None:
+        """Expect zeros in the raw weight as well: nothing is only hidden behind a mask."""
+        for entry in entries(self.lab, self.compressor):
+            where = self.pruned[entry.label]
+            if entry.mask is not None:
+                where = where | (entry.mask == 0)  # more may have gone since
+            expect_zero(entry.seen[where], f"{when}, pruned weights of {entry.label}")
+            expect_zero(entry.raw[where], f"{when}, raw pruned weights of {entry.label}")
+
+    def expect_training(self, when: str) -> None:
+        """Expect the weights that were kept to have moved."""
+        for entry in entries(self.lab, self.compressor):
+            kept = ~self.pruned[entry.label]
+            is_moving = (entry.raw != self.before[entry.label])[kept].any()
+            expect(is_moving or not kept.any(), f"{when}, {entry.label}: no kept weight trains.")
+
+    def expect_no_gradient(self, model: Model, when: str) -> None:
+        """Expect no gradient where a weight is pruned."""
+        found = self.lab.gradients(model)
+        for entry in entries(self.lab, self.compressor):
+            gradient = found.get(id(entry.weight))
+            if gradient is not None:
+                where = self.pruned[entry.label]
+                expect_zero(gradient[where], f"{when}, gradient of pruned {entry.label}")

@@ -1,66 +1,130 @@
-"""The class under test, and how to make one for a given model."""
+"""The class under test, with the settings to test it with, and how to make one for a given model."""
 
 from __future__ import annotations
 
 import functools
-import random
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
-from torch import nn
-
-from lilliput.backends.torch.discover import DEFAULT_TYPES
 from lilliput.core.compressor import Compressor
-from lilliput.testing.candidate import Candidate
-from lilliput.testing.models import SPECIMENS, Specimen
+from lilliput.errors import ConfigError
+from lilliput.testing.lab import Lab, Model, Optimizer
 
-Make = Callable[[nn.Module, list[dict[str, Any]], Any], Compressor]
+Make = Callable[[Any, list[dict[str, Any]], Any], Compressor]
+
+_FITTING: dict[tuple[Any, ...], bool] = {}  # whether a class finds something to compress in a kind
 
 
 @dataclass(frozen=True)
-class Subject(Candidate):
-    """A pruner or quantizer class, with the settings to test it with.
+class Subject:
+    """A pruner or quantizer class, with the settings to test it with; see :mod:`lilliput.testing`.
 
-    Parameters
-    ----------
-    cls : type of Compressor
-        The class.
-    config : mapping, optional
-        Settings that go into every rule. By default half of the weights are pruned at once, or
-        weights are quantized to 8 bits. ``op_types`` narrows the test to models with such layers.
-    make : callable, optional
-        ``make(model, config_list, optimizer)`` returns a compressor, for a class whose constructor
-        takes something else than these three. ``optimizer`` is None in most checks.
-
-    Examples
-    --------
-    >>> from lilliput.torch import AGPPruner
-    >>> Subject(AGPPruner).rules(op_names=["fc"])
-    [{'final_sparsity': 0.5, 'start_epoch': 0, 'end_epoch': 0, 'op_names': ['fc']}]
+    There is a subclass for each framework, which has its lab.
     """
 
-    def handles(self, model: type[Specimen] | nn.Module) -> bool:
-        """Whether the class compresses any layer of such a model."""
-        built = model if isinstance(model, nn.Module) else model()
-        present = {c.__name__ for module in built.modules() for c in type(module).__mro__}
-        return not present.isdisjoint(self._wanted_types())
+    lab: ClassVar[Lab]  # of the framework whose models it is tested on
 
-    def models(self, *kinds: type[Specimen]) -> list[Specimen]:
+    cls: Any
+    config: Mapping[str, Any] | None = None
+    make: Make | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the class."""
+        return str(self.cls.__name__)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What goes into every rule."""
+        return self._defaults() if self.config is None else dict(self.config)
+
+    @property
+    def sparsity_key(self) -> str | None:
+        """The setting that asks for a sparsity in each layer, None if there is none."""
+        return next((k for k in ("final_sparsity", "sparsity") if k in self.settings), None)
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether the class has a setting for the number of bits."""
+        return "quant_bits" in self.cls.rule.model_fields
+
+    def rules(self, **settings: Any) -> list[dict[str, Any]]:
+        """Return a config list of one rule."""
+        return [{**self.settings, **settings}]
+
+    def build(self, model: Model, optimizer: Optimizer = None, **settings: Any) -> Compressor:
+        """Return a compressor for a model that is still untouched."""
+        return self.build_from(model, self.rules(**settings), optimizer)
+
+    def build_from(self, model: Model, rules: Any, optimizer: Optimizer = None) -> Compressor:
+        """Return a compressor with exactly this config list."""
+        if self.make is not None:
+            return self.make(model, rules, optimizer)
+        given = (model, rules) if optimizer is None else (model, rules, optimizer)
+        compressor: Compressor = self.cls(*given)
+        return compressor
+
+    def compress(self, model: Model, optimizer: Optimizer = None, **settings: Any) -> Compressor:
+        """Compress a model in place and return the compressor."""
+        compressor = self.build(model, optimizer, **settings)
+        compressor.compress(model)
+        return compressor
+
+    def models(self, *kinds: str) -> list[Model]:
         """Return fresh models of these kinds (all by default), without those of no use here."""
-        return [kind() for kind in kinds or SPECIMENS if self.handles(kind)]
+        found = [self._fresh(kind) for kind in kinds or self.lab.SPECIMENS]
+        return [model for model in found if model is not None]
 
-    def model(self) -> Specimen:
+    def model(self) -> Model:
         """Return a fresh model for checks that need only one."""
-        kind = next((kind for kind in SPECIMENS if self.handles(kind)), None)
-        if kind is None:
-            raise self.no_model_fits(self._wanted_types(), "Conv2d or Linear")
-        return kind()
+        for kind in self.lab.SPECIMENS:
+            model = self._fresh(kind)
+            if model is not None:
+                return model
+        raise ConfigError(
+            f"{self.name} compresses {', '.join(sorted(self._wanted_types()))} only, of which no test "
+            f"model has any; set config={{'op_types': [...]}} to layers such as "
+            f"{' or '.join(self.lab.SIMPLE_TYPES)}."
+        )
+
+    def _fresh(self, kind: str) -> Model | None:
+        """Return a model, None if there is none or the class finds nothing to compress in it."""
+        return self.lab.SPECIMENS[kind]() if self._fits(kind) else None
+
+    def _fits(self, kind: str) -> bool:
+        """Whether the class compresses anything in a kind of model; found out once."""
+        key = (type(self), self.cls, repr(self.settings), self.make is None, kind)
+        if key not in _FITTING:
+            with self.lab.isolated():  # as if no model had been made for it
+                _FITTING[key] = self._has_types(kind) and self._has_channels(kind)
+        return _FITTING[key]
+
+    def _has_types(self, kind: str) -> bool:
+        is_there = kind in self.lab.SPECIMENS
+        return is_there and not self._wanted_types().isdisjoint(self.lab.types_in(kind))
+
+    def _has_channels(self, kind: str) -> bool:
+        try:
+            if self.make is None:
+                self.build(self.lab.SPECIMENS[kind]())  # which only reads the model
+        except ConfigError as error:
+            return "channels that can be removed" not in str(error)
+        return True
 
     def _wanted_types(self) -> set[str]:
-        return self.wanted_types(DEFAULT_TYPES)
+        """Return the layer types that the class compresses under these settings."""
+        own = self.lab.DEFAULT_TYPES if self.cls.default_types is None else self.cls.default_types
+        asked = self.settings.get("op_types", ["default"])
+        names = {x for x in ([asked] if isinstance(asked, str) else asked) if x[:1] != "!"}
+        return (names - {"default"}) | (set(own) if "default" in names or not names else set())
+
+    def _defaults(self) -> dict[str, Any]:
+        keys = self.cls.rule.model_fields
+        if "final_sparsity" in keys:
+            return {"final_sparsity": 0.5, "start_epoch": 0, "end_epoch": 0}
+        wanted: dict[str, Any] = {"sparsity": 0.5, "quant_bits": 8}
+        return {key: value for key, value in wanted.items() if key in keys}
 
 
 Check = Callable[[Subject], None]
@@ -74,23 +138,8 @@ def seeded(check: Check) -> Check:
 
     @functools.wraps(check)
     def run(subject: Subject) -> None:
-        threads, state = torch.get_num_threads(), random.getstate()
-        with torch.random.fork_rng(devices=[]):
-            torch.set_num_threads(1)
-            set_seed(0)
-            try:
-                check(subject)
-            finally:
-                torch.set_num_threads(threads)
-                random.setstate(state)
+        with subject.lab.isolated():
+            subject.lab.set_seed(0)
+            check(subject)
 
     return run
-
-
-def set_seed(seed: int) -> None:
-    """Seed every source of random numbers that an algorithm is likely to use."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed)

@@ -5,7 +5,8 @@ import pytest
 from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
 from lilliput.errors import UnsupportedModelError
 from lilliput.testing.keras import Subject, TinyCNN, pruner_checks, quantizer_checks
-from lilliput.testing.keras.observe import Anatomy
+from lilliput.testing.labs import keras_lab
+from lilliput.testing.observe import Anatomy
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -18,6 +19,7 @@ THOROUGH = {"level"}
 # What is due to the engine, and does not depend on the algorithm.
 ENGINE = {
     "check_activation_collectors",
+    "check_attention",
     "check_compiled_functions_follow",
     "check_compiled_mixed_precision",
     "check_compressed_model_saves_plain_file",
@@ -30,7 +32,9 @@ ENGINE = {
     "check_mixed_precision",
     "check_models_compute_with_compressed_weights",
     "check_own_loops",
-    "check_plain_weights_load",
+    "check_own_parameters_are_trained",
+    "check_plain_checkpoint_loads",
+    "check_recurrent",
     "check_strip_keeps_outputs",
     "check_strip_leaves_float_weights",
     "check_strip_restores_model",
@@ -41,13 +45,17 @@ ENGINE = {
 # But channels have companions, which other pruners do not have, and ranges follow what is seen in training.
 NEEDED_ALL_THE_SAME = {
     ("l1", "check_compressed_model_saves_plain_file"),
+    ("l1", "check_attention"),
     ("l1", "check_models_compute_with_compressed_weights"),
+    ("l1", "check_recurrent"),
     ("l1", "check_strip_keeps_outputs"),
     ("l1", "check_strip_restores_model"),
     ("naive", "check_compiled_functions_follow"),
     ("naive", "check_float_weights_train"),
     ("naive", "check_jit_compile"),
+    ("naive", "check_attention"),
     ("naive", "check_models_compute_with_compressed_weights"),
+    ("naive", "check_recurrent"),
     ("naive", "check_strip_restores_model"),
     ("qat", "check_compiled_mixed_precision"),
     ("qat", "check_own_loops"),
@@ -60,7 +68,7 @@ OWN = {
     "check_determinism",
     "check_exact_sparsity",
     "check_masks",
-    "check_training_continues_from_files",
+    "check_state_round_trip",
 }
 
 
@@ -113,10 +121,10 @@ def test_most_algorithms_are_for_keras():
 @pytest.mark.parametrize("name", [name for name, cls in ALL.items() if "keras" not in cls.backends])
 def test_an_algorithm_for_torch_says_so_and_leaves_the_model_alone(name):
     model = TinyCNN()
-    anatomy = Anatomy(model)
+    anatomy = Anatomy(keras_lab, model)
     settings = Subject(ALL[name]).settings
     with pytest.raises(
         UnsupportedModelError, match="works on torch models, received a keras model"
     ):
         ALL[name](model, [settings]).compress()
-    anatomy.expect_same(model, "after it was refused")
+    anatomy.expect_same("after it was refused")

@@ -10,6 +10,7 @@ from keras import ops
 
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.keras import LevelPruner, NaiveQuantizer, Pruner, QuantGrad, Quantizer
+from lilliput.testing.battery import SHARED_CHECKS
 from lilliput.testing.keras import (
     ConformanceError,
     Subject,
@@ -21,8 +22,9 @@ from lilliput.testing.keras import (
     pruner_checks,
     quantizer_checks,
 )
-from lilliput.testing.keras.models import SPECIMENS, specimen_of
-from lilliput.testing.keras.train import gradients
+from lilliput.testing.labs import keras_lab
+from lilliput.testing.labs.keras_lab import gradients
+from lilliput.testing.labs.keras_models import KINDS, specimen_of
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -253,7 +255,7 @@ class CountsEpochs(Plain):
         (EditsWeights, "check_failing_calc_mask_leaves_model_alone"),
         (LeavesAttribute, "check_strip_restores_model"),
         (AddsWeight, "check_strip_restores_model"),
-        (ForgetsProgress, "check_training_continues_from_files"),
+        (ForgetsProgress, "check_state_round_trip"),
         (TakesAnything, "check_bad_config"),
         (CountsEpochs, "check_repeated_updates"),
     ],
@@ -383,6 +385,18 @@ def test_every_check_has_a_name_of_its_own_and_says_what_it_promises():
         assert all(check.__doc__ for check in checks)
 
 
+def test_the_checks_of_torch_are_the_same():
+    shared = {check for checks in SHARED_CHECKS.values() for check in checks}
+    assert shared <= {*pruner_checks(), *quantizer_checks()}
+    assert len(shared) >= 30
+
+
+def test_the_paths_of_weights_are_their_own():
+    for kind in KINDS:
+        model = kind()
+        assert len(keras_lab.weights(model)) == len(model.weights)
+
+
 def test_the_quick_checks_are_there():
     known = {check.__name__ for check in [*pruner_checks(), *quantizer_checks()]}
     assert {f"check_{name}" for name in QUICK} <= known
@@ -396,7 +410,7 @@ def test_checks_leave_the_random_state_alone():
     assert np.array_equal(np.random.rand(3), expected)
 
 
-@pytest.mark.parametrize("kind", SPECIMENS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_models_repeat_their_input_and_train_all_their_weights(kind):
     model = kind()
     assert np.array_equal(make_input(model), make_input(model))

@@ -6,8 +6,9 @@ import pytest
 
 from lilliput.keras import LevelPruner
 from lilliput.testing.keras import TinyMLP
-from lilliput.testing.keras.observe import entries, expect_finite, outputs
-from lilliput.testing.keras.train import compiled, train
+from lilliput.testing.labs import keras_lab
+from lilliput.testing.labs.keras_lab import compiled, outputs, train
+from lilliput.testing.observe import Watch, entries, expect_finite
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -45,17 +46,13 @@ MAKERS |= {
 def test_pruned_weights_stay_zero_with_every_optimizer(make):
     model = TinyMLP()
     optimizer = compiled(model, make())
-    train(model, 3)  # so that the optimizer remembers all weights
+    train(model, optimizer, 3)  # so that the optimizer remembers all weights
     pruner = LevelPruner(model, [{"sparsity": 0.5}], optimizer)
     pruner.compress()
-    before = {entry.label: entry for entry in entries(pruner)}
-    train(model, 4)
-    for entry in entries(pruner):
-        pruned = before[entry.label].pruned
-        assert pruned.sum() == round(pruned.size / 2)
-        assert not entry.raw[pruned].any(), entry.label
-        assert np.isfinite(entry.raw).all()
-        assert (entry.raw != before[entry.label].raw)[~pruned].any(), (
-            f"{entry.label} does not train"
-        )
+    watch = Watch(keras_lab, pruner)
+    assert all(zeros.sum() == round(zeros.size / 2) for zeros in watch.pruned.values())
+    train(model, optimizer, 4)
+    watch.expect_zeros("after training")
+    watch.expect_training("after training")
+    assert all(np.isfinite(entry.raw).all() for entry in entries(keras_lab, pruner))
     expect_finite(outputs(model), "outputs")

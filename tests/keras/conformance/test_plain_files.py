@@ -9,8 +9,7 @@ import pytest
 
 from lilliput.keras import LevelPruner, QATQuantizer
 from lilliput.testing.keras import TinyAttention, TinyCNN, TinyLSTM
-from lilliput.testing.keras.observe import outputs
-from lilliput.testing.keras.train import compiled, train
+from lilliput.testing.labs.keras_lab import compiled, outputs, train
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -34,9 +33,9 @@ def test_files_of_compressed_models_load_elsewhere(tmp_path):
     for kind in (TinyCNN, TinyLSTM, TinyAttention):
         model = kind()
         count = len(model.weights)
-        pruner = LevelPruner(model, [{"sparsity": 0.5}], compiled(model))
-        pruner.compress()
-        train(model, 1)
+        optimizer = compiled(model)
+        LevelPruner(model, [{"sparsity": 0.5}], optimizer).compress()
+        train(model, optimizer, 1)
         path = str(tmp_path / kind.name)
         model.save(f"{path}.keras")
         np.savez(f"{path}.npz", inputs=kind.make_input(), outputs=outputs(model))
@@ -52,8 +51,9 @@ def test_files_of_compressed_models_load_elsewhere(tmp_path):
 def test_a_checkpoint_taken_while_quantizing_holds_the_float_weights(tmp_path):
     model = TinyCNN()
     weights = list(model.weights)
-    QATQuantizer(model, [{"quant_bits": 4}], compiled(model)).compress()
-    train(model, 2)
+    optimizer = compiled(model)
+    QATQuantizer(model, [{"quant_bits": 4}], optimizer).compress()
+    train(model, optimizer, 2)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     for weight, saved in zip(weights, loaded.weights, strict=True):

@@ -6,10 +6,10 @@ import pytest
 
 from lilliput.keras import AGPPruner, QATQuantizer
 from lilliput.testing.keras import TinyCNN, TinyMLP
-from lilliput.testing.keras.models import make_batch
-from lilliput.testing.keras.observe import entries, outputs
-from lilliput.testing.keras.subject import set_seed
-from lilliput.testing.keras.train import compiled
+from lilliput.testing.labs import keras_lab
+from lilliput.testing.labs.keras_lab import compiled, outputs, set_seed
+from lilliput.testing.labs.keras_models import make_batch
+from lilliput.testing.observe import entries
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -55,7 +55,7 @@ def fit(make, epochs=3, **options):
 def test_a_compiled_fit_is_one_without_graphs(make):
     plain, first, history = fit(make, run_eagerly=True)
     model, second, compiled_history = fit(make, run_eagerly=False)
-    for one, two in zip(entries(first), entries(second), strict=True):
+    for one, two in zip(entries(keras_lab, first), entries(keras_lab, second), strict=True):
         np.testing.assert_allclose(two.raw, one.raw, atol=1e-5, err_msg=one.label)
     for key, losses in history.items():
         np.testing.assert_allclose(compiled_history[key], losses, rtol=1e-4, err_msg=key)

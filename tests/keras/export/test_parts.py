@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from models_to_export import data
 
+from lilliput.export.guard.pairs import worst_pairs
 from lilliput.export.keras.guard import _sums_of_einsum
 from lilliput.export.keras.litert.draft import Scales
 from lilliput.export.keras.litert.run import dequantize, quantize
 from lilliput.export.keras.litert.weights import Known, _match
 from lilliput.export.keras.scopes import layer_of
-from lilliput.export.pairs import worst_pairs
 from lilliput.export.steps import aligned
 
 

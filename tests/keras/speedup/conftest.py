@@ -7,7 +7,7 @@ import pytest
 from lilliput.backends.keras.graph import function_of
 from lilliput.backends.keras.kernels import checked_runner
 from lilliput.pruning.layout import _cut
-from lilliput.speedup.keras.collect import channel_groups
+from lilliput.speedup.channels import channel_groups
 from lilliput.speedup.keras.shrink import speedup
 
 
@@ -29,7 +29,7 @@ def masks_of(model, share=0.5, example_inputs=None, seed=1):
     """Return masks that remove a share of each group, by chance."""
     rng = np.random.default_rng(seed)
     groups, masks = channel_groups(model, example_inputs), {}
-    tensors = groups.analysis.tensors
+    tensors = groups.analysis.graph.source.tensors
     for group in groups:
         removed = np.zeros(group.size, bool)
         rows = np.zeros(group.size, int) if group.rows is None else group.rows
@@ -69,7 +69,7 @@ def shrink():
         result = speedup(model, masks=masks)
         assert [tuple(x.shape) for x in model.weights] == before
         for name, mask in masks.items():
-            variable = channel_groups(model).analysis.tensors.variables[name]
+            variable = channel_groups(model).analysis.graph.source.tensors.variables[name]
             variable.assign(array(variable) * mask)
         expected, received = run(model, inputs), run(result.model, inputs)
         for a, b in zip(expected, received, strict=True):

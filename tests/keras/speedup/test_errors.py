@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 from keras import layers
 
+from lilliput.backends.keras.lowering import LOWERINGS
 from lilliput.errors import StageError, StateError, UnsupportedModelError
-from lilliput.speedup.keras.collect import channel_groups
-from lilliput.speedup.keras.rules import RULES, reshape
+from lilliput.speedup.channels import channel_groups
 from lilliput.speedup.keras.shrink import speedup
 
 
@@ -131,11 +131,11 @@ def test_of_a_layer_that_is_masked_altogether_one_channel_stays(shaken):
 
 
 def test_a_rule_that_were_wrong_would_be_found_out(group_masks, shaken, monkeypatch):
-    def wrong(walk, node):
-        value = walk.input()
-        return reshape.regroup(walk, reshape._permuted(value, [0, 3, 1, 2]), walk.shape())
+    def wrong(writer):
+        turned = writer.permute(writer.input(), [0, 3, 1, 2])
+        return writer.op("reshape", writer.shape(), input=turned)
 
-    monkeypatch.setitem(RULES, "Flatten", wrong)
+    monkeypatch.setitem(LOWERINGS, "Flatten", wrong)
     model = keras.Sequential(
         [keras.Input((4, 4, 3)), layers.Conv2D(6, 1), layers.Flatten(), layers.Dense(2)]
     )

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from lilliput.speedup.keras.collect import channel_groups
+from lilliput.speedup.channels import channel_groups
 
 ACTIVATIONS = ["relu", "sigmoid", "tanh", "gelu", "exponential", "softmax", None]
 MERGES = [layers.Add, layers.Multiply, layers.Subtract, layers.Maximum, layers.Average]

@@ -8,7 +8,7 @@ from keras import layers, ops
 from lilliput.backends.keras import kernels
 from lilliput.backends.keras.kernels import KernelError
 from lilliput.backends.keras.scopes import is_tracing
-from lilliput.speedup.keras.collect import channel_groups
+from lilliput.speedup.channels import channel_groups
 
 
 def sizes(model):
@@ -314,13 +314,16 @@ def test_where_eager_kernels_are_wrong_the_graph_is_compared(shrink, monkeypatch
     assert "layer 'a' is off by 2." in note
 
 
-def test_layers_made_of_layers_keep_what_they_see(shrink):
+def test_layers_made_of_layers_are_cut_inside(shrink):
     inputs = keras.Input((6, 5))
     x = layers.Dense(8, name="a")(inputs)
     x = layers.LSTM(4, return_sequences=True, name="lstm")(x)
     x = layers.Dense(8, "relu", name="b")(x)
     x = layers.LayerNormalization()(layers.Dense(6, name="c")(x))
-    x = layers.MultiHeadAttention(2, 3)(x, x)
+    x = layers.MultiHeadAttention(2, 3, name="heads")(x, x)
     result = shrink(keras.Model(inputs, layers.Dense(2, name="head")(layers.Flatten()(x))))
     widths = sizes(result.model)
-    assert (widths["a"], widths["b"], widths["c"]) == (8, 4, 6)
+    assert (widths["a"], widths["b"]) == (4, 4)
+    assert widths["c"] == 6  # a norm that sees all channels keeps them
+    assert result.model.get_layer("lstm").units == 2
+    assert result.model.get_layer("heads").num_heads == 1

@@ -26,6 +26,12 @@ def build():
     return model
 
 
+def build_normed():
+    layers = [keras.layers.Dense(32, name="first"), keras.layers.BatchNormalization(name="norm")]
+    layers += [keras.layers.ReLU(name="relu"), keras.layers.Dense(10, name="head")]
+    return keras.Sequential([keras.Input((64,), name="pixels"), *layers], name="normed")
+
+
 def batches():
     inputs, labels = digits()
     return [(inputs[i], labels[i]) for i in np.split(np.random.permutation(512), 16)]

@@ -18,6 +18,7 @@ from lilliput.backends.keras.discover import (
     discover,
     find_parameters,
     layers_by_path,
+    parts_of,
 )
 from lilliput.backends.keras.flow import flow_of
 from lilliput.backends.keras.functions import retrace
@@ -36,6 +37,7 @@ from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.core.features import Run
 from lilliput.core.grad import QuantGrad
 from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError
+from lilliput.graph.ir import Graph
 from lilliput.ops.flow import Flow
 
 Tensor = Any
@@ -62,6 +64,10 @@ class KerasBackend(Backend):
     def layers(self, model: Any) -> list[LayerInfo]:
         """Return every layer that could be compressed; see :mod:`discover`."""
         return discover(model)
+
+    def parts(self, model: Any) -> list[tuple[str, Any]]:
+        """Return the layers and variables of a model by name."""
+        return parts_of(model)
 
     def quantizers_in(self, model: Any) -> list[Any]:
         """Return the wrappers of quantizers that are at work in a model."""
@@ -298,6 +304,43 @@ class KerasBackend(Backend):
     def on_call(self, model: Any, task: Callable[[Any, Any], None]) -> Any:
         """Call ``task(args, kwargs)`` before each call of a model under compression."""
         return models.Watcher(model, task)
+
+    def graph(self, model: Any, example_inputs: Any) -> Graph:
+        """Write the layers of the model as neutral ops; nothing runs."""
+        from lilliput.backends.keras.reader import graph_of
+
+        return graph_of(model, example_inputs)
+
+    def needs_example(self, model: Any) -> bool:
+        """Say yes for a subclassed model: Keras knows no graph of it."""
+        return function_of(model) is None
+
+    def narrow_norms(self, wrappers: Sequence[Any]) -> None:
+        """Let norms see the channels that the masks of a structured pruner keep, and no others."""
+        pruner = wrappers[0].compressor if wrappers else None
+        layout = getattr(pruner, "layout", None)
+        if layout is not None and layout.is_followed:
+            from lilliput.backends.keras.narrow import narrow_live  # here: imports are to be quick
+
+            narrow_live(pruner)
+
+    def narrow_again(self, model: Any) -> None:
+        """Narrow norms for the pruners that are still at work on a model, after one has left."""
+        sidecars = [x for x in map(instrument.sidecar_of, model._flatten_layers()) if x is not None]
+        wrappers = [w for sidecar in sidecars for w in sidecar.wrappers if w.order == 0]
+        for wrapper in {id(w.compressor): w for w in wrappers}.values():
+            self.narrow_norms([wrapper])
+
+    def widen_norms(self, model: Any) -> list[str]:
+        """Let norms see all channels again; return which did not."""
+        from lilliput.backends.keras.narrow import set_narrow
+
+        layers = layers_by_path(model)
+        held = {path: instrument.sidecar_of(layer) for path, layer in layers.items()}
+        narrow = [path for path, x in held.items() if x is not None and x.narrow is not None]
+        for path in narrow:
+            set_narrow(layers[path], None, model)
+        return narrow
 
     def flow(self, model: Any, example_inputs: Any) -> Flow:
         """Return how tensors flow through the model, from its graph."""

@@ -70,6 +70,14 @@ def discover(model: Any) -> list[LayerInfo]:
     return found
 
 
+def parts_of(model: Any) -> list[tuple[str, Any]]:
+    """Return every layer of a model under all its paths, each followed by its variables."""
+    found: list[tuple[str, Any]] = []
+    for path, layer, _ in _walk(model, "", ()):
+        found += [(path, layer), *own_variables(layer)]
+    return found
+
+
 def find_parameters(model: Any) -> dict[str, LayerInfo]:
     """Return every variable that is trained under all its full names, each as a layer of its own."""
     found: dict[int, LayerInfo] = {}

@@ -44,12 +44,15 @@ class Sidecar:
         self.sites: list[Site] = []  # on behalf of layers elsewhere
         self.collectors: list[Collector] = []
         self.freezers: list[Freezer] = []
+        self.pre_hooks: list[PreHook] = []
+        self.narrow: Any = None  # how a norm runs on kept channels alone
         self.is_bare = False  # attributes return raw variables for a moment
 
     @property
     def is_empty(self) -> bool:
         """Whether the layer could do without it."""
-        return not (self.wrappers or self.sites or self.collectors or self.freezers)
+        held = (self.wrappers, self.sites, self.collectors, self.freezers, self.pre_hooks)
+        return not any(held) and self.narrow is None
 
     def add(self, wrapper: Any, weight: str | None, bias: str | None) -> None:
         """Enter a wrapper at its place in the chains."""
@@ -93,6 +96,8 @@ class Sidecar:
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Call the layer, with what goes in and comes out quantized."""
+        for pre_hook in self.pre_hooks:
+            pre_hook.function(args, kwargs)
         if self.freezers and kwargs.get("training"):
             kwargs = {**kwargs, "training": False}
         if self.inputs:
@@ -132,7 +137,7 @@ class _Handle:
     def add_to(self, layer: Any) -> Any:
         """Enter it on a layer."""
         self.layer = layer
-        getattr(_sidecar(layer), self.kind).append(self)
+        getattr(with_sidecar(layer), self.kind).append(self)
         update(layer)
         return self
 
@@ -177,9 +182,18 @@ class Freezer(_Handle):
     kind = "freezers"
 
 
+class PreHook(_Handle):
+    """Calls a function with what a layer is about to be called with."""
+
+    kind = "pre_hooks"
+
+    def __init__(self, function: Callable[[Any, dict[str, Any]], None]) -> None:
+        self.function = function
+
+
 def attach(layer: Any, wrapper: Any, weight: str | None, bias: str | None) -> None:
     """Put a wrapper in charge of attributes of a layer."""
-    sidecar = _sidecar(layer)
+    sidecar = with_sidecar(layer)
     _check_rivals(sidecar, wrapper)
     sidecar.add(wrapper, weight, bias)
     for variable in wrapper.variables():
@@ -325,7 +339,9 @@ def _make_call(base: Any) -> Callable[..., Any]:
         sidecar = sidecar_of(self)
         if sidecar is None or is_symbolic():
             return base.call(self, *args, **kwargs)
-        return sidecar.run(lambda *a, **k: base.call(self, *a, **k), args, kwargs)
+        narrow = sidecar.narrow
+        plain = base.call if narrow is None else narrow.call
+        return sidecar.run(lambda *a, **k: plain(self, *a, **k), args, kwargs)
 
     call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
     return call
@@ -389,6 +405,7 @@ def _expect_one_replica(wrapper: Any) -> None:
         )
 
 
-def _sidecar(layer: Any) -> Sidecar:
+def with_sidecar(layer: Any) -> Sidecar:
+    """Return what is on a layer, made if nothing is yet."""
     found: Sidecar = vars(layer).setdefault(SIDECAR, Sidecar())
     return found

@@ -21,7 +21,13 @@ from lilliput.backends.torch import (
     stepping,
 )
 from lilliput.backends.torch.admit import check_layer, check_overlaps, hold_zeros
-from lilliput.backends.torch.discover import DEFAULT_TYPES, discover, find_parameters, unwrapped
+from lilliput.backends.torch.discover import (
+    DEFAULT_TYPES,
+    discover,
+    find_parameters,
+    parts_of,
+    unwrapped,
+)
 from lilliput.backends.torch.grad import with_gradient
 from lilliput.backends.torch.learning import Learned
 from lilliput.backends.torch.replicated import GradientMean
@@ -46,6 +52,7 @@ from lilliput.config.layer import LayerInfo, Owner, QuantType
 from lilliput.core.features import Run
 from lilliput.core.grad import QuantGrad
 from lilliput.errors import AlgorithmError, ConfigError, StageError
+from lilliput.graph.ir import Graph
 from lilliput.ops.flow import Flow
 
 _WRAPPERS = {
@@ -65,6 +72,10 @@ class TorchBackend(Backend):
     def layers(self, model: nn.Module) -> list[LayerInfo]:
         """Return every layer that could be compressed; see :mod:`discover`."""
         return discover(model)
+
+    def parts(self, model: nn.Module) -> list[tuple[str, Any]]:
+        """Return the modules and parameters of a model by name."""
+        return parts_of(model)
 
     def reshard(self, model: nn.Module) -> None:
         """Make FSDP2 give up gathered copies, which a forward without backward leaves in the root."""
@@ -149,7 +160,7 @@ class TorchBackend(Backend):
 
     def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a tensor, a tuple of arguments or a dict of named ones as arguments."""
-        from lilliput.speedup.capture import as_inputs
+        from lilliput.backends.torch.capture import as_inputs
 
         return as_inputs(example_inputs)
 
@@ -336,10 +347,23 @@ class TorchBackend(Backend):
         mask = mask_of(wrapper.module, name)
         return weight if mask is None else weight * mask
 
+    def graph(self, model: nn.Module, example_inputs: Any) -> Graph:
+        """Record one run of a copy of the model; numbers are not kept."""
+        from lilliput.backends.torch.capture import forget_values, plain_copy
+        from lilliput.backends.torch.graph import graph_of
+
+        graph = graph_of(plain_copy(model, share=True), example_inputs)
+        forget_values(graph.source)
+        return graph
+
+    def needs_example(self, model: nn.Module) -> bool:
+        """Say yes: only a run shows what a module does."""
+        return True
+
     def flow(self, model: nn.Module, example_inputs: Any) -> Flow:
         """Run the model once in eval mode; see :mod:`flow`."""
+        from lilliput.backends.torch.capture import as_inputs
         from lilliput.backends.torch.flow import record_flow
-        from lilliput.speedup.capture import as_inputs
 
         args, kwargs = as_inputs(example_inputs)
         try:
@@ -479,7 +503,7 @@ class TorchBackend(Backend):
         pruner = wrappers[0].compressor if wrappers else None
         layout = getattr(pruner, "layout", None)
         if layout is not None and layout.is_followed:
-            from lilliput.speedup.live import narrow_live  # here: imports are to be quick
+            from lilliput.backends.torch.live import narrow_live  # here: imports are to be quick
 
             narrow_live(pruner)
 

@@ -72,6 +72,14 @@ def discover(model: nn.Module) -> list[LayerInfo]:
     return found
 
 
+def parts_of(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return every module of a model under all its paths, each followed by its parameters."""
+    found: list[tuple[str, Any]] = []
+    for path, module in unwrapped(model).named_modules(remove_duplicate=False):
+        found += [(path, module), *module._parameters.items()]
+    return found
+
+
 def find_modules(model: nn.Module) -> list[LayerInfo]:
     """Return every module, the model itself first, as something that returns an output."""
     found = []

@@ -213,7 +213,7 @@ class ModuleWrapper(OwnAttributes, nn.Module):
         rest[1].extend(f"{prefix}{name}: {text}" for name, text in faults.items())
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, [], *rest)
         if own and self.compressor is not None:
-            self.compressor.take_loaded(self)
+            self.compressor._take_loaded(self)
 
 
 class PrunerModuleWrapper(ModuleWrapper):

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from lilliput.cli.command import command
-from lilliput.cli.papers import PAPERS
 from lilliput.cli.table import Table
 from lilliput.cli.terminal import Terminal
 from lilliput.errors import ConfigError, nearest
@@ -66,7 +65,7 @@ def all_algorithms() -> list[dict[str, Any]]:
                     "class": cls.__name__,
                     "frameworks": list(cls.backends),
                     "what": _first_sentence(cls),
-                    "paper": getattr(cls, "paper", "") or PAPERS.get(name, ""),
+                    "paper": vars(cls).get("paper", ""),
                 }
             )
     return rows

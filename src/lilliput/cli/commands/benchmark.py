@@ -10,13 +10,14 @@ import typer
 
 from lilliput.cli import options
 from lilliput.cli.command import command
-from lilliput.cli.formats import Writer, choose_formats
+from lilliput.cli.formats import Writer, all_formats, choose_formats
 from lilliput.cli.functions import optional_function
 from lilliput.cli.inputs import Sources
 from lilliput.cli.models import is_file
 from lilliput.cli.table import Table
 from lilliput.cli.terminal import Terminal
 from lilliput.errors import ConfigError, LilliputError
+from lilliput.export.targets.table import SUFFIXES
 
 Row = tuple[str, str, Any]  # what was given, its format, and the model or opened file
 
@@ -25,7 +26,9 @@ def benchmark(
     terminal: Terminal,
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="module:factory, and .onnx or .tflite files."),
+        typer.Argument(
+            metavar="MODEL...", help=f"module:factory, and files: {', '.join(SUFFIXES)}."
+        ),
     ],
     sources: Sources,
     formats: Annotated[
@@ -33,7 +36,7 @@ def benchmark(
         typer.Option(
             "--format",
             "-f",
-            help="torch, onnx, onnx-int8, keras, litert, litert-int8; several with commas.",
+            help=f"{', '.join(all_formats())}; several with commas.",
         ),
     ] = None,
     evaluate: options.Evaluate = None,

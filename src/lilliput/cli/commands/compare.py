@@ -15,8 +15,9 @@ from lilliput.cli.functions import optional_function
 from lilliput.cli.inputs import Sources
 from lilliput.cli.terminal import Terminal
 from lilliput.errors import ConfigError, StateError
+from lilliput.export.targets.table import SUFFIXES
 
-_WHAT = "module:factory, .onnx, .tflite, the folder of a run, or report.json"
+_WHAT = f"module:factory, a file ({', '.join(SUFFIXES)}), the folder of a run, or report.json"
 
 
 def compare(

@@ -133,17 +133,10 @@ def _prunable(model: Any) -> set[str]:
 def _groups(model: Any, example: Any, framework: str) -> tuple[Any, str]:
     """Return the channel groups, or why there are none."""
     from lilliput.errors import LilliputError
+    from lilliput.speedup.channels import channel_groups
 
-    if framework == "keras":
-        from lilliput.speedup.keras.collect import channel_groups as keras_groups
-
-        try:
-            return keras_groups(model, example), ""
-        except LilliputError as error:
-            return None, str(error)
-    if example is None:
+    if example is None and framework == "torch":
         return None, "give --inputs, --data or --input-shape to see them"
-    from lilliput.speedup.collect import channel_groups
 
     try:
         return channel_groups(model, example), ""

@@ -13,9 +13,10 @@ from lilliput.cli.command import command
 from lilliput.cli.commands.run import execute
 from lilliput.cli.renaming import as_options
 from lilliput.cli.terminal import Terminal
-from lilliput.errors import ConfigError, nearest
+from lilliput.errors import ConfigError
+from lilliput.export.targets.table import SUFFIXES, target_for
 
-_FORMATS = {".onnx": "onnx", ".tflite": "litert"}
+_ENDINGS = ", ".join(SUFFIXES)
 
 Epochs = Annotated[
     int, typer.Option("--epochs", min=0, help="Epochs of training under the compression.")
@@ -23,7 +24,7 @@ Epochs = Annotated[
 Finetune = Annotated[int, typer.Option("--finetune", min=0, help="Epochs of training afterwards.")]
 Export = Annotated[
     str | None,
-    typer.Option("--export", metavar="FILE", help="Also write an .onnx or .tflite file."),
+    typer.Option("--export", metavar="FILE", help=f"Also write a file: {_ENDINGS}."),
 ]
 
 
@@ -116,7 +117,7 @@ def speedup(
 def export(
     terminal: Terminal,
     model: options.Model,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="small.onnx or small.tflite")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help=f"A name that ends in {_ENDINGS}.")],
     evaluation: options.Evaluation,
     run: options.SavedRun,
     option: options.Options = None,
@@ -173,15 +174,10 @@ def _ending(finetune: int, export: str | None, assume_vnni: bool | None) -> list
 def _export_step(
     file: str, assume_vnni: bool | None, given: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    suffix = Path(file).suffix
-    if suffix not in _FORMATS:
-        raise ConfigError(
-            f"{file!r}: expected a file that ends in {' or '.join(_FORMATS)}."
-            f"{nearest(suffix, _FORMATS)}"
-        )
+    target = target_for(file)
     if assume_vnni is not None:
         given = {**(given or {}), "assume_vnni": assume_vnni}
-    return {"export": _FORMATS[suffix], "file": file, **_nonempty(options=given)}
+    return {"export": target.name, "file": file, **_nonempty(options=given)}
 
 
 def _parse_options(given: list[str] | None) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import numpy as np
 from keras import ops, tree
 
 from lilliput.config.layer import QuantType
+from lilliput.export.guard.pairs import AIM, ENOUGH, LIMIT, MARGIN, worst_pairs
 from lilliput.export.keras.examples import quantizers_on
 from lilliput.export.keras.simulation import call
-from lilliput.export.pairs import AIM, ENOUGH, LIMIT, MARGIN, worst_pairs
 from lilliput.export.places import Array, Inputs, to_array
 from lilliput.export.result import Guarded
 from lilliput.ops.qparams import QParams

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from lilliput.errors import ExportError
+from lilliput.export.arguments import check_options, checked_path
 from lilliput.export.keras.examples import examples_for, sample_inputs
 from lilliput.export.keras.known import known_weights
 from lilliput.export.keras.loops import loop_layers
@@ -161,28 +162,6 @@ def gather_inputs(
     if seen:
         return seen[0], seen[1:]
     return examples_for(model), []
-
-
-def check_options(min_sqnr: Any, calibration: Any) -> None:
-    """Raise if an argument is of the wrong kind."""
-    if isinstance(min_sqnr, bool) or not isinstance(min_sqnr, (int, float)):
-        raise ExportError(f"min_sqnr: received {min_sqnr!r}, expected a number of dB.")
-    if calibration is not None and not isinstance(calibration, Iterable):
-        raise ExportError(f"calibration: received {calibration!r}, expected a list of inputs.")
-
-
-def checked_path(path: Any, suffix: str) -> Path:
-    """Return a path to which a file can be written, or raise."""
-    try:
-        place = Path(path)
-    except TypeError:
-        raise ExportError(f"path: received {path!r}, expected a string.") from None
-    if place.suffix != suffix:
-        raise ExportError(f"{place}: expected a name ending in {suffix}.")
-    if not place.parent.is_dir() or place.is_dir():
-        what = "is a folder" if place.is_dir() else "lies in a folder that does not exist"
-        raise ExportError(f"{place}: it {what}; give the path of a file.")
-    return place
 
 
 def write_file(place: Path, data: bytes) -> None:

@@ -11,13 +11,10 @@ from typing import Any
 import keras
 
 from lilliput.errors import ExportError
-from lilliput.export.cpu import cpu_for
+from lilliput.export.arguments import check_options, checked_path
+from lilliput.export.guard.cpu import cpu_for
 from lilliput.export.keras.guard import guard_model, kept_if_done, may_saturate
-from lilliput.export.keras.litert_file import (
-    check_options,
-    checked_path,
-    gather_inputs,
-)
+from lilliput.export.keras.litert_file import gather_inputs
 from lilliput.export.keras.loops import loop_layers
 from lilliput.export.keras.simulation import input_names, model_of, plain_source, simulate
 from lilliput.export.keras.transfer import export_elsewhere
@@ -93,7 +90,7 @@ def export_onnx(
     if opset not in _OPSETS:
         raise ExportError(f"opset: received {opset!r}, expected {_OPSETS[0]} to {_OPSETS[-1]}.")
     _require_onnx()
-    from lilliput.export.targets import check_target
+    from lilliput.export.passes.fit import check_target
 
     check_target(target)
     model = model_of(quantizer_or_model)
@@ -124,12 +121,12 @@ def write_onnx(
 ) -> ExportResult:
     """Do the work of :func:`export_onnx`, in a process whose Keras runs on TensorFlow."""
     from lilliput.export.check import check_file
-    from lilliput.export.finish import finish, write_float
     from lilliput.export.keras.onnx.convert import draft_of
     from lilliput.export.keras.onnx.rewrite import rewrite
     from lilliput.export.keras.onnx.weights import write_weights
     from lilliput.export.layers import list_layers
-    from lilliput.export.targets import find_notes
+    from lilliput.export.passes.finish import finish, write_float
+    from lilliput.export.passes.fit import find_notes
 
     cpu = cpu_for(assume_vnni, target)
     with kept_if_done(model):

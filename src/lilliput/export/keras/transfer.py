@@ -23,7 +23,7 @@ from keras import tree
 
 from lilliput import errors
 from lilliput.errors import ExportError, LilliputError, MissingExtraError
-from lilliput.export.cpu import Cpu
+from lilliput.export.guard.cpu import Cpu
 from lilliput.export.keras.examples import quantizers_on
 from lilliput.export.keras.guard import set_scales
 from lilliput.export.keras.simulation import call, reason_of

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 LIGHT = {
     "paper": "#faf9f6",  # behind everything
     "card": "#ffffff",  # behind tables and drawings
@@ -62,6 +64,18 @@ def variables(is_dark: bool) -> str:
     for letter, family in families.items():
         parts += [f"--{letter}{i}:{color};" for i, color in enumerate(family)]
     return "".join(parts)
+
+
+def resolved(style: str, is_dark: bool) -> str:
+    """Return CSS with its colours written out; few programs but browsers know variables.
+
+    Examples
+    --------
+    >>> resolved("text{fill:var(--ink)}", is_dark=False)
+    'text{fill:#1d2126}'
+    """
+    known = dict(part.split(":") for part in variables(is_dark).rstrip(";").split(";"))
+    return re.sub(r"var\((--\w+)\)", lambda name: known[name[1]], style)
 
 
 def contrast(one: str, two: str) -> float:

@@ -1,6 +1,6 @@
 """Channel groups like a map of metro lines: layers in a column, a line past all that belongs together.
 
-The same picture as :mod:`lilliput.speedup.picture`, drawn from the report's own data and in the
+The same picture as :mod:`lilliput.graph.picture`, drawn from the report's own data and in the
 page's colours.
 """
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
+from lilliput.report.charts.colors import resolved
+
 Place = tuple[float, float]
 Scale = Callable[[Place], Place]  # from values to a place in the drawing
 
@@ -38,6 +40,31 @@ def drawing(
         f'<svg class="chart {key.partition("-")[0]}" viewBox="0 0 {width} {height}" {attributes}'
         f'role="img" aria-labelledby="{key}-t {key}-d"><title id="{key}-t">{escape(title)}</title>'
         f'<desc id="{key}-d">{escape(description)}</desc>{"".join(parts)}</svg>'
+    )
+
+
+def as_file(svg: str, size: tuple[float, float], style: str) -> str:
+    """Return a drawing as a file of its own, in light and dark.
+
+    Parameters
+    ----------
+    svg : str
+        What :func:`drawing` returned.
+    size : tuple
+        Width and height in pixels.
+    style : str
+        CSS, with the variables of the page's colours.
+    """
+    style = (
+        f"text{{font:12px system-ui,sans-serif;fill:var(--soft)}}.paper{{fill:var(--card)}}{style}"
+    )
+    light, dark = (resolved(style, is_dark) for is_dark in (False, True))
+    head, _, body = svg.partition(">")
+    width, height = (short(x) for x in size)
+    return (
+        f'{head} xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">'
+        f"<style>{light}@media(prefers-color-scheme:dark){{{dark}}}</style>"
+        f'<rect class="paper" width="{width}" height="{height}"/>{body}'
     )
 
 

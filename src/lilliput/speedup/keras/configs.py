@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lilliput.backends.keras.instrument import unshadowed
+from lilliput.backends.keras.tensors import variables_of
 from lilliput.errors import UnsupportedModelError
-from lilliput.speedup.keras.analysis import Analysis
-from lilliput.speedup.keras.rules.convolve import channel_dim
-from lilliput.speedup.keras.tensors import variables_of
-from lilliput.speedup.labels import Flags
+from lilliput.graph.analysis import Analysis, Kept
+from lilliput.graph.labels import Flags
 
 # Which key of the config counts which dimension of which variable.
 _SIZES = {
@@ -33,6 +33,9 @@ def edited_config(
     kinds = [cls.__name__ for cls in unshadowed(type(operation)).__mro__]
     if kinds[0] == "Reshape":
         return {**config, **_target(analysis, removed, operation, config)}
+    special = next((_SPECIAL[kind] for kind in kinds if kind in _SPECIAL), None)
+    if special is not None:
+        return special(_Sizes(analysis, removed), operation, dict(config))
     sizes = _smaller_sizes(analysis, removed, operation)
     if not sizes:
         return config
@@ -49,11 +52,75 @@ def _smaller_sizes(analysis: Analysis, removed: Flags, operation: Any) -> dict[s
     """Return the sizes of the variables of a layer by attribute, nothing if none loses anything."""
     found, is_cut = {}, False
     for attribute, variable in variables_of(operation):
-        name = analysis.tensors.names.get(id(variable), "")
+        name = analysis.graph.source.tensors.names.get(id(variable), "")
         if name in analysis.axes:
-            found[attribute] = analysis.sizes(analysis.axes[name], removed)
+            found[attribute] = Kept(analysis, removed).parameter(name)
             is_cut |= found[attribute] != list(variable.shape)
     return found if is_cut else {}
+
+
+class _Sizes:
+    """The sizes of variables and results without the removed classes."""
+
+    def __init__(self, analysis: Analysis, removed: Flags) -> None:
+        self.kept, self.analysis = Kept(analysis, removed), analysis
+        self.read = analysis.graph.source
+
+    def of(self, layer: Any, attribute: str) -> list[int]:
+        """Return the shape of a variable of a layer."""
+        name, shape = self.read.tensors.find(layer, attribute)
+        return self.kept.parameter(name) if name in self.analysis.axes else list(shape)
+
+    def results(self, layer: Any) -> list[int]:
+        """Return the shape of what a layer makes; an open size counts as one."""
+        node = next(x for x in self.read.calls.nodes if x.operation is layer)
+        return self.kept.shape(self.analysis.walk.value(self.read.values[node.outputs[0]]))
+
+
+def _recurrent(sizes: _Sizes, layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+    return {**config, **_size(layer, config, "units", sizes.of(layer.cell, "recurrent_kernel")[0])}
+
+
+def _both_directions(sizes: _Sizes, layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+    inner = {"layer": layer.forward_layer, "backward_layer": layer.backward_layer}
+    for key, each in inner.items():
+        if hasattr(each.cell, "units"):
+            held = {name: x for name, x in config[key].items() if name != "build_config"}
+            config[key] = {**held, "config": _recurrent(sizes, each, held["config"])}
+    return config
+
+
+def _attention(sizes: _Sizes, layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Set the number of heads, and the width of the output where it is not that of the query."""
+    width, heads, _ = sizes.of(layer._query_dense, "kernel")[:3]
+    made = tuple(sizes.of(layer._output_dense, "kernel")[2:])
+    is_own = config["output_shape"] is not None or made != (width,)
+    return {**config, "num_heads": heads, "output_shape": made if is_own else None}
+
+
+def _einsum(sizes: _Sizes, layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+    written = config["output_shape"]
+    written = [written] if isinstance(written, int) else list(written)
+    made = sizes.results(layer)[-len(written) :]
+    shape = tuple(None if n is None else m for n, m in zip(written, made, strict=True))
+    return {**config, "output_shape": shape}
+
+
+def _norm_groups(sizes: _Sizes, layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Set the number of groups of a norm that has one for each channel."""
+    node = next(x for x in sizes.read.calls.nodes if x.operation is layer)
+    channels = sizes.read.calls.shapes[node.inputs[0]][layer.axis]
+    is_single = layer.groups == channels
+    return {**config, "groups": sizes.results(layer)[layer.axis]} if is_single else config
+
+
+_SPECIAL: dict[str, Callable[[_Sizes, Any, dict[str, Any]], dict[str, Any]]] = {
+    **dict.fromkeys(("LSTM", "GRU", "SimpleRNN"), _recurrent),
+    "Bidirectional": _both_directions,
+    "MultiHeadAttention": _attention,
+    "EinsumDense": _einsum,
+    "GroupNormalization": _norm_groups,
+}
 
 
 def _size(layer: Any, config: dict[str, Any], key: str, size: int) -> dict[str, int]:
@@ -69,9 +136,11 @@ def _groups(analysis: Analysis, removed: Flags, layer: Any, kernel: list[int]) -
     """Return the number of groups of a convolution: a depthwise one has as many as channels."""
     if getattr(layer, "groups", 1) == 1:
         return {}
-    node = next(x for x in analysis.graph.nodes if x.operation is layer)
-    sizes = analysis.sizes(analysis.walk.values[node.inputs[0]], removed)
-    return {"groups": sizes[channel_dim(node, len(sizes))] // kernel[-2]}
+    read = analysis.graph.source
+    node = next(x for x in read.calls.nodes if x.operation is layer)
+    sizes = Kept(analysis, removed).shape(analysis.walk.value(read.values[node.inputs[0]]))
+    channels = sizes[1 if layer.data_format == "channels_first" else -1]
+    return {"groups": channels // kernel[-2]}
 
 
 def _target(
@@ -79,14 +148,15 @@ def _target(
 ) -> dict[str, Any]:
     """Return the shape that a reshape leads to: -1 stays, sizes become smaller."""
     key = "target_shape" if "target_shape" in config else "newshape"
-    node = next((x for x in analysis.graph.nodes if x.operation is operation), None)
+    read = analysis.graph.source
+    node = next((x for x in read.calls.nodes if x.operation is operation), None)
     if node is None or key not in config:
         return {}
-    value = analysis.walk.values[node.outputs[0]]
-    sizes = analysis.sizes(value, removed)
+    shape = read.calls.shapes[node.outputs[0]]
+    sizes = Kept(analysis, removed).shape(analysis.walk.value(read.values[node.outputs[0]]))
     written = list(config[key]) if isinstance(config[key], (list, tuple)) else [config[key]]
     sizes = sizes[len(sizes) - len(written) :]
-    known = list(value.shape)[len(value.shape) - len(written) :]
+    known = list(shape)[len(shape) - len(written) :]
     target = [
         n if n == -1 or was is None else size
         for n, was, size in zip(written, known, sizes, strict=True)

@@ -41,6 +41,9 @@ def copy_operation(
             config = edit(old.get_config())
         if dtype is not None and is_layer and "float" in str(old.compute_dtype):
             config["dtype"] = dtype
+            for inner in (config.get("layer"), config.get("backward_layer")):  # of a wrapper
+                if isinstance(inner, dict):
+                    inner["config"]["dtype"] = dtype
         return _make(own, old, config, known)
     except (NotImplementedError, TypeError, ValueError) as error:
         if not is_layer:

@@ -11,10 +11,10 @@ import numpy as np
 
 from lilliput.backends.keras.discover import discover
 from lilliput.backends.keras.files import parse_tensors
+from lilliput.backends.keras.tensors import Tensors
 from lilliput.backends.keras.variables import to_array
 from lilliput.errors import StateError
-from lilliput.speedup.keras.tensors import Tensors
-from lilliput.speedup.labels import Flags
+from lilliput.graph.labels import Flags
 
 Masks = Mapping[str, Any] | str | os.PathLike[str]
 

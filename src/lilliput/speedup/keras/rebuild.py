@@ -11,14 +11,14 @@ from keras import tree
 
 from lilliput.backends.keras.graph import function_of, ordered_nodes
 from lilliput.backends.keras.instrument import unshadowed
+from lilliput.backends.keras.lowering import find_lowering
+from lilliput.backends.keras.tensors import unhidden
 from lilliput.errors import UnsupportedModelError
-from lilliput.speedup.keras.analysis import Analysis
+from lilliput.graph.analysis import Analysis, Kept
+from lilliput.graph.cuts import Array, Cut, cut_array
+from lilliput.graph.labels import Flags
 from lilliput.speedup.keras.configs import edited_config
 from lilliput.speedup.keras.copies import copy_operation, custom_objects
-from lilliput.speedup.keras.cuts import Array, Cut, cut_all
-from lilliput.speedup.keras.rules import find_rule
-from lilliput.speedup.keras.tensors import unhidden
-from lilliput.speedup.labels import Flags
 
 
 class Builder:
@@ -40,18 +40,19 @@ class Builder:
         self, analysis: Analysis, removed: Flags, cuts: Iterable[Cut], dtype: str | None = None
     ) -> None:
         self.analysis, self.removed, self.dtype = analysis, removed, dtype
+        self.read = analysis.graph.source
         self.cuts: dict[int, list[Cut]] = {}
         for cut in cuts:
-            variable = analysis.tensors.variables[cut.tensor]
+            variable = self.read.tensors.variables[cut.tensor]
             self.cuts.setdefault(id(variable), []).append(cut)
         self.made: dict[int, tuple[Any, Any]] = {}  # by identity of the old one
         self.initializers: list[tuple[Any, dict[str, Any]]] = []  # to put back when all is built
-        self.known = custom_objects(analysis.model)
+        self.known = custom_objects(self.read.model)
         self.notes: list[str] = []
 
     def build(self, arrays: Mapping[int, Array]) -> Any:
         """Return the new model, the same one each time, with these values of the old variables."""
-        model = self.analysis.model
+        model = self.read.model
         if id(model) not in self.made:
             self._make(model)
         for old, copy in self.made.values():
@@ -145,12 +146,13 @@ class Builder:
             return edited_config(self.analysis, self.removed, old, config)
 
         new = copy_operation(old, edit, self.dtype, self.known)
-        self._start_at_zero(new)
+        if isinstance(old, keras.Layer) and not old._layers:
+            self._start_at_zero(new)  # layers inside make initializers of their own from it
         return new
 
     def _start_at_zero(self, layer: Any) -> None:
         """Spare a layer random numbers, which its own values replace at once."""
-        if isinstance(layer, keras.Layer) and find_rule(layer) is not None:
+        if find_lowering(layer) is not None:
             held = {k: v for k, v in vars(layer).items() if k.endswith("_initializer") and v}
             self.initializers.append((layer, held))
             for key in held:
@@ -159,22 +161,23 @@ class Builder:
     def _inner_shapes(self, model: Any) -> list[Any]:
         """Return the shapes that a nested model is called with from now on."""
         shapes = [tuple(tensor.shape) for tensor in function_of(model).inputs]
-        call = next((x for x in self.analysis.graph.calls if x.operation is model), None)
+        call = next((x for x in self.read.calls.calls if x.operation is model), None)
         if call is None:
             return shapes
-        values = [self.analysis.walk.values[number] for number in call.inputs]
-        sizes = [self.analysis.sizes(value, self.removed) for value in values]
+        kept, walk, read = Kept(self.analysis, self.removed), self.analysis.walk, self.read
+        sizes = [kept.shape(walk.value(read.values[number])) for number in call.inputs]
+        known = [read.calls.shapes[number] for number in call.inputs]
         return [
             tuple(
                 n if n is None or was is None else size for n, was, size in zip(*three, strict=True)
             )
-            for three in zip(shapes, (value.shape for value in values), sizes, strict=True)
+            for three in zip(shapes, known, sizes, strict=True)
         ]
 
     def _fill(self, old: Any, new: Any, arrays: Mapping[int, Array]) -> None:
         """Give a new layer the values of the old one, as far as they stay."""
-        ours, theirs = unhidden(old), list(new.variables)
-        smaller = [cut_all(arrays[id(x)], self.cuts.get(id(x), ())) for x in ours]
+        ours, theirs = unhidden(old), unhidden(new)
+        smaller = [cut_array(arrays[id(x)], self.cuts.get(id(x), ())) for x in ours]
         if [x.shape for x in smaller] != [tuple(x.shape) for x in theirs]:
             raise UnsupportedModelError(
                 f"layer {old.name!r} ({type(old).__name__}) made again has variables of the shapes "

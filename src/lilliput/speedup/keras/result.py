@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from lilliput.graph.cuts import Cut
+from lilliput.graph.groups import count
 from lilliput.report.receipt import Receipt
 from lilliput.report.table import html_table
-from lilliput.speedup.groups import count
-from lilliput.speedup.keras.cuts import Cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,8 @@ class SpeedupResult:
     error : float
         Largest difference to the masked model's output, in parts of its largest entry.
     parameters, macs : tuple of int
-        Trained weights, and multiplications for a batch of one; before and after.
+        Trained weights, and multiplications of one call on the example inputs (of a batch of one if
+        there are none); before and after.
     removed : dict
         Per group: units removed and units there were.
     notes : tuple of str
@@ -84,13 +85,16 @@ class SpeedupResult:
         """Return a table for notebooks."""
         return html_table(self._rows(), title="Cut and checked", notes=self.notes)
 
+    def _inputs(self) -> str:
+        return "a batch of one" if self.example_inputs is None else "the example inputs"
+
     def _rows(self) -> list[tuple[str, str]]:
         gone, units = (sum(pair[i] for pair in self.removed.values()) for i in (0, 1))
         groups = count(len(self.removed), "channel group")
         return [
             ("removed", f"{gone:,} of {units:,} units in {groups}"),
             ("parameters", _arrow(self.parameters)),
-            ("MACs", f"{_arrow(self.macs)} per example"),
+            ("MACs", f"{_arrow(self.macs)} for {self._inputs()}"),
             ("runs as", "a new Keras model"),
             ("checked", f"equal to the masked model (relative error {self.error:.0e})"),
         ]

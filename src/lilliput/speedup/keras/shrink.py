@@ -9,9 +9,14 @@ from typing import Any
 import keras
 import numpy as np
 
+from lilliput.backends.keras.dead import masked_in
+from lilliput.backends.keras.discover import layers_by_path
 from lilliput.backends.keras.graph import function_of
 from lilliput.backends.keras.instrument import sidecar_of
 from lilliput.backends.keras.kernels import KernelError, kernel_notes
+from lilliput.backends.keras.lowering.table import kind_of
+from lilliput.backends.keras.narrow import kept_of, narrow_of, set_narrow, unseen_by_norms
+from lilliput.backends.keras.reader import graph_of
 from lilliput.backends.keras.scopes import sync
 from lilliput.errors import (
     LilliputError,
@@ -19,9 +24,13 @@ from lilliput.errors import (
     StageError,
     UnsupportedModelError,
 )
-from lilliput.speedup.keras.analysis import analyse
-from lilliput.speedup.keras.collect import collect
-from lilliput.speedup.keras.cuts import Array, balance, cut_all, find_cuts, find_dead
+from lilliput.graph.analysis import Analysis
+from lilliput.graph.collect import find_groups
+from lilliput.graph.cuts import Array, balance, cut_array, find_cuts
+from lilliput.graph.dead import Zeros, find_dead, one_left
+from lilliput.graph.labels import Flags, Indices
+from lilliput.graph.norms import find_norms
+from lilliput.graph.walk import Value
 from lilliput.speedup.keras.masks import Masks, read_masks
 from lilliput.speedup.keras.rebuild import Builder
 from lilliput.speedup.keras.result import SpeedupResult
@@ -33,8 +42,6 @@ from lilliput.speedup.keras.verify import (
     relative_error,
     rounding_of,
 )
-from lilliput.speedup.keras.walk import kind_of
-from lilliput.speedup.labels import Flags
 
 log = logging.getLogger("lilliput")
 
@@ -141,10 +148,15 @@ class _Work:
 
     def __init__(self, model: Any, example_inputs: Any, masks: Masks | None) -> None:
         self.model, self.notes = model, list[str]()
-        self.analysis = analyse(model, example_inputs)
-        self.groups: Any = collect(self.analysis)
-        tensors = self.analysis.tensors
+        self.groups: Any = find_groups(graph_of(model, example_inputs))
+        self.analysis = self.groups.analysis
+        self.read = self.analysis.graph.source
+        tensors = self.read.tensors
         self.masks = tensors.masks() if masks is None else read_masks(masks, tensors)
+        # What the norms of the masked model see, where it is not everything.
+        layers = layers_by_path(model)
+        norms = {norm.path for norm in find_norms(self.analysis)} if masks is None else ()
+        self.kept = {path: found for path in norms if (found := narrow_of(layers[path]))}
         # Whether the model itself computes with these masks, and nobody counts its calls.
         self.is_live = masks is None and not _is_watched(model)
         self.inputs = make_inputs(model, example_inputs)
@@ -156,13 +168,15 @@ class _Work:
 
     def extend(self) -> None:
         """Complete the masks of channels whose filters are masked."""
-        dead = find_dead(self.groups, self.masks, self.analysis.tensors.trained, only_outputs=True)
-        flags = balance(self.analysis, self._one_left(dead))
+        dead = find_dead(self.groups, self._zeros(), only_outputs=True)
+        flags = balance(self.analysis, self.groups.flags(one_left(dead)))
         before = answers(self._full(self._arrays()), self.inputs)
-        variables = self.analysis.tensors.variables
+        variables = self.read.tensors.variables
         for cut in find_cuts(self.analysis, flags):
             kept = cut.mask(tuple(variables[cut.tensor].shape))
             self.masks[cut.tensor] = self.masks.get(cut.tensor, True) & kept
+        for norm in find_norms(self.analysis):
+            self.kept[norm.path] = kept_of(self.analysis, norm, flags)
         self.is_live = False
         change = relative_error(before, answers(self._full(self._arrays()), self.inputs))
         if change > rounding_of(self.model):
@@ -174,15 +188,15 @@ class _Work:
 
     def find_removed(self) -> Flags:
         """Return the classes that masks remove wherever they appear, and that can be cut out."""
-        dead = find_dead(self.groups, self.masks, self.analysis.tensors.trained)
-        removed = self._one_left(dead)
-        rigid = {c.path for c in self.analysis.graph.calls if function_of(c.operation) is None}
+        removed: Flags = self.groups.flags(one_left(find_dead(self.groups, self._zeros())))
+        rigid = {c.path for c in self.read.calls.calls if function_of(c.operation) is None}
         if rigid:
-            removed[self.analysis.touched(rigid)] = False
+            removed[_touched(self.analysis, rigid)] = False
             self.notes.append(
                 f"the channels in {', '.join(sorted(rigid))} stay: it is a subclassed model, which cannot "
                 "be built again with other sizes"
             )
+        removed &= unseen_by_norms(self.analysis, self.kept)
         removed = balance(self.analysis, removed)
         self.cuts = tuple(find_cuts(self.analysis, removed))
         if not self.cuts:
@@ -195,17 +209,14 @@ class _Work:
         self._note_left()
         return removed
 
-    def _one_left(self, dead: dict[str, Flags]) -> Flags:
-        for units in dead.values():  # of what is masked altogether, one channel stays
-            units[0] &= not units.all()
-        flags: Flags = self.groups.flags(dead)
-        return flags
+    def _zeros(self) -> Zeros:
+        return masked_in(self.masks, self.read.tensors.trained)
 
     def _note_left(self) -> None:
         """Say that zeros which are not cut out are no longer held."""
         left = []
         for name, mask in self.masks.items():
-            kept = cut_all(mask, (cut for cut in self.cuts if cut.tensor == name))
+            kept = cut_array(mask, (cut for cut in self.cuts if cut.tensor == name))
             left += [] if kept.all() else [name]
         if left:
             more = " …" if len(left) > 4 else ""
@@ -240,38 +251,61 @@ class _Work:
 
     def _error(self, removed: Flags, arrays: dict[int, Array], dtype: str) -> float:
         """Compare with the weights as they are, and with others: a head of zeros would hide anything."""
-        tensors = self.analysis.tensors
+        tensors = self.read.tensors
         masks = {id(tensors.variables[name]): self._mask(name) for name in sorted(tensors.trained)}
         full = Builder(self.analysis, self._nothing(), (), dtype)
         small = Builder(self.analysis, removed, self.cuts, dtype)
         error = 0.0
         for values in (arrays, disturbed(arrays, masks)):
-            expected = answers(full.build(values), self.inputs)
+            expected = answers(self._with_norms(full, values), self.inputs)
             error = max(error, relative_error(expected, answers(small.build(values), self.inputs)))
         return error
 
     def _has_casts(self) -> bool:
         """Whether some part of the model may compute in a precision of its own."""
-        if (
-            keras.backend.backend() == "torch"
-        ):  # there Keras multiplies matrices in single precision
+        backend = keras.backend.backend()
+        if backend == "torch":  # there Keras multiplies matrices in single precision
             return True
-        kinds = {kind_of(node.operation) for node in self.analysis.graph.nodes}
+        kinds = {kind_of(node.operation) for node in self.read.calls.nodes}
+        if backend == "jax" and kinds & {"LayerNormalization", "GroupNormalization"}:
+            return True  # there Keras takes these in single precision
         return "Cast" in kinds or bool(self.analysis.walk.unknown)
 
     def _mask(self, name: str) -> Flags:
-        shape = tuple(self.analysis.tensors.variables[name].shape)
+        shape = tuple(self.read.tensors.variables[name].shape)
         return self.masks.get(name, np.ones(shape, bool))
 
     def _arrays(self) -> dict[int, Array]:
-        return self.analysis.tensors.arrays(self.masks)
+        found: dict[int, Array] = self.read.tensors.arrays(self.masks)
+        return found
 
     def _full(self, arrays: dict[int, Array]) -> Any:
         """Return a plain copy of the model, all its channels in place."""
-        return Builder(self.analysis, self._nothing(), ()).build(arrays)
+        return self._with_norms(Builder(self.analysis, self._nothing(), ()), arrays)
+
+    def _with_norms(self, builder: Builder, arrays: dict[int, Array]) -> Any:
+        """Build a copy whose norms see what those of the masked model see."""
+        model, layers = builder.build(arrays), layers_by_path(self.model)
+        for path, kept in self.kept.items():
+            set_narrow(builder.made[id(layers[path])][1], kept, model)
+        return model
 
     def _nothing(self) -> Flags:
         return np.zeros(self.analysis.walk.labels.count, bool)
+
+
+def _touched(analysis: Analysis, paths: set[str]) -> Indices:
+    """Return the classes of everything that nodes inside these nested models read and make."""
+    walk, read = analysis.walk, analysis.graph.source
+    found: list[Value] = []
+    for node in read.calls.nodes:
+        if paths.intersection(node.scopes):
+            found += [walk.value(read.values[x]) for x in (*node.inputs, *node.outputs)]
+    for name, value in analysis.axes.items():
+        if any(name.startswith(f"{path}/") for path in paths):
+            found.append(value)
+    classes = [x for value in found for axis in value.axes for x in analysis.classes(axis)]
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *classes]))
 
 
 def _check(error: float, tolerance: float) -> None:

@@ -15,7 +15,7 @@ from lilliput.backends.keras.graph import function_of
 from lilliput.backends.keras.kernels import checked_runner
 from lilliput.backends.keras.variables import to_array
 from lilliput.errors import UnsupportedModelError
-from lilliput.speedup.keras.cuts import Array
+from lilliput.graph.cuts import Array
 
 _SEED = 20_230
 _BATCH = 2

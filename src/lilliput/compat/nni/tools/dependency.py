@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from lilliput.backends.torch.capture import as_inputs, plain_copy, read
 from lilliput.backends.torch.discover import unwrapped
+from lilliput.backends.torch.graph import to_graph
 from lilliput.compat.nni.tools.filing import PathLike
 from lilliput.compat.nni.tools.speedup import at_least_two
 from lilliput.errors import ConfigError
 from lilliput.files import write_atomically
-from lilliput.speedup.analysis import Analysis, label
-from lilliput.speedup.capture import as_inputs, plain_copy, read
-from lilliput.speedup.walk import op_name
+from lilliput.graph.analysis import Analysis, analyse
 
 _CONVOLUTIONS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -41,7 +41,7 @@ class Channels:
             )
         args, kwargs = as_inputs(at_least_two(dummy_input))
         self.plain = unwrapped(plain_copy(model, share=True))
-        self.analysis: Analysis = label(read(self.plain, args, kwargs), is_part=True)
+        self.analysis: Analysis = analyse(to_graph(read(self.plain, args, kwargs)), is_part=True)
         self.layers = {
             name: module
             for name, module in self.plain.named_modules()
@@ -65,7 +65,7 @@ class Channels:
         module, name = self.layers[layer], self._weight(layer)
         walk = self.analysis.walk
         if name in walk.ragged:
-            return [walk.labels.find(walk.ragged[name].ravel())]
+            return [walk.labels.find(walk.ragged[name].rows.ravel())]
         is_transposed = isinstance(module, _TRANSPOSED)
         is_depthwise = getattr(module, "groups", 1) > 1
         return self._along(name, 0 if is_transposed or is_depthwise else 1)
@@ -78,12 +78,11 @@ class Channels:
     def joined(self) -> Iterator[list[Any]]:
         """Yield for each concatenation of channels the labels of its parts."""
         walk = self.analysis.walk
-        for node in walk.graph.nodes:
-            if op_name(node) not in ("cat", "concat", "concatenate"):
+        for op in self.analysis.graph.ops:
+            if op.name != "cat":
                 continue
-            dim = int(node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0))
-            parts = [walk.resolve(x) for x in node.args[0]]
-            columns = [column for part in parts for column in part.axes[dim]]
+            joined = walk.bind(op)
+            columns = [column for part in joined.tensors for column in part.axes[joined.dim]]
             yield [walk.labels.find(x) for c in columns for x in walk.labels.expand(c.labels)]
 
 
@@ -226,8 +225,8 @@ def not_safe_to_prune(model: nn.Module, dummy_input: Any) -> list[str]:
 
     Nothing has to be excluded for it: their channels stay in any case.
     """
-    from lilliput.speedup.collect import channel_groups
-    from lilliput.speedup.walk import IS_OUTPUT
+    from lilliput.graph.walk import IS_OUTPUT
+    from lilliput.speedup.channels import channel_groups
 
     groups = channel_groups(model, at_least_two(dummy_input))
     stays = {x.tensor.removesuffix(".weight") for x in groups.pinned if x.reason != IS_OUTPUT}

@@ -11,7 +11,7 @@ from lilliput.compat.nni.config.keys import NEW_SELECTORS
 from lilliput.config.parse import parse_rules
 from lilliput.config.select import select
 from lilliput.config.spec import Rule
-from lilliput.speedup.collect import channel_groups
+from lilliput.speedup.channels import channel_groups
 
 
 def auto_set_denpendency_group_ids(

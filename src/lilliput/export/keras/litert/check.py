@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
-import numpy as np
-
-from lilliput.errors import ExportError, StageError
+from lilliput.errors import ExportError
+from lilliput.export.file_check import FileCheck
 from lilliput.export.keras.litert.build import serialize
 from lilliput.export.keras.litert.draft import Draft, Scales
 from lilliput.export.keras.litert.layers import fill_costs
 from lilliput.export.keras.litert.run import FAST, PLAIN, dequantize, quantize, run, shapes_of
 from lilliput.export.places import Array, Inputs, Simulation, first_line, to_array
 from lilliput.export.result import ExportResult
-from lilliput.export.run import Agreement, compare, sqnr
-from lilliput.export.steps import ONE_STEP, Integers, Step, compare_steps
+from lilliput.export.steps import Integers
 
 
 def check_file(
@@ -47,33 +43,24 @@ def check_file(
     fill_costs(result.layers, draft, shapes_of(data, feeds), rows)
 
 
-class _Check:
+class _Check(FileCheck):
     """The file, the simulation, and the batches to compare them on."""
 
     def __init__(
         self, data: bytes, draft: Draft, simulation: Simulation, batches: Sequence[Inputs]
     ) -> None:
-        self.data, self.simulation = data, simulation
-        self.names = simulation.names
         graph = draft.graph
-        self.inputs = [_integer_scales(draft, x) for x in graph.inputs]
-        self.outputs = [_integer_scales(draft, x) for x in graph.outputs]
-        self.steps = [_step_of(draft, x) for x in graph.outputs]
-        self.is_open = any(_is_open(draft, x) for x in graph.inputs)
         # The same file, with all quantized activations among its outputs.
         inner = {k: x for k, x in draft.tensors.items() if x not in graph.inputs}
+        tensors = {k: _integers(draft, x) for k, x in inner.items()}
+        super().__init__(simulation, batches, tensors, [_step_of(draft, x) for x in graph.outputs])
+        self.data = data
+        self.inputs = [_integer_scales(draft, x) for x in graph.inputs]
+        self.outputs = [_integer_scales(draft, x) for x in graph.outputs]
+        self.is_open = any(_is_open(draft, x) for x in graph.inputs)
         self.inner = sorted(set(inner.values()) - set(graph.outputs))
-        self.tensors = {k: _integers(draft, x) for k, x in inner.items()}
         self.positions = [str(x) for x in (*graph.outputs, *self.inner)]
         self.wide = _with_outputs(data, self.inner)
-        self.batches = [simulation.inputs, *batches]
-        self.expected = [[to_array(x) for x in simulation.outputs]]
-        self.expected += [[to_array(x) for x in simulation.again(b).outputs] for b in batches]
-        if len(graph.outputs) != len(self.expected[0]):
-            raise ExportError(
-                f"the file has {len(graph.outputs)} outputs, the model {len(self.expected[0])}; "
-                "return tensors that depend on the inputs."
-            )
 
     def feeds(self, inputs: Inputs) -> list[Array]:
         """Return inputs as the file takes them."""
@@ -91,36 +78,6 @@ class _Check:
         """Return the quantized activations of the file, by the numbers of their tensors."""
         return dict(zip(self.positions, run(self.wide, self.feeds(inputs), runtime), strict=True))
 
-    def agreement(self, runtime: str) -> Agreement:
-        """Return how close a runtime is on all batches together."""
-        received = [self.run(inputs, runtime) for inputs in self.batches]
-        count = len(self.batches)
-        flat = [[x for batch in batches for x in batch] for batches in (self.expected, received)]
-        return compare(self.names * count, flat[0], flat[1], self.steps * count)
-
-    def step_by_step(
-        self, runtime: str, found: Agreement, min_sqnr: float
-    ) -> tuple[Agreement, str]:
-        """Compare every quantized tensor on its own; return the worst, and what is wrong with it."""
-        steps, fault = self._faults(self.simulation, runtime, min_sqnr)
-        worst = max(steps, key=lambda step: step.lsb, default=None)
-        if worst is not None:
-            found = replace(found, local_lsb=worst.lsb, local_layer=worst.layer)
-        return found, fault
-
-    def _faults(
-        self, simulation: Simulation, runtime: str, min_sqnr: float
-    ) -> tuple[list[Step], str]:
-        values = self.inside(simulation.inputs, runtime)
-        steps, outputs = compare_steps(simulation, self.tensors, values)
-        for step in steps:
-            if step.lsb > ONE_STEP:
-                return steps, _explain(step, runtime)
-        last = compare(self.names, outputs, self.run(simulation.inputs, runtime), self.steps)
-        if not last.sqnr >= min_sqnr and not (last.lsb is not None and last.lsb <= ONE_STEP):
-            return steps, _far(last, runtime, min_sqnr)
-        return steps, ""
-
     def other_size(self, min_sqnr: float) -> str:
         """Return what is wrong with a batch of another size, where the file takes any."""
         if not self.is_open:
@@ -131,7 +88,7 @@ class _Check:
         except ExportError:
             return ""  # the model itself insists on its size
         try:
-            _, fault = self._faults(simulation, PLAIN, min_sqnr)
+            _, fault = self.faults(simulation, PLAIN, min_sqnr)
         except (RuntimeError, ValueError) as error:
             fault = first_line(error)
         if not fault:
@@ -141,34 +98,6 @@ class _Check:
             f"for a batch of another size (outputs {rows[0]} in place of {rows[1]}) the file does not do "
             f"what the model does: {fault} Pass dynamic_batch=False."
         )
-
-    def compare_layers(self, runtime: str) -> list[dict[str, Any]]:
-        """Return how close each quantized activation is, in order of execution."""
-        again = self.simulation.again(self.simulation.inputs, keep=True)
-        pairs = zip(again.outputs, self.expected[0], strict=True)
-        if not all(np.array_equal(to_array(x), y) for x, y in pairs):
-            raise StageError("the model has changed since it was exported; export it again.")
-        found = self.inside(self.simulation.inputs, runtime)
-        places = {place.key: place for place in again.places}
-        rows = []
-        for (number, position, call), held in self.tensors.items():
-            place = self.simulation.places[number]
-            results = places[place.key].results
-            if call < len(results):
-                expected = to_array(results[call][position])
-                received = held.reals(found).reshape(expected.shape)
-                worst = compare([held.name], [expected], [received], [held.step(found)])
-                rows.append(
-                    {
-                        "layer": place.wrapper.name,
-                        "tensor": place.quant_type.value,
-                        "call": call,
-                        "sqnr": sqnr(expected, received),
-                        "max_error": worst.max_error,
-                        "lsb": worst.lsb,
-                    }
-                )
-        return rows
 
 
 def _with_outputs(data: bytes, wanted: Sequence[int]) -> bytes:
@@ -200,17 +129,3 @@ def _step_of(draft: Draft, index: int) -> float | None:
 def _is_open(draft: Draft, index: int) -> bool:
     signature = draft.tensor(index).shapeSignature
     return signature is not None and len(signature) > 0 and int(signature[0]) < 0
-
-
-def _explain(step: Step, runtime: str) -> str:
-    return (
-        f"the {step.tensor} of layer {step.layer!r} as executed by {runtime} is {step.lsb:g} steps of its "
-        f"grid from the simulation ({step.sqnr:.1f} dB), given the same inputs."
-    )
-
-
-def _far(found: Agreement, runtime: str, min_sqnr: float) -> str:
-    return (
-        f"output {found.output!r} as executed by {runtime} is {found.sqnr:.1f} dB from the simulation "
-        f"(largest difference {found.max_error:.3g}), expected {min_sqnr:g} dB or more."
-    )

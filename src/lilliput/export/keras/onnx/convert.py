@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from lilliput.backends.keras.discover import layers_by_path
 from lilliput.errors import ExportError
-from lilliput.export.graph import SCOPES, Draft
 from lilliput.export.keras.scopes import layer_of
 from lilliput.export.keras.trace import Trace, quiet, require_tensorflow, trace
+from lilliput.export.passes.graph import SCOPES, Draft
 from lilliput.export.places import DOMAIN, Key, Place, Simulation, Tensor, first_line
 from lilliput.extras import require
 

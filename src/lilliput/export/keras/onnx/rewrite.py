@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.graph import Draft, array_of, only_reader, path_of
+from lilliput.export.passes.graph import Draft, array_of, only_reader, path_of
 from lilliput.export.places import Array
 
 _UNARY = ("Relu", "Clip", "LeakyRelu", "Site")

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.graph import Draft, array_of
-from lilliput.export.integers import Stored, weight_of
 from lilliput.export.keras.onnx.convert import named_weights, set_scope
+from lilliput.export.passes.graph import Draft, array_of
+from lilliput.export.passes.integers import Stored, weight_of
 from lilliput.export.places import Array, Place, Simulation
 
 _CHANGES = ("Transpose", "Reshape", "Unsqueeze", "Squeeze", "Identity")

@@ -1,0 +1,36 @@
+"""Which units of a Keras model masks remove."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from lilliput.graph.dead import Zeros
+from lilliput.graph.groups import Slice
+from lilliput.graph.labels import Flags
+
+
+def masked_in(masks: Mapping[str, Flags], trained: Collection[str]) -> Zeros:
+    """Return what masks remove, for ``find_dead``; statistics, which are not trained, do not count."""
+
+    def zeros(piece: Slice) -> Flags | None:
+        if piece.tensor not in trained:
+            return None
+        mask = masks.get(piece.tensor)
+        return np.zeros(piece.units.shape, bool) if mask is None else _dead_indices(piece, mask)
+
+    return zeros
+
+
+def _dead_indices(piece: Slice, mask: Flags) -> Flags:
+    if piece.units.ndim == 1:
+        return _lost(mask, piece.dim)
+    by_filter = np.moveaxis(mask, (piece.filters, piece.dim), (0, 1))
+    return np.stack([_lost(block, 1) for block in np.split(by_filter, len(piece.units))])
+
+
+def _lost(mask: Flags, dim: int) -> Flags:
+    """Return the indices along a dimension of which a mask keeps nothing."""
+    rows = np.moveaxis(mask, dim, 0).reshape(mask.shape[dim], -1)
+    return np.logical_not(rows.any(axis=1))

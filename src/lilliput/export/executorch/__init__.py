@@ -1,0 +1,1 @@
+"""From a quantized torch model to an ExecuTorch program: capture, passes on its graph, lowering."""

@@ -1,0 +1,219 @@
+"""Capture a model with quantize and dequantize operators in place of its quantizers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+# Importing it registers the operators quantized_decomposed.*, which XNNPACK's partitioner looks for.
+from torch.ao.quantization.fx import _decomposed  # noqa: F401
+from torch.utils._pytree import tree_flatten
+
+from lilliput.backends.torch.instrument import quantizers_in
+from lilliput.backends.wrapping import marking
+from lilliput.config.layer import QuantType
+from lilliput.errors import ExportError, LilliputError
+from lilliput.export.grid import OnGrid, on_grid
+from lilliput.export.places import Inputs, Place, Simulation, first_line, key_of, to_array
+from lilliput.export.sizes.axes import batch_axis, resized
+from lilliput.export.sizes.other_sizes import BATCH
+from lilliput.export.steps import Key
+from lilliput.export.trace import evaluating, open_shapes
+
+OPS: Any = torch.ops.quantized_decomposed
+QUANTIZE, DEQUANTIZE = OPS.quantize_per_tensor.default, OPS.dequantize_per_tensor.default
+DEQUANTIZE_WEIGHT = OPS.dequantize_per_channel.default
+LOW, HIGH = -128, 127
+Integers = tuple[Tensor, Tensor, Tensor, int]  # a weight, its scales and zero points, their axis
+
+
+@dataclass
+class Captured:
+    """A model as a graph of torch operators.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        The model; its inputs are those of the model itself.
+    inputs : pair of tuple and dict
+        What it is called with.
+    shapes : Any
+        The open sizes, as ``torch.export`` takes them.
+    tensors : dict
+        From a quantized activation (place, position, call) to its quantize node.
+    notes : list of str
+        What the user should know.
+    """
+
+    module: fx.GraphModule
+    inputs: Inputs
+    shapes: Any
+    tensors: dict[Key, fx.Node]
+    notes: list[str] = field(default_factory=list)
+
+    def export(self, more: Sequence[fx.Node] = ()) -> Any:
+        """Return it as an exported program with a flat tuple of outputs, these nodes the last of them."""
+        graph: Any = self.module.graph
+        end, codegen = next(node for node in graph.nodes if node.op == "output"), graph._codegen
+        held, info = end.args, codegen.pytree_info
+        outputs = (*held[0], *more)
+        try:
+            end.args = (outputs,)
+            spec = tree_flatten(tuple(range(len(outputs))))[1]
+            codegen.pytree_info = info._replace(out_spec=spec)
+            self.module.recompile()
+            args, kwargs = self.inputs
+            return torch.export.export(
+                self.module, args, kwargs, dynamic_shapes=self.shapes, strict=False
+            )
+        finally:
+            end.args, codegen.pytree_info = held, info
+
+
+def capture(simulation: Simulation, max_batch: int, is_float: bool = False) -> Captured:
+    """Return the graph of a model, on its integer grids.
+
+    Parameters
+    ----------
+    simulation : Simulation
+        The model, and what its quantizers do.
+    max_batch : int
+        The largest number of rows that it takes; 0: as many as the example has.
+    is_float : bool
+        Whether to leave all quantizers out: the model that the file is compared with in speed.
+    """
+    mark = _Marks(simulation, is_float)
+    inputs, shapes = _open_batch(simulation, max_batch) if max_batch else (simulation.inputs, None)
+    args, kwargs = inputs
+    with evaluating(simulation.model), marking(mark, quantizers_in(simulation.model)):
+        try:
+            program = torch.export.export(
+                simulation.model, args, kwargs, dynamic_shapes=shapes, strict=False
+            )
+        except LilliputError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"torch.export cannot capture {type(simulation.model).__name__}: "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
+    module: Any = program.module(check_guards=False)
+    nodes = [node for node in module.graph.nodes if node.target is QUANTIZE]
+    if len(nodes) != len(mark.keys):
+        raise ExportError(
+            f"the captured graph has {len(nodes)} quantized tensors, the simulation {len(mark.keys)}; a "
+            "layer is quantized inside a branch or loop: move it out of torch.cond and the like."
+        )
+    return Captured(module, inputs, shapes, dict(zip(mark.keys, nodes, strict=True)))
+
+
+class CaptureError(ExportError):
+    """torch.export cannot capture the model."""
+
+
+class _Marks:
+    """Puts quantize and dequantize operators in place of quantizers, and remembers which is which."""
+
+    def __init__(self, simulation: Simulation, is_float: bool) -> None:
+        self.simulation, self.is_float = simulation, is_float
+        self.numbers = {place.key: i for i, place in enumerate(simulation.places)}
+        self.calls: dict[tuple[int, int], int] = defaultdict(int)
+        self.keys: list[Key] = []
+        # Made before tracing, where numbers can be read.
+        places = [] if is_float else simulation.places
+        self.weights = {p.key: _weight(p) for p in places if p.is_weight}
+        self.grids = {p.key: _grid_of(p) for p in places if not p.is_weight and p.qparams}
+
+    def __call__(
+        self, wrapper: Any, kind: QuantType, tensors: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Return the tensors as a quantizer leaves them."""
+        if self.is_float:
+            return tensors
+        number = self.numbers[key_of(wrapper, kind)]
+        place = self.simulation.places[number]
+        if place.is_weight:
+            return (_dequantized(self.weights[place.key]),)
+        if place.qparams is None or place.qparams.is_result:
+            tensors = wrapper._quantizer().run(wrapper, kind, tensors)
+        if place.qparams is None:
+            return tensors
+        return tuple(self._activation(x, place, number, i) for i, x in enumerate(tensors))
+
+    def _activation(self, tensor: Tensor, place: Place, number: int, position: int) -> Tensor:
+        scale, zero, low, high = self.grids[place.key]
+        if (low, high) != (LOW, HIGH):  # XNNPACK does not look at the bounds of the operator
+            tensor = torch.clamp(tensor, (low - zero) * scale, (high - zero) * scale)
+        call = self.calls[number, position]
+        self.calls[number, position] += 1
+        self.keys.append((number, position, call))
+        parameters = (scale, zero, LOW, HIGH, torch.int8)
+        found: Tensor = DEQUANTIZE(QUANTIZE(tensor, *parameters), *parameters)
+        return found
+
+
+def _grid_of(place: Place) -> tuple[float, int, int, int]:
+    """Return scale, zero point and the lowest and highest integer of an activation, in int8."""
+    if place.qparams is None:
+        raise ExportError(f"{place.name}: it has no integer grid.")
+    grid = place.qparams.grid
+    if grid.is_dynamic:
+        raise ExportError(
+            f"{place.name}: its scale is found in each call (observer 'dynamic'), which ExecuTorch files of "
+            "Lilliput do not have; calibrate it, or export ONNX."
+        )
+    if grid.axis is not None or grid.bits > 8:
+        what = "a scale per channel" if grid.axis is not None else f"{grid.bits} bits"
+        raise ExportError(
+            f"{place.name}: XNNPACK has no activations with {what}; use 8 bits and one scale per tensor."
+        )
+    shift = 0 if grid.is_signed else 128
+    zero = int(to_array(place.qparams.zero_point)) - shift
+    return float(to_array(place.qparams.scale)), zero, grid.low - shift, grid.high - shift
+
+
+def _weight(place: Place) -> Tensor | Integers:
+    """Return a weight as int8 with a scale per channel, or in float where it cannot be."""
+    plain = torch.from_numpy(np.array(place.weight()))
+    if place.qparams is None:
+        return plain
+    found = on_grid(place)
+    grid = place.qparams.grid
+    shift = 0 if grid.is_signed else 128
+    if found.block_size is not None or grid.bits > 8 or (found.zero_point != shift).any():
+        return torch.from_numpy(found.reals())
+    return _per_channel(found, shift)
+
+
+def _per_channel(found: OnGrid, shift: int) -> Integers:
+    axis = found.axis or 0
+    count = found.integers.shape[axis]
+    scale = np.array(np.broadcast_to(found.scale.reshape(-1), (count,)), np.float32)
+    integers = (found.integers - shift).astype(np.int8)
+    zeros = torch.zeros(count, dtype=torch.int64)
+    return torch.from_numpy(integers), torch.from_numpy(scale), zeros, axis
+
+
+def _dequantized(weight: Tensor | Integers) -> Tensor:
+    if isinstance(weight, Tensor):
+        return weight
+    found: Tensor = DEQUANTIZE_WEIGHT(*weight, LOW, HIGH, torch.int8)
+    return found
+
+
+def _open_batch(simulation: Simulation, max_batch: int) -> tuple[Inputs, Any]:
+    """Return inputs to trace with, and what ``torch.export`` is told of the size of their batch."""
+    tensors = simulation.tensors(simulation.inputs)
+    rows = next((len(x) for x in tensors if x.dim()), 0)
+    # Below 16 rows torch asks whether NNPACK should convolve, and from then on allows no more than 15.
+    traced = max(rows, 16)
+    batch = torch.export.Dim(BATCH, min=1, max=max(max_batch, traced))
+    axes = batch_axis(tensors, batch)
+    inputs: Inputs = resized(simulation.inputs, axes, {BATCH: traced})
+    return inputs, open_shapes(simulation.model, inputs, axes)

@@ -1,0 +1,200 @@
+"""Lower a captured graph to XNNPACK, execute the program, and read what XNNPACK took of it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from lilliput.backends.torch.capture import quiet
+from lilliput.errors import ExportError
+from lilliput.export.executorch.capture import DEQUANTIZE_WEIGHT, Captured
+from lilliput.export.executorch.passes import ATEN, LAYERS, name_of, value_of, why_float
+from lilliput.export.layer import Layer
+from lilliput.export.macs import count_macs
+from lilliput.export.places import Array, first_line, to_array
+from lilliput.export.targets.executed import TensorInfo, default_threads
+
+_OPS = {
+    ATEN.conv1d.default: "Conv",
+    ATEN.conv2d.default: "Conv",
+    ATEN.conv2d.padding: "Conv",
+    ATEN.conv3d.default: "Conv",
+    ATEN.conv_transpose2d.input: "ConvTranspose",
+    ATEN.linear.default: "Gemm",
+    ATEN.matmul.default: "MatMul",
+    ATEN.bmm.default: "MatMul",
+    ATEN.scaled_dot_product_attention.default: "Attention",
+}
+
+
+# The numbers that torch has for data types.
+_DTYPES = {0: "uint8", 1: "int8", 3: "int32", 4: "int64", 6: "float32", 11: "bool"}
+
+
+@dataclass(frozen=True)
+class Program:
+    """The bytes of a file, and the graph that is left outside XNNPACK."""
+
+    data: bytes
+    edge: Any
+
+
+def lower(captured: Captured, more: Sequence[fx.Node] = ()) -> Program:
+    """Return a program that also returns these nodes."""
+    with quieter():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+
+        try:
+            edge = to_edge_transform_and_lower(
+                captured.export(more),
+                partitioner=[XnnpackPartitioner()],
+                compile_config=EdgeCompileConfig(_check_ir_validity=False),
+            )
+            return Program(edge.to_executorch().buffer, edge.exported_program())
+        except Exception as error:  # those of exir share no base
+            raise LoweringError(
+                f"ExecuTorch cannot lower the model: {type(error).__name__}: {first_line(error)}"
+            ) from error
+
+
+class LoweringError(ExportError):
+    """ExecuTorch cannot write the captured graph as a program."""
+
+
+class Execution:
+    """A program, loaded into ExecuTorch's runtime."""
+
+    def __init__(self, data: bytes) -> None:
+        with quieter():
+            from executorch.runtime import Runtime
+
+            self.threads = start_threads()
+            self.program = Runtime.get().load_program(data)
+            self.method = self.program.load_method("forward")
+
+    def tensors(self) -> list[TensorInfo]:
+        """Return what the program takes and returns; an open batch has its largest size."""
+        meta = self.method.metadata
+        pairs = [("input", i, meta.input_tensor_meta(i)) for i in range(meta.num_inputs())]
+        pairs += [("output", i, meta.output_tensor_meta(i)) for i in range(meta.num_outputs())]
+        return [
+            TensorInfo(kind, f"{kind}_{i}", tuple(x.sizes()), _DTYPES.get(x.dtype(), "float32"))
+            for kind, i, x in pairs
+        ]
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
+        """Return the outputs."""
+        return [to_array(x).copy() for x in self.method.execute(list(tensors))]
+
+
+@cache
+def start_threads() -> int:
+    """Start the threads that all programs of this process compute with; return how many there are.
+
+    As many as torch has when the first program is loaded: to replace them later, while a program holds
+    them, hangs.
+    """
+    from executorch.extension.pybindings import portable_lib
+
+    if portable_lib._threadpool_get_thread_count() != default_threads():
+        portable_lib._unsafe_reset_threadpool(default_threads())
+    return int(portable_lib._threadpool_get_thread_count())
+
+
+@contextmanager
+def quieter() -> Iterator[None]:
+    """Keep what torch, torchao and ExecuTorch say of their own code from the user."""
+    with warnings.catch_warnings(), quiet():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def list_layers(captured: Captured, program: Program) -> list[Layer]:
+    """Return all that multiplies, with its kernel: what XNNPACK took, and what of it is on integers."""
+    inside = _weights_inside(program)
+    layers = []
+    for node in captured.module.graph.nodes:
+        op = _OPS.get(node.target)
+        if op is None:
+            continue
+        key = _weight_name(node)
+        is_integer, reason = inside.get(key, False), why_float(node)
+        kernel = (
+            f"XNNPACK {'qs8' if is_integer else 'f32'}" if key in inside else "ExecuTorch's own"
+        )
+        if not reason and not is_integer:
+            reason = "XNNPACK's partitioner left it out"
+        dtype = "" if not key else "float" if reason else "int8"
+        layers.append(
+            Layer(
+                name_of(node),
+                op,
+                dtype,
+                _macs(captured.module, node, op),
+                not reason,
+                kernel,
+                reason,
+            )
+        )
+    return layers
+
+
+def _weight_name(node: fx.Node) -> str:
+    """Return the attribute that holds the weight of a layer, empty if it has none."""
+    weight: Any = node.args[1] if node.target in LAYERS else None
+    if weight is not None and weight.target is DEQUANTIZE_WEIGHT:
+        weight = weight.args[0]
+    return str(weight.target) if weight is not None and weight.op == "get_attr" else ""
+
+
+def _weights_inside(program: Program) -> dict[str, bool]:
+    """Return the weights that XNNPACK multiplies with, and whether as integers."""
+    found: dict[str, bool] = {}
+    for node in program.edge.graph.find_nodes(op="get_attr"):
+        held = getattr(program.edge.graph_module, node.target).original_module
+        signature = held.graph_signature
+        names = {
+            **signature.inputs_to_parameters,
+            **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }
+        for reader in held.graph.nodes:
+            for weight in reader.all_input_nodes if _is_product(reader) else ():
+                is_integer = weight.op == "call_function" and "dequantize" in str(weight.target)
+                source = weight.all_input_nodes[0] if is_integer else weight
+                if source.name in names:
+                    found[names[source.name]] = is_integer
+    return found
+
+
+def _is_product(node: fx.Node) -> bool:
+    return node.op == "call_function" and any(
+        name in str(node.target) for name in ("aten.convolution", "aten.linear", "aten.addmm")
+    )
+
+
+def _macs(module: fx.GraphModule, node: fx.Node, op: str) -> int:
+    """Return the multiplications for one example; for all of them where the batch is fixed."""
+    inputs = [_shape(module, x) for x in node.args if isinstance(x, fx.Node)]
+    output = _shape(module, node)
+    rows = output[0] if isinstance(node.meta["val"].shape[0], torch.SymInt) else 1
+    if op == "Gemm":  # a Linear on sequences is one, too
+        return math.prod(output) * inputs[0][-1] // rows
+    return count_macs(op, inputs, [output]) // rows
+
+
+def _shape(module: fx.GraphModule, node: fx.Node) -> tuple[int, ...]:
+    """Return the shape of a tensor in the trace; quantizing changes none."""
+    while node.op == "call_function" and "val" not in node.meta:
+        node = node.all_input_nodes[0]
+    value = value_of(module, node) if node.op == "get_attr" else node.meta["val"]
+    return tuple(x.node.hint if isinstance(x, torch.SymInt) else x for x in value.shape)

@@ -1,0 +1,133 @@
+"""Compare an executed file with the simulation: from end to end, and tensor by tensor.
+
+What LiteRT's and ExecuTorch's checks have in common; an ONNX file has its own in ``check``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lilliput.errors import ExportError, StageError
+from lilliput.export.places import Array, Inputs, Simulation, to_array
+from lilliput.export.run import Agreement, compare, sqnr
+from lilliput.export.steps import ONE_STEP, Integers, Key, Step, compare_steps
+
+
+class FileCheck(ABC):
+    """The simulation, and the batches to compare a file with it on; a target says how to execute it.
+
+    Parameters
+    ----------
+    simulation : Simulation
+        The model on the example inputs.
+    batches : sequence of inputs
+        What else to compare on.
+    tensors : mapping
+        Where the file holds which quantized activation.
+    steps : sequence of float or None
+        For each output the step of the grid that it lies on, None if it lies on none.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        batches: Sequence[Inputs],
+        tensors: Mapping[Key, Integers],
+        steps: Sequence[float | None],
+    ) -> None:
+        self.simulation, self.tensors, self.steps = simulation, tensors, list(steps)
+        self.names = simulation.names
+        self.batches = [simulation.inputs, *batches]
+        self.expected = [[to_array(x) for x in simulation.outputs]]
+        self.expected += [[to_array(x) for x in simulation.again(b).outputs] for b in batches]
+        if len(self.steps) != len(self.expected[0]):
+            raise ExportError(
+                f"the file has {len(self.steps)} outputs, the model {len(self.expected[0])}; "
+                "return tensors that depend on the inputs."
+            )
+
+    @abstractmethod
+    def run(self, inputs: Inputs, runtime: str) -> list[Array]:
+        """Return the outputs of the file as numbers."""
+
+    @abstractmethod
+    def inside(self, inputs: Inputs, runtime: str) -> dict[str, Array]:
+        """Return the quantized activations of the file, by the names that ``tensors`` has for them."""
+
+    def agreement(self, runtime: str) -> Agreement:
+        """Return how close a runtime is on all batches together."""
+        received = [self.run(inputs, runtime) for inputs in self.batches]
+        count = len(self.batches)
+        flat = [[x for batch in batches for x in batch] for batches in (self.expected, received)]
+        return compare(self.names * count, flat[0], flat[1], self.steps * count)
+
+    def step_by_step(
+        self, runtime: str, found: Agreement, min_sqnr: float
+    ) -> tuple[Agreement, str]:
+        """Compare every quantized tensor on its own; return the worst, and what is wrong with it."""
+        steps, fault = self.faults(self.simulation, runtime, min_sqnr)
+        worst = max(steps, key=lambda step: step.lsb, default=None)
+        if worst is not None:
+            found = replace(found, local_lsb=worst.lsb, local_layer=worst.layer)
+        return found, fault
+
+    def faults(
+        self, simulation: Simulation, runtime: str, min_sqnr: float
+    ) -> tuple[list[Step], str]:
+        """Return all tensors compared on other inputs, and what is wrong with the file on them."""
+        values = self.inside(simulation.inputs, runtime)
+        steps, outputs = compare_steps(simulation, self.tensors, values)
+        for step in steps:
+            if step.lsb > ONE_STEP:
+                return steps, _explain(step, runtime)
+        last = compare(self.names, outputs, self.run(simulation.inputs, runtime), self.steps)
+        if not last.sqnr >= min_sqnr and not (last.lsb is not None and last.lsb <= ONE_STEP):
+            return steps, _far(last, runtime, min_sqnr)
+        return steps, ""
+
+    def compare_layers(self, runtime: str) -> list[dict[str, Any]]:
+        """Return how close each quantized activation is, in order of execution."""
+        again = self.simulation.again(self.simulation.inputs, keep=True)
+        pairs = zip(again.outputs, self.expected[0], strict=True)
+        if not all(np.array_equal(to_array(x), y) for x, y in pairs):
+            raise StageError("the model has changed since it was exported; export it again.")
+        found = self.inside(self.simulation.inputs, runtime)
+        places = {place.key: place for place in again.places}
+        rows = []
+        for (number, position, call), held in self.tensors.items():
+            place = self.simulation.places[number]
+            results = places[place.key].results
+            if call < len(results):
+                expected = to_array(results[call][position])
+                received = held.reals(found).reshape(expected.shape)
+                worst = compare([held.name], [expected], [received], [held.step(found)])
+                rows.append(
+                    {
+                        "layer": place.wrapper.name,
+                        "tensor": place.quant_type.value,
+                        "call": call,
+                        "sqnr": sqnr(expected, received),
+                        "max_error": worst.max_error,
+                        "lsb": worst.lsb,
+                    }
+                )
+        return rows
+
+
+def _explain(step: Step, runtime: str) -> str:
+    return (
+        f"the {step.tensor} of layer {step.layer!r} as executed by {runtime} is {step.lsb:g} steps of its "
+        f"grid from the simulation ({step.sqnr:.1f} dB), given the same inputs."
+    )
+
+
+def _far(found: Agreement, runtime: str, min_sqnr: float) -> str:
+    return (
+        f"output {found.output!r} as executed by {runtime} is {found.sqnr:.1f} dB from the simulation "
+        f"(largest difference {found.max_error:.3g}), expected {min_sqnr:g} dB or more."
+    )

@@ -1,0 +1,76 @@
+"""For ONNX Runtime: products of integers whose scale is found in each call.
+
+``DynamicQuantizeLinear → DequantizeLinear → MatMul`` becomes ``DynamicQuantizeLinear → MatMulInteger``, with
+the product of both scales and the bias behind it, which the runtime fuses into one kernel
+(``DynamicQuantizeMatMul``, or ``MatMulIntegerToFloat`` where several layers read the same integers).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from lilliput.export.passes.graph import Draft, integer_attribute, producer
+from lilliput.export.passes.integers import Stored, cast, name_of, read
+
+DYNAMIC = "DynamicQuantizeLinear"
+_EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
+
+
+def multiply_integers(draft: Draft) -> None:
+    """Multiply the integers of inputs with a scale of each call by those of weights."""
+    for node in [node for node in draft.graph if node.op_type in ("MatMul", "Gemm")]:
+        source = producer(node.inputs[0], "DequantizeLinear")
+        quantize = None if source is None else producer(source.inputs[0], DYNAMIC)
+        weight = _columns(node)
+        if quantize is not None and weight is not None:
+            _multiply(draft, node, quantize, weight)
+    _keep_integers(draft)
+    draft.sweep()
+
+
+def _columns(node: ir.Node) -> Stored | None:
+    """Return the weight of a layer as the kernel takes it, with a scale for all or for each column."""
+    stored = read(node.inputs[1])
+    if stored is None or stored.integers.ndim != 2 or integer_attribute(node, "transA", 0):
+        return None
+    if integer_attribute(node, "transB", 0):
+        stored = stored.transposed((1, 0))
+    is_known = stored.block_size is None and stored.axis in (None, 1)
+    return stored if is_known and stored.dtype in _EIGHT_BITS else None
+
+
+def _multiply(draft: Draft, node: ir.Node, quantize: ir.Node, weight: Stored) -> None:
+    """Put a product of integers in place of a layer and the addition of its bias."""
+    output, held = node.outputs[0], node.inputs[1]
+    stem = "weight" if held is None else name_of(held)
+    integers, scale, zero = quantize.outputs
+    factors = [
+        integers,
+        draft.constant(cast(weight.integers, weight.dtype), f"{stem}_columns"),
+        zero,
+    ]
+    if np.any(weight.zero_point):
+        zeros = cast(weight.zero_point, weight.dtype)
+        factors.append(draft.constant(zeros, f"{stem}_columns_zero_point"))
+    product = draft.insert(node, "MatMulInteger", factors, like=output, dtype=ir.DataType.INT32)
+    product.producer().name = node.name  # type: ignore[union-attr]
+    real = draft.insert(node, "Cast", [product], {"to": ir.DataType.FLOAT.value}, like=output)
+    steps = draft.constant(weight.scale, f"{stem}_columns_scale")
+    step = draft.insert(node, "Mul", [scale, steps], like=scale)
+    step.shape = ir.Shape(weight.scale.shape)
+    result = draft.insert(node, "Mul", [real, step], like=output)
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None:
+        result = draft.insert(node, "Add", [result, bias], like=output)
+    draft.replace(output, result)
+    draft.graph.remove(node, safe=True)
+
+
+def _keep_integers(draft: Draft) -> None:
+    """Compare the integers themselves where nobody reads what they stand for any more."""
+    for key, value in draft.tensors.items():
+        source = producer(value, "DequantizeLinear")
+        quantize = None if source is None else producer(source.inputs[0], DYNAMIC)
+        if quantize is not None and not value.uses() and not value.is_graph_output():
+            draft.tensors[key] = quantize.outputs[0]

@@ -1,0 +1,48 @@
+"""The quantized weights of a model, each computed once for all runs of an export."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lilliput.config.layer import QuantType
+from lilliput.export.places import Key, Marker, key_of
+
+
+class RoundedWeights:
+    """The quantized weights of a model that does not change, each computed once."""
+
+    def __init__(self) -> None:
+        self._held: dict[Key, tuple[Tensor, int, tuple[Tensor, ...]]] = {}
+
+    def __call__(self, wrapper: Any, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return a weight as its quantizer rounds it; one that a pruner or torch computes, anew."""
+        (raw,) = tensors
+        key = key_of(wrapper, QuantType.WEIGHT)
+        version = -1 if raw.is_inference() else raw._version
+        before, known, results = self._held.get(key, (None, -1, ()))
+        if before is not raw or known != version:
+            results = wrapper._quantizer().run(wrapper, QuantType.WEIGHT, tensors)
+            if version >= 0:
+                self._held[key] = raw, version, results
+        return results
+
+    def marker(self, others: Marker | None = None) -> Marker:
+        """Return a marker under which a model computes as ever, or with ``others`` for activations."""
+
+        def mark(
+            wrapper: Any, quant_type: QuantType, tensors: tuple[Tensor, ...]
+        ) -> tuple[Tensor, ...]:
+            if quant_type is QuantType.WEIGHT:
+                return self(wrapper, tensors)
+            if others is not None:
+                return others(wrapper, quant_type, tensors)
+            results: tuple[Tensor, ...] = wrapper._quantizer().run(wrapper, quant_type, tensors)
+            return results
+
+        return mark
+
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        self._held.clear()

@@ -1,0 +1,122 @@
+"""``dynamic_shapes=`` of an export: which axes the user wants open, and what they are called.
+
+The form is that of ``torch.export`` and ``torch.onnx.export``: one entry for each input, by name or in order.
+An entry maps axes to a name, a ``torch.export.Dim``, ``Dim.DYNAMIC``, ``Dim.AUTO``, or None for a fixed size,
+or lists this for all axes. A model with one input needs no outer level.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, export, nn
+from torch.utils._pytree import tree_leaves
+
+from lilliput.errors import ExportError, nearest
+from lilliput.export.sizes.axes import Axis, Place, named
+from lilliput.export.sizes.other_sizes import BATCH
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+_FORM = 'expected True, False, or axes by input, such as {"input_ids": {0: "batch", 1: "sequence"}}'
+
+
+def input_names(model: nn.Module, inputs: Inputs) -> list[str]:
+    """Return what the tensors in the inputs are called: as the parameters of ``forward``."""
+    args, kwargs = inputs
+    names = [*_parameters(model)[: len(args)]]
+    names += [f"input_{i}" for i in range(len(names), len(args))]  # of *args
+    found = []
+    for name, value in [*zip(names, args, strict=True), *kwargs.items()]:
+        count = sum(isinstance(x, Tensor) for x in tree_leaves(value))
+        found += [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
+    return found
+
+
+def asked_axes(model: nn.Module, inputs: Inputs, asked: Any) -> list[Axis]:
+    """Return the axes that the user wants open, or say what is wrong with the wish."""
+    tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+    names = input_names(model, inputs)
+    axes: dict[Any, Axis] = {}
+    for number, spec in _by_input(model, inputs, asked, names):
+        for dim, hint in _entries(spec, tensors[number], names[number]):
+            place = (number, dim)
+            key = hint if isinstance(hint, str) else _dim_name(hint) or place
+            _add(axes, key, place, hint, tensors[number].shape[dim], names[number])
+    return named(list(axes.values()), tensors, names)
+
+
+def _add(axes: dict[Any, Axis], key: Any, place: Place, hint: Any, size: int, name: str) -> None:
+    known = axes.get(key)
+    if known is not None and known.size != size:
+        raise ExportError(
+            f"dynamic_shapes: {key!r} is {known.size} in one of the example inputs and {size} in {name!r}; "
+            "sizes that share a name are equal."
+        )
+    if known is not None:
+        axes[key] = replace(known, places=(*known.places, place))
+        return
+    is_auto = str(hint) == str(export.Dim.AUTO)
+    called = key if isinstance(key, str) else BATCH if place == (0, 0) else ""
+    told = export.Dim.DYNAMIC if isinstance(hint, str) else hint
+    axes[key] = Axis(called, (place,), size, 0, told, is_asked=not is_auto)
+
+
+def _by_input(
+    model: nn.Module, inputs: Inputs, asked: Any, names: Sequence[str]
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number of a tensor, and what is asked of it."""
+    if isinstance(asked, Mapping) and len(names) == 1 and all(isinstance(k, int) for k in asked):
+        asked = (asked,)
+    if isinstance(asked, Mapping):
+        for key, spec in asked.items():
+            if key not in names:
+                raise ExportError(
+                    f"dynamic_shapes: the model has no input {key!r}; expected some of "
+                    f"{', '.join(map(repr, names))}.{nearest(str(key), names)}"
+                )
+            yield names.index(key), spec
+    elif isinstance(asked, Sequence) and not isinstance(asked, str) and len(asked) == len(names):
+        yield from enumerate(asked)
+    else:
+        raise ExportError(f"dynamic_shapes: received {asked!r} for inputs {list(names)}; {_FORM}.")
+
+
+def _entries(spec: Any, tensor: Tensor, name: str) -> Iterator[tuple[int, Any]]:
+    """Yield the open axes of one input, with what is said of each."""
+    if spec is None:
+        return
+    if isinstance(spec, Sequence) and not isinstance(spec, str):
+        spec = dict(enumerate(spec))
+    if not isinstance(spec, Mapping):
+        raise ExportError(f"dynamic_shapes: received {spec!r} for {name!r}; {_FORM}.")
+    for key, hint in spec.items():
+        dim = int(key) if isinstance(key, str) and key.isdigit() else key  # of a recipe
+        if not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
+            raise ExportError(
+                f"dynamic_shapes: {name!r} has shape {tuple(tensor.shape)} and no axis {dim!r}."
+            )
+        if hint is None or isinstance(hint, int) or str(hint) == str(export.Dim.STATIC):
+            continue
+        if not isinstance(hint, str) and not _dim_name(hint) and not _is_hint(hint):
+            raise ExportError(
+                f"dynamic_shapes: received {hint!r} for axis {dim} of {name!r}; {_FORM}."
+            )
+        yield dim % tensor.dim(), hint
+
+
+def _is_hint(hint: Any) -> bool:
+    return type(hint) is type(export.Dim.AUTO)
+
+
+def _dim_name(hint: Any) -> str:
+    """Return the name of a ``torch.export.Dim``, empty if it is something else."""
+    return str(getattr(hint, "__name__", "")) if isinstance(hint, export.Dim) else ""
+
+
+def _parameters(model: nn.Module) -> list[str]:
+    """Return the names of what ``forward`` takes in order."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [x.name for x in inspect.signature(model.forward).parameters.values() if x.kind in kinds]

@@ -1,0 +1,162 @@
+"""A written file that is called like the model it came from, so that one evaluation fits both.
+
+>>> import tempfile, torch
+>>> from lilliput.torch import export_onnx
+>>> model, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+>>> with tempfile.TemporaryDirectory() as folder:
+...     result = export_onnx(model, f"{folder}/linear.onnx", x)
+...     file = open_file(result.path)
+>>> torch.allclose(file(x), model(x), atol=1e-6)
+True
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lilliput.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+else:  # "lilliput doctor" reads the targets where NumPy is missing
+    Array = Any
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a file takes or returns: ``kind`` is input or output, None in the shape is an open size."""
+
+    kind: str
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; open sizes are question marks."""
+        shape = ["?" if size is None else size for size in self.shape]
+        return {"kind": self.kind, "name": self.name, "shape": shape, "dtype": self.dtype}
+
+
+def open_file(path: str | os.PathLike[str], threads: int | None = None) -> ExecutedFile:
+    """Open a written file in its runtime, to call it: ``.onnx``, ``.tflite``, ``.xml`` or ``.pte``.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file.
+    threads : int, optional
+        How many threads execute it; by default as many as torch uses, or one per processor.
+    """
+    from lilliput.export.targets.table import target_for
+
+    place = Path(path)
+    target = target_for(place)
+    if not place.is_file():
+        raise ConfigError(f"{place}: there is no such file.")
+    return target.open(place, threads or default_threads())
+
+
+def default_threads() -> int:
+    """Return how many threads torch uses or would use: ``OMP_NUM_THREADS``, or one per processor."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return int(torch.get_num_threads())
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked):
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class ExecutedFile:
+    """A file in its runtime. Call it with torch tensors or NumPy arrays; it answers in kind.
+
+    ``eval``, ``train`` and ``to`` do nothing, and ``predict`` runs in batches, so that functions
+    written for a torch or Keras model take it as it is.
+    """
+
+    runtime = ""
+    training = False
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self.path, self.threads = path, threads
+
+    @property
+    def bytes(self) -> int:
+        """The size of the file, with the weights that an ONNX file may have beside it."""
+        return self.path.stat().st_size
+
+    def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
+        """Return the outputs for inputs in the order of the file, or by name."""
+        raise NotImplementedError
+
+    def tensors(self) -> list[TensorInfo]:
+        """Return what the file takes and returns."""
+        raise NotImplementedError
+
+    def operations(self) -> dict[str, int]:
+        """Return how often each operation occurs; empty where the file does not tell."""
+        return {}
+
+    def counts(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> dict[str, Any]:
+        """Return parameters, nonzeros and macs on such inputs; empty where the file does not tell."""
+        return {}
+
+    def __call__(self, *inputs: Any, training: bool = False, **named: Any) -> Any:
+        """Return the outputs, one or a tuple of them."""
+        if len(inputs) == 1 and isinstance(inputs[0], (tuple, list)):
+            inputs = tuple(inputs[0])
+        import numpy as np
+
+        values = [*inputs, *named.values()]
+        if not values:
+            raise ConfigError(f"{self.path.name}: called without inputs.")
+        arrays = [
+            x.detach().cpu().numpy() if hasattr(x, "detach") else np.asarray(x) for x in values
+        ]
+        outputs = [_like(x, values[0]) for x in self.run(arrays, list(named))]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def predict(self, x: Any, batch_size: int = 32, verbose: Any = 0) -> Any:
+        """Return the outputs for all rows of ``x``, as ``predict`` of a Keras model does."""
+        import numpy as np
+
+        inputs = list(x) if isinstance(x, (tuple, list)) else [x]
+        starts = range(0, len(inputs[0]), batch_size)
+        parts = [self(*(np.asarray(i[s : s + batch_size]) for i in inputs)) for s in starts]
+        if isinstance(parts[0], tuple):
+            return [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return np.concatenate(parts)
+
+    def eval(self) -> ExecutedFile:
+        """Return itself: a file has no training mode."""
+        return self
+
+    def train(self, mode: bool = True) -> ExecutedFile:
+        """Return itself: a file cannot be trained."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> ExecutedFile:
+        """Return itself: it stays where its runtime is."""
+        return self
+
+
+def check_count(path: Path, received: int, expected: int) -> None:
+    """Raise if a file is called with another number of inputs than it takes."""
+    if received != expected:
+        raise ConfigError(f"{path.name} takes {expected} inputs, received {received}.")
+
+
+def _like(array: Array, example: Any) -> Any:
+    """Return an array as the kind of tensor that an example is."""
+    if not hasattr(example, "detach"):
+        return array
+    import torch
+
+    return torch.from_numpy(array)

@@ -1,0 +1,151 @@
+"""ExecuTorch programs: ``.pte`` files whose layers XNNPACK computes on integers.
+
+The model is captured by ``torch.export`` with quantize and dequantize operators in place of its quantizers,
+at exactly their scales; what XNNPACK's partitioner takes of it runs in its kernels. XNNPACK computes with
+int8 activations, so that uint8 grids are written with their integers shifted by 128: the same numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lilliput.errors import ConfigError, ExportError, MissingExtraError, StateError
+from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count
+from lilliput.export.targets.target import Package, Target, Writer
+from lilliput.extras import is_installed
+
+if TYPE_CHECKING:
+    from lilliput.export.result import ExportResult
+
+RUNTIME = "executorch"
+_NEEDS = "ExecuTorch files need pip install 'lilliput[executorch]'"
+
+
+class ExecuTorch(Target):
+    """A program of ExecuTorch, lowered to XNNPACK, executed by the runtime in ExecuTorch's package."""
+
+    name, title, suffix, runtime = "executorch", "ExecuTorch", ".pte", RUNTIME
+    writers = (
+        Writer(
+            "torch",
+            "lilliput.export.targets.executorch:export_executorch",
+            ("executorch", "torchao"),
+            "executorch",
+        ),
+    )
+    packages = (Package("executorch", "ExecuTorch files, written and executed", "executorch"),)
+    options = ("dynamic_batch", "max_batch", "check", "min_sqnr")
+
+    def open(self, path: Path, threads: int) -> ExecutedFile:
+        """Open a file in ExecuTorch's runtime."""
+        return ExecuTorchFile(path, threads)
+
+
+def export_executorch(
+    quantizer_or_model: Any,
+    path: str | os.PathLike[str],
+    example_inputs: Any,
+    *,
+    dynamic_batch: bool = True,
+    max_batch: int = 64,
+    check: bool = True,
+    min_sqnr: float = 30.0,
+    calibration: Iterable[Any] | None = None,
+) -> ExportResult:
+    """Write a model as an ExecuTorch program that XNNPACK runs on integers, execute it, and compare.
+
+    Activations are quantized where the simulation does so, with exactly its scales; batch norms are folded,
+    masks of pruners are applied. A layer runs on integers where its input, its weight and its output are
+    quantized to 8 bits or less; the result says which do not, and why. Nothing of the model changes.
+
+    Parameters
+    ----------
+    quantizer_or_model : Compressor or torch.nn.Module
+        A compressor after ``compress()``, or a model with or without compressors on it.
+    path : str or path-like
+        The file to write, ending in ``.pte``.
+    example_inputs : tensor, tuple or dict
+        What the model is called with; the file takes tensors of these sizes.
+    dynamic_batch : bool
+        Whether the file takes batches of other sizes, up to ``max_batch``: the first axis of the inputs.
+        Where the model cannot be captured so, the size is fixed, and a note says it.
+    max_batch : int
+        The largest batch, or that of the example if it is larger. ExecuTorch plans its memory for it.
+    check : bool
+        Whether to execute the file and compare it with the simulation before it is written.
+    min_sqnr : float
+        The lowest signal to noise ratio in dB of the outputs, against the simulation given the same
+        integers, at which the file is written. Quantized tensors may be one step of their grid off.
+    calibration : iterable, optional
+        More inputs to compare on; by default the first batches of ``calibrate()``.
+
+    Returns
+    -------
+    ExportResult
+        Agreement with the simulation, the kernels of all layers, and notes.
+
+    Raises
+    ------
+    ExportError
+        If the model cannot be written exactly, or the executed file differs. No file is left then.
+    """
+    from lilliput.export.arguments import check_options, checked_path
+    from lilliput.export.executorch.write import write_program
+
+    place = checked_path(path, ExecuTorch.suffix)
+    check_options(min_sqnr, calibration)
+    if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
+        raise ExportError(f"max_batch: received {max_batch!r}, expected a whole number from 1 on.")
+    if not all(is_installed(name) for name in ExecuTorch.writers[0].modules):
+        raise MissingExtraError(_NEEDS)
+    return write_program(
+        quantizer_or_model,
+        place,
+        example_inputs,
+        max_batch=max_batch if dynamic_batch else 0,
+        min_sqnr=min_sqnr if check else None,
+        calibration=calibration,
+    )
+
+
+class ExecuTorchFile(ExecutedFile):
+    """An ExecuTorch program in its runtime.
+
+    All programs of a process share their threads: as many as torch had when the first one was opened.
+    """
+
+    def __init__(self, path: Path, threads: int) -> None:
+        super().__init__(path, threads)
+        if not is_installed("executorch"):
+            raise MissingExtraError(_NEEDS)
+        from lilliput.export.executorch.program import Execution
+
+        try:
+            self.execution = Execution(path.read_bytes())
+        except (RuntimeError, ValueError) as error:
+            raise StateError(f"{path}: ExecuTorch cannot read the file ({error}).") from error
+        self.threads = self.execution.threads
+        self.runtime = f"ExecuTorch {version('executorch')}"
+
+    def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
+        """Return the outputs; the inputs of a program have no names, they come in their order."""
+        import torch
+
+        check_count(self.path, len(arrays), sum(x.kind == "input" for x in self.tensors()))
+        try:
+            return self.execution.run([torch.from_numpy(x) for x in arrays])
+        except RuntimeError as error:
+            shapes = [tuple(x.shape) for x in arrays]
+            takes = [x.shape for x in self.tensors() if x.kind == "input"]
+            raise ConfigError(
+                f"{self.path.name}: it does not run on inputs of shapes {shapes}, and takes {takes}, "
+                f"or smaller batches where they were left open ({error})."
+            ) from error
+
+    def tensors(self) -> list[TensorInfo]:
+        """Return the inputs and outputs; a batch that is open has its largest size."""
+        return self.execution.tensors()

@@ -1,0 +1,123 @@
+"""ONNX files: written from both frameworks, executed by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from lilliput.errors import MissingExtraError, StateError
+from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count
+from lilliput.export.targets.target import Package, Target, Writer
+
+_TYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(int8)": "int8",
+    "tensor(uint8)": "uint8",
+    "tensor(bool)": "bool",
+}
+
+
+class Onnx(Target):
+    """ONNX with QuantizeLinear and DequantizeLinear; ``target=`` of the writer chooses the runtime."""
+
+    name, title, suffix, runtime = "onnx", "ONNX", ".onnx", "onnxruntime"
+    writers = (
+        Writer(
+            "torch",
+            "lilliput.export.onnx_file:export_onnx",
+            ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
+            "onnx",
+        ),
+        Writer(
+            "keras",
+            "lilliput.export.keras.onnx_file:export_onnx",
+            ("tensorflow", "tf2onnx", "onnx", "onnx_ir", "onnxruntime"),
+            "litert,onnx",
+        ),
+    )
+    packages = (
+        Package("onnx", "ONNX files", "onnx"),
+        Package("onnx-ir", "ONNX files", "onnx", "onnx_ir"),
+        Package("onnxscript", "ONNX files of torch models", "onnx"),
+        Package("onnxruntime", "executing ONNX files", "onnx"),
+        Package("tf2onnx", "ONNX files of Keras models", "litert"),
+    )
+    options = (
+        *("target", "dynamic_batch", "dynamic_shapes"),
+        *("opset", "check", "min_sqnr", "assume_vnni"),
+    )
+
+    def open(self, path: Path, threads: int) -> ExecutedFile:
+        """Open a file in ONNX Runtime."""
+        return OnnxFile(path, threads)
+
+
+class OnnxFile(ExecutedFile):
+    """An ONNX file in ONNX Runtime."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        super().__init__(path, threads)
+        from lilliput.export.run import open_session
+
+        try:
+            self.session = open_session(path, threads=threads)
+        except MissingExtraError:
+            raise
+        except Exception as error:  # its exceptions share no public base
+            raise StateError(f"{path}: ONNX Runtime cannot read the file ({error}).") from error
+        self.names = [x.name for x in self.session.get_inputs()]
+        self.runtime = f"ONNX Runtime {version('onnxruntime')}"
+
+    @property
+    def bytes(self) -> int:
+        """The size of the file, and of weights beside it."""
+        from lilliput.export.packed import external_files
+
+        return sum(x.stat().st_size for x in (self.path, *external_files(self.path)))
+
+    def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
+        """Return the outputs."""
+        check_count(self.path, len(arrays), len(self.names))
+        feeds = dict(zip(self.order(names), arrays, strict=True))
+        outputs: list[Array] = self.session.run(None, feeds)
+        return outputs
+
+    def order(self, names: Sequence[str]) -> list[str]:
+        """Return the inputs of the file in the order in which they are given, the named ones last."""
+        return [*(name for name in self.names if name not in names), *names]
+
+    def tensors(self) -> list[TensorInfo]:
+        """Return the inputs and outputs."""
+        pairs = [("input", x) for x in self.session.get_inputs()]
+        pairs += [("output", x) for x in self.session.get_outputs()]
+        return [
+            TensorInfo(
+                kind,
+                x.name,
+                tuple(size if isinstance(size, int) else None for size in x.shape),
+                _TYPES.get(x.type, x.type),
+            )
+            for kind, x in pairs
+        ]
+
+    def operations(self) -> dict[str, int]:
+        """Return how often each operation occurs."""
+        try:
+            import onnx_ir
+        except ImportError:
+            return {}
+        counts = Counter(node.op_type for node in onnx_ir.load(self.path).graph)
+        return dict(counts.most_common())
+
+    def counts(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> dict[str, Any]:
+        """Return parameters, nonzeros and macs."""
+        from lilliput.export.onnx_counts import count_onnx
+
+        return count_onnx(self, arrays, names)

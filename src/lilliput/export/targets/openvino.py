@@ -1,0 +1,270 @@
+"""OpenVINO IR: an ``.xml`` file with the graph, and a ``.bin`` file with the weights beside it.
+
+The graph goes through the ONNX passes for ``target="openvino"``; OpenVINO then saves it in its own format,
+weights as i8, u8, i4 or u4. What is executed and compared is read back from the bytes of these files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from lilliput.errors import ConfigError, ExportError, StateError
+from lilliput.export.packed import Packed, packing
+from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count
+from lilliput.export.targets.target import Package, Target, Writer
+from lilliput.extras import require
+from lilliput.files import write_atomically
+
+if TYPE_CHECKING:
+    from lilliput.export.layer import Layer
+    from lilliput.export.result import ExportResult
+
+RUNTIME = "openvino"
+# On CPUs with AVX-512 BF16 or AMX, OpenVINO rounds what is in float to bfloat16 unless it is told not to.
+_EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
+_NEEDS = "OpenVINO files need pip install 'lilliput[openvino]'"
+_MULTIPLY = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul", "RNNSeq"})
+
+
+class OpenVINO(Target):
+    """OpenVINO's own format, executed by OpenVINO on the CPU, in float32 where not in integers."""
+
+    name, title, suffix, runtime = "openvino", "OpenVINO", ".xml", RUNTIME
+    writers = (
+        Writer(
+            "torch",
+            "lilliput.export.targets.openvino:export_openvino",
+            ("onnx", "onnx_ir", "onnxscript", "openvino"),
+            "openvino",
+        ),
+    )
+    packages = (
+        Package("openvino", "OpenVINO files, and checking ONNX files in OpenVINO", "openvino"),
+    )
+    options = ("dynamic_batch", "dynamic_shapes", "check", "min_sqnr", "assume_vnni")
+
+    def open(self, path: Path, threads: int) -> ExecutedFile:
+        """Open a file in OpenVINO."""
+        return OpenVINOFile(path, threads)
+
+
+def export_openvino(
+    quantizer_or_model: Any,
+    path: str | os.PathLike[str],
+    example_inputs: Any,
+    *,
+    dynamic_batch: bool = True,
+    dynamic_shapes: Any = True,
+    check: bool = True,
+    min_sqnr: float = 30.0,
+    calibration: Iterable[Any] | None = None,
+    assume_vnni: bool | None = None,
+) -> ExportResult:
+    """Write a model as OpenVINO IR that runs on integers, execute it, and compare.
+
+    As :func:`lilliput.torch.export_onnx` with ``target="openvino"``, in OpenVINO's own format: weights are
+    stored as 8-bit integers, and as 4-bit integers where only the weight of a Linear is quantized.
+
+    Parameters
+    ----------
+    quantizer_or_model : Compressor or torch.nn.Module
+        A compressor after ``compress()``, or a model with or without compressors on it.
+    path : str or path-like
+        The file to write, ending in ``.xml``. The weights go to a file beside it that ends in ``.bin``.
+    example_inputs : tensor, tuple or dict
+        What the model is called with.
+    dynamic_batch, dynamic_shapes, check, min_sqnr, calibration, assume_vnni
+        As in :func:`lilliput.torch.export_onnx`. The file is executed by OpenVINO with
+        ``INFERENCE_PRECISION_HINT="f32"``.
+
+    Returns
+    -------
+    ExportResult
+        Agreement with the simulation, the kernels that OpenVINO executes, and notes.
+
+    Raises
+    ------
+    ExportError
+        If the model cannot be written exactly, or the executed file differs. No file is left then.
+    """
+    from lilliput.export.arguments import checked_path
+    from lilliput.export.onnx_file import write_checked
+
+    require("openvino", _NEEDS)
+    return write_checked(
+        quantizer_or_model,
+        checked_path(path, OpenVINO.suffix),
+        example_inputs,
+        RUNTIME,
+        pack=packing_ir,
+        dynamic_batch=dynamic_batch,
+        dynamic_shapes=dynamic_shapes,
+        opset=21,
+        check=check,
+        min_sqnr=min_sqnr,
+        calibration=calibration,
+        assume_vnni=assume_vnni,
+    )
+
+
+class IR(Packed):
+    """A graph as the two files that OpenVINO saves it in."""
+
+    runtimes = (RUNTIME,)
+
+    @cached_property
+    def files(self) -> tuple[bytes, bytes]:
+        """The bytes of the ``.xml`` and of the ``.bin`` file."""
+        openvino: Any = import_module("openvino")
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "model.xml")
+            openvino.save_model(_read_onnx(openvino.Core(), self), path, compress_to_fp16=False)
+            return path.read_bytes(), path.with_suffix(".bin").read_bytes()
+
+    @property
+    def size(self) -> int:
+        """The bytes of both files."""
+        return sum(map(len, self.files))
+
+    @property
+    def names(self) -> list[str]:
+        """None: which name the second file has follows from that of the first."""
+        return []
+
+    def write(self, place: Path) -> None:
+        """Write both files. Whatever happens, no ``.xml`` is left beside weights that are not its own."""
+        graph, weights = self.files
+        try:
+            place.unlink(missing_ok=True)
+            write_atomically(place.with_suffix(".bin"), weights)
+            write_atomically(place, graph)
+        except OSError as error:
+            raise ExportError(f"{place}: it cannot be written: {error}") from error
+
+
+@contextmanager
+def packing_ir(model: Any, place: Path) -> Iterator[IR]:
+    """Yield a checked ONNX model as OpenVINO's files."""
+    with packing(model, place) as data:
+        yield IR(data.graph, data.weights, data.folder)
+
+
+def compiled(data: Packed, options: dict[str, str] | None = None) -> Any:
+    """Return a file as OpenVINO compiles it for this CPU; of an IR what its own files say."""
+    core: Any = import_module("openvino").Core()
+    if not isinstance(data, IR):
+        model = _read_onnx(core, data)
+    else:
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "model.xml")
+            for place, part in zip((path, path.with_suffix(".bin")), data.files, strict=True):
+                place.write_bytes(part)
+            model = core.read_model(path)
+    return core.compile_model(model, "CPU", _EXACT if options is None else options)
+
+
+def _read_onnx(core: Any, data: Packed) -> Any:
+    with TemporaryDirectory(dir=data.folder) as folder:
+        model: Any = data.graph
+        if data.folder is not None:  # weights are looked for beside the file
+            model = Path(folder, "model.onnx")
+            os.link(data.folder / data.weights, Path(folder, data.weights))
+            model.write_bytes(data.graph)
+        return core.read_model(model)
+
+
+def fill_kernels(data: Packed, layers: list[Layer]) -> None:
+    """Enter into each layer what OpenVINO executes in its place."""
+    found: dict[str, tuple[str, str]] = {}
+    names = sorted((layer.name for layer in layers), key=len, reverse=True)
+    for op in compiled(data).get_runtime_model().get_ops():
+        info = op.get_rt_info()
+        kind, primitive, sources = (
+            info[key].astype(str) for key in ("layerType", "primitiveType", "originalLayersNames")
+        )
+        for source in sources.split(",") if kind in _MULTIPLY else ():
+            owner = next((x for x in names if source == x or source.startswith(f"{x}/")), None)
+            if owner is not None:
+                found.setdefault(owner, (kind, primitive))
+    for layer in layers:
+        kind, primitive = found.get(layer.name, ("", ""))
+        layer.kernel = f"{kind} {primitive}".strip()
+        layer.integer = primitive.endswith("_I8")
+        if layer.integer:
+            layer.reason = ""
+        elif layer.weight_only and not layer.reason:
+            layer.reason = "its integer weights are unpacked, and multiplied in float"
+        elif not layer.reason:
+            layer.reason = "OpenVINO has no integer kernel for this combination of types"
+
+
+def note_precision() -> list[str]:
+    """Return what to tell the user of a CPU on which OpenVINO does not compute in float32 by default."""
+    core: Any = import_module("openvino").Core()
+    default = core.get_property("CPU", "INFERENCE_PRECISION_HINT").to_string()
+    if default == "f32":
+        return []
+    return [
+        f"on this CPU, OpenVINO computes what is in float in {default} by default; it was checked in f32: "
+        'core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).'
+    ]
+
+
+class OpenVINOFile(ExecutedFile):
+    """OpenVINO IR, compiled for the CPU."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        super().__init__(path, threads)
+        core: Any = require("openvino", _NEEDS).Core()
+        try:
+            self.model = core.read_model(path)
+            settings = {**_EXACT, "INFERENCE_NUM_THREADS": threads}
+            self.compiled = core.compile_model(self.model, "CPU", settings)
+        except Exception as error:  # its exceptions share no public base
+            raise StateError(f"{path}: OpenVINO cannot read the file ({error}).") from error
+        self.names = [x.any_name for x in self.compiled.inputs]
+        self.runtime = f"OpenVINO {version('openvino')} in f32"
+
+    @property
+    def bytes(self) -> int:
+        """The size of the graph and of its weights."""
+        return sum(x.stat().st_size for x in (self.path, self.path.with_suffix(".bin")))
+
+    def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
+        """Return the outputs."""
+        import numpy as np
+
+        check_count(self.path, len(arrays), len(self.names))
+        if not set(names) <= set(self.names):
+            raise ConfigError(f"{self.path.name} takes {self.names}, received {list(names)}.")
+        order = [*(name for name in self.names if name not in names), *names]
+        found = self.compiled(dict(zip(order, arrays, strict=True)))
+        return [np.array(x) for x in found.values()]
+
+    def tensors(self) -> list[TensorInfo]:
+        """Return the inputs and outputs."""
+        pairs = [("input", x) for x in self.compiled.inputs]
+        pairs += [("output", x) for x in self.compiled.outputs]
+        return [
+            TensorInfo(
+                kind,
+                x.any_name,
+                tuple(d.get_length() if d.is_static else None for d in x.partial_shape),
+                x.element_type.to_dtype().name,
+            )
+            for kind, x in pairs
+        ]
+
+    def operations(self) -> dict[str, int]:
+        """Return how often each operation occurs."""
+        kinds = (x.get_type_name() for x in self.model.get_ops())
+        return dict(Counter(x for x in kinds if x != "Constant").most_common())

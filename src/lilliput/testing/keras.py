@@ -1,0 +1,114 @@
+"""The conformance battery for models of Keras, on TensorFlow, JAX or torch.
+
+It has the names of :mod:`lilliput.testing`, and most of its checks. It runs on the backend of the
+process::
+
+    from lilliput.keras import Pruner
+    from lilliput.testing.keras import check_pruner
+
+    class MyPruner(Pruner):
+        ...
+
+    print(check_pruner(MyPruner))
+
+Run it once per backend: ``KERAS_BACKEND=jax python check.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from lilliput.testing import subject
+from lilliput.testing.battery import SHARED_CHECKS, run_checks
+from lilliput.testing.expect import ConformanceError, Report
+from lilliput.testing.lab import Lab
+from lilliput.testing.labs import keras_checks, keras_lab
+from lilliput.testing.labs.keras_models import (
+    Specimen,
+    TinyAttention,
+    TinyCNN,
+    TinyLSTM,
+    TinyMLP,
+    TinyNested,
+    TinySubclassed,
+    TinyUntold,
+    make_input,
+)
+from lilliput.testing.subject import Check, Make
+
+__all__ = [
+    "ConformanceError",
+    "Report",
+    "Specimen",
+    "Subject",
+    "TinyAttention",
+    "TinyCNN",
+    "TinyLSTM",
+    "TinyMLP",
+    "TinyNested",
+    "TinySubclassed",
+    "TinyUntold",
+    "check_pruner",
+    "check_quantizer",
+    "make_input",
+    "pruner_checks",
+    "quantizer_checks",
+]
+
+
+class Subject(subject.Subject):
+    """As for torch, with models of Keras."""
+
+    lab: ClassVar[Lab] = keras_lab
+
+
+def pruner_checks() -> list[Check]:
+    """Return the checks for pruners; each takes a :class:`Subject` and raises if it fails."""
+    return [*SHARED_CHECKS["pruner"], *keras_checks.PRUNER_CHECKS]
+
+
+def quantizer_checks() -> list[Check]:
+    """Return the checks for quantizers; each takes a :class:`Subject` and raises if it fails."""
+    return [*SHARED_CHECKS["quantizer"], *keras_checks.QUANTIZER_CHECKS]
+
+
+def check_pruner(cls: Any, config: Any = None, make: Make | None = None, skip: Any = ()) -> Report:
+    """Check that a pruner keeps every promise Lilliput makes to users of Keras.
+
+    The parameters are those of :func:`lilliput.testing.check_pruner`.
+
+    Examples
+    --------
+    >>> import keras
+    >>> from lilliput.keras import Pruner
+    >>> from lilliput.testing.keras import ConformanceError
+    >>> class Positive(Pruner):
+    ...     def calc_mask(self, layer_info, weight):
+    ...         return keras.ops.ones_like(weight)
+    >>> others = [check.__name__ for check in pruner_checks()]
+    >>> others.remove("check_exact_sparsity")
+    >>> try:
+    ...     check_pruner(Positive, skip=others)
+    ... except ConformanceError as error:
+    ...     print(error.failures["check_exact_sparsity"])
+    sparsity 0.1 with random weights: layer 'conv1' has 0 zeros of 216, expected 22.
+    """
+    return run_checks(Subject(cls, config, make), "pruner", pruner_checks(), skip)
+
+
+def check_quantizer(
+    cls: Any, config: Any = None, make: Make | None = None, skip: Any = ()
+) -> Report:
+    """Check that a quantizer keeps every promise Lilliput makes to users of Keras.
+
+    The parameters are those of :func:`lilliput.testing.check_quantizer`.
+
+    Examples
+    --------
+    >>> from lilliput.keras import NaiveQuantizer
+    >>> others = [check.__name__ for check in quantizer_checks()]
+    >>> others.remove("check_quantized_weights_follow")
+    >>> print(check_quantizer(NaiveQuantizer, {"quant_bits": 4}, skip=others))  # doctest: +ELLIPSIS
+    NaiveQuantizer passes 1 checks (... skipped).
+    """
+    return run_checks(Subject(cls, config, make), "quantizer", quantizer_checks(), skip)

@@ -1,0 +1,194 @@
+"""What the checks ask of a framework: tiny models, a way to train them, and their weights as NumPy.
+
+A lab is a module (or any object) with these names. The checks are written once, in terms of a lab, and
+know nothing else of a framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from lilliput.core.compressor import Compressor
+
+Array = Any  # a NumPy array; bfloat16 of torch comes as float32
+Model = Any
+Optimizer = Any
+Weight = Any  # what a framework trains: a Parameter, or a Variable
+
+
+class Lab(Protocol):
+    """What the checks ask of a framework.
+
+    Attributes
+    ----------
+    SPECIMENS : mapping of str to callable
+        How to make each kind of test model. All labs have 'cnn' and 'mlp'; what else there is depends
+        on the framework.
+    LAYER_KINDS, FEW : tuple of str
+        One kind for each way in which a layer can hold its weight, and those for what must be tried on
+        some model only.
+    STEPS : int
+        How many steps of training show what they do to the weights.
+    DEFAULT_TYPES : frozenset of str
+        The layer types that algorithms compress by default.
+    SIMPLE_TYPES : tuple of str
+        The layers of 'cnn' and 'mlp' that have a weight.
+    """
+
+    SPECIMENS: Mapping[str, Callable[[], Model]]
+    LAYER_KINDS: tuple[str, ...]
+    FEW: tuple[str, ...]
+    STEPS: int
+    DEFAULT_TYPES: frozenset[str]
+    SIMPLE_TYPES: tuple[str, ...]
+
+    def isolated(self) -> AbstractContextManager[None]:
+        """Return a context on one thread that puts random generators back as they were."""
+
+    def set_seed(self, seed: int) -> None:
+        """Seed every source of random numbers that an algorithm is likely to use."""
+
+    # -- models
+
+    def types_in(self, kind: str) -> frozenset[str]:
+        """Return the types of the layers of a kind of model."""
+
+    def like(self, model: Model) -> Model:
+        """Return a fresh plain model of the same kind and dtype, with other weights."""
+
+    def outputs(self, model: Model, training: bool = False) -> Array:
+        """Return what a model computes for its test batch."""
+
+    def gradients(self, model: Model) -> dict[int, Array | None]:
+        """Return the gradient of a loss in training for each weight, by the weight's id."""
+
+    def run_layer(self, layer: Any, inputs: tuple[Any, ...]) -> Array:
+        """Return what one layer computes, without gradient."""
+
+    def parts(self, model: Model, optimizer: Optimizer = None) -> tuple[dict[str, Any], ...]:
+        """Return two mappings of what a model is made of: by identity, and by value."""
+
+    def holds(self, model: Model, tensor: Any) -> bool:
+        """Whether a tensor is part of the model, and not trained."""
+
+    # -- weights
+
+    def weights(self, model: Model) -> dict[str, Weight]:
+        """Return all that a model keeps in its files, or would without a compressor."""
+
+    def raw(self, layer: Any, name: str) -> Weight:
+        """Return the weight behind an attribute of a layer."""
+
+    def read(self, tensor: Any) -> Array:
+        """Return a copy of a weight or tensor."""
+
+    def write(self, weight: Weight, value: Array) -> None:
+        """Overwrite a weight in place."""
+
+    def tensor(self, value: Array) -> Any:
+        """Return an array as something that a wrapper can hold."""
+
+    def describe(self, tensor: Any) -> tuple[Any, ...]:
+        """Return the shape, the dtype as 'float32' and, where it matters, the device of a tensor."""
+
+    # -- training
+
+    def optimizer(self, model: Model, name: str = "sgd") -> Optimizer:
+        """Make a model ready to be trained, and return its optimizer.
+
+        'sgd' has momentum and weight decay, 'momentum' has no decay, 'adamw' two moments.
+        """
+
+    def train(
+        self, model: Model, optimizer: Optimizer, steps: int, compressor: Compressor | None = None
+    ) -> None:
+        """Train some steps; call ``step()`` by hand for a compressor that has no optimizer."""
+
+    def use(
+        self, model: Model, optimizer: Optimizer, compressor: Compressor | None = None
+    ) -> Array:
+        """Train a model, evaluate it and predict with it, as users do; return the predictions."""
+
+    def ways_to_run(
+        self, model: Model, optimizer: Optimizer
+    ) -> Iterable[tuple[bool, Callable[[], Any]]]:
+        """Return ways to run a model, and whether each of them is training."""
+
+    def held(self, optimizer: Optimizer) -> list[Weight]:
+        """Return the weights that an optimizer updates."""
+
+    def learned(self, wrapper: Any) -> dict[str, Weight]:
+        """Return what an algorithm put on its wrapper to be trained with the model."""
+
+    # -- files
+
+    def load_plain(self, model: Model, plain: Model, folder: Path) -> None:
+        """Load the weights of a plain model into a compressed one, by way of a file."""
+
+    def resume(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        compress: Callable[[Model, Optimizer], Compressor],
+        folder: Path,
+    ) -> tuple[Model, Optimizer, Compressor]:
+        """Bring a model under compression and its optimizer to another process, by way of files.
+
+        Return another model that is under compression, with the weights and the optimizer state of
+        this one; the compressor's own state is still missing.
+        """
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One weight or bias of a compressed model, as one of its owners sees it.
+
+    Arrays are copies, taken when they are first asked for.
+    """
+
+    lab: Lab
+    wrapper: Any
+    owner: Any
+    name: str
+    role: str
+
+    @cached_property
+    def label(self) -> str:
+        """The weight's name in the model."""
+        return f"{self.owner.path}.{self.name}" if self.owner.path else self.name
+
+    @cached_property
+    def weight(self) -> Weight:
+        """What the framework trains."""
+        return self.lab.raw(self.owner.module, self.name)
+
+    @cached_property
+    def raw(self) -> Array:
+        """The values of the weight."""
+        return self.lab.read(self.weight)
+
+    @cached_property
+    def seen(self) -> Array:
+        """What the layer computes with."""
+        return self.lab.read(getattr(self.owner.module, self.name))
+
+    @cached_property
+    def mask_tensor(self) -> Any:
+        """The mask as the wrapper holds it, None if there is none."""
+        return self.wrapper.tensors().get(f"{self.role}_mask")
+
+    @cached_property
+    def mask(self) -> Array | None:
+        """The values of the mask, None if there is none."""
+        return None if self.mask_tensor is None else self.lab.read(self.mask_tensor)
+
+    @cached_property
+    def pruned(self) -> Array:
+        """Where the weight is zero because a mask says so, and not by chance as in a new bias."""
+        is_zero = self.seen == 0
+        return is_zero if self.mask is None else is_zero & (self.mask == 0)
