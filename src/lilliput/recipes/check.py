@@ -62,7 +62,7 @@ class _Step:
         import lilliput.algorithms  # noqa: F401  (they register when they are imported)
 
         if self.verb == "distill":
-            return self._check_config(import_module("lilliput.distillation").Distiller)
+            return self._check_config(import_module("lilliput.distillation.distiller").Distiller)
         if self.verb not in ("prune", "quantize", "analyze"):
             return []
         name = self.entry[self.verb]
