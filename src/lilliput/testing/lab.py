@@ -173,9 +173,14 @@ class Entry:
         return self.lab.read(self.weight)
 
     @cached_property
+    def seen_tensor(self) -> Any:
+        """What the layer computes with, as it has it."""
+        return getattr(self.owner.module, self.name)
+
+    @cached_property
     def seen(self) -> Array:
-        """What the layer computes with."""
-        return self.lab.read(getattr(self.owner.module, self.name))
+        """The values of what the layer computes with."""
+        return self.lab.read(self.seen_tensor)
 
     @cached_property
     def mask_tensor(self) -> Any:
