@@ -123,6 +123,10 @@ class Backend(ABC):
     def is_training(self, model: Any) -> bool:
         """Whether the forward that is going on is one of training."""
 
+    def is_tracing(self) -> bool:
+        """Whether this code builds a graph, which will then run on this batch and all others."""
+        return False
+
     def is_recomputing(self) -> bool:
         """Whether this forward repeats an earlier one within backward (activation checkpointing)."""
         return False
@@ -207,9 +211,12 @@ class Backend(ABC):
     def tensor(self, value: float, wrapper: Any) -> Any:
         """Return a number as a float32 tensor where a wrapper's layer is."""
 
+    # Whether optimizers of the framework keep a parameter above its bound by themselves.
+    keeps_bounds: ClassVar[bool] = False
+
     @abstractmethod
-    def parameter(self, value: Any) -> Any:
-        """Return a tensor as one that an optimizer trains."""
+    def parameter(self, value: Any, at_least: float | None = None) -> Any:
+        """Return a tensor as one that an optimizer trains, with a bound if :attr:`keeps_bounds`."""
 
     @abstractmethod
     def masked_weight(self, wrapper: Any) -> Any:

@@ -23,8 +23,10 @@ from lilliput.backends.keras.flow import flow_of
 from lilliput.backends.keras.functions import retrace
 from lilliput.backends.keras.grad import with_gradient
 from lilliput.backends.keras.graph import function_of
+from lilliput.backends.keras.learned import Parameter
+from lilliput.backends.keras.learning import Adopted, reconcile
 from lilliput.backends.keras.masks import apply_masks, check_quantizers, fault_of, moves_zeros
-from lilliput.backends.keras.scopes import is_training, sync
+from lilliput.backends.keras.scopes import is_tracing, is_training, sync
 from lilliput.backends.keras.variables import forget_in_torch, raw, tensor_of, to_array
 from lilliput.backends.keras.wrapper import (
     ModuleWrapper,
@@ -53,6 +55,7 @@ class KerasBackend(Backend):
     integer_outputs = frozenset({"_ConvNd", "Linear"})
     dynamic_inputs = frozenset()
     sees_every_step = False
+    keeps_bounds = True
 
     # -- layers --------------------------------------------------------------------------------------
 
@@ -110,6 +113,7 @@ class KerasBackend(Backend):
 
     def announce_buffers(self, model: Any) -> None:
         """Forget the graphs that were traced before; leave a model without wrappers alone."""
+        reconcile(model)
         models.leave_idle(model)
         forget_in_torch(model)
         retrace(model)
@@ -187,8 +191,13 @@ class KerasBackend(Backend):
             )
 
     def adopt(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
-        """Do nothing: no algorithm adds variables of its own that are trained."""
-        return []
+        """Have the optimizer train what the wrappers learn; see :mod:`learning`."""
+        if not any(wrapper.learned() for wrapper in wrappers):
+            return []
+        adopted = Adopted(optimizer, wrappers[0].compressor.bound_model)
+        for wrapper in wrappers:
+            wrapper.put_slots()
+        return [adopted]
 
     def gradient(self, wrapper: ModuleWrapper, optimizer: Any = None) -> Any:
         """Return None: Keras keeps no gradients."""
@@ -203,6 +212,10 @@ class KerasBackend(Backend):
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
         """Return what calls a model with the inputs of a batch, as ``fit`` does."""
         return running.call
+
+    def is_tracing(self) -> bool:
+        """Whether this code runs to build a graph."""
+        return is_tracing()
 
     def is_training(self, model: Any) -> bool:
         """Whether the call that is going on is one of training."""
@@ -326,11 +339,9 @@ class KerasBackend(Backend):
         """Return a number as a float32 tensor."""
         return ops.convert_to_tensor(value, dtype="float32")
 
-    def parameter(self, value: Any) -> Any:
-        """Refuse: a built model of Keras takes no new variables to train."""
-        raise UnsupportedModelError(
-            "this algorithm trains its own parameters: on torch models only."
-        )
+    def parameter(self, value: Any, at_least: float | None = None) -> Parameter:
+        """Return what a wrapper makes a trainable variable of; see :mod:`learned`."""
+        return Parameter(value, at_least)
 
     def value_of(self, tensor: Any) -> Any:
         """Return the value of a variable: not every function of Keras takes one."""

@@ -17,6 +17,7 @@ import keras
 
 from lilliput.backends.keras.functions import retrace_if_due
 from lilliput.backends.keras.instrument import subclass_like, unshadowed
+from lilliput.backends.keras.learning import reconcile
 from lilliput.backends.keras.scopes import is_symbolic, is_tracing, publish, sync
 from lilliput.backends.keras.variables import to_array
 from lilliput.errors import StageError
@@ -106,6 +107,7 @@ def shadow_model(base: Any) -> type:
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         retrace_if_due(self)
+        reconcile(self)
         bound = inspect.signature(base.fit).bind(self, *args, **kwargs)
         followers = followers_of(self)
         if followers:
@@ -114,6 +116,7 @@ def shadow_model(base: Any) -> type:
 
     def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         retrace_if_due(self)
+        reconcile(self)
         result = _followed(self, lambda: base.train_on_batch(self, *args, **kwargs))
         for task in tasks_of(getattr(self, "optimizer", None)):
             task()
@@ -134,6 +137,8 @@ def shadow_model(base: Any) -> type:
     }
     call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
     members |= {"call": call, "fit": fit, "train_on_batch": train_on_batch}
+    # What is trained includes what is learned, which ``weights`` hides.
+    members["trainable_weights"] = property(lambda self: self.trainable_variables)
     return subclass_like(base, members)
 
 
