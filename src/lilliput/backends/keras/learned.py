@@ -15,6 +15,7 @@ import keras
 from keras import ops
 
 from lilliput.backends.keras.computed import ComputedVariable
+from lilliput.backends.keras.grad import straight_through
 from lilliput.backends.keras.scopes import is_tracing
 from lilliput.backends.keras.variables import tensor_of
 
@@ -43,7 +44,7 @@ class LearnedVariable(ComputedVariable):
             if at_least is None:
                 return total
             # The gradient passes, so that training can leave the bound again.
-            return total + ops.stop_gradient(ops.maximum(total, at_least) - total)
+            return straight_through(total, ops.stop_gradient(ops.maximum(total, at_least)))
 
         super().__init__(variable, compute)
         object.__setattr__(self, "_lilliput_start", start)

@@ -18,9 +18,9 @@ import keras
 from lilliput.backends.keras.functions import retrace_if_due
 from lilliput.backends.keras.instrument import subclass_like, unshadowed
 from lilliput.backends.keras.learning import reconcile
-from lilliput.backends.keras.scopes import is_symbolic, is_tracing, publish, sync
+from lilliput.backends.keras.scopes import is_symbolic, is_tracing, outermost, publish, sync
 from lilliput.backends.keras.variables import to_array
-from lilliput.errors import StageError
+from lilliput.errors import StageError, UnsupportedModelError
 
 log = logging.getLogger("lilliput")
 
@@ -102,6 +102,8 @@ def shadow_model(base: Any) -> type:
             return base.call(self, *args, **kwargs)
         for watcher in list(state.watchers):
             watcher.task(args, kwargs)
+        if training:
+            _check_outermost(self)
         with publish(training):
             return base.call(self, *args, **kwargs)
 
@@ -140,6 +142,18 @@ def shadow_model(base: Any) -> type:
     # What is trained includes what is learned, which ``weights`` hides.
     members["trainable_weights"] = property(lambda self: self.trainable_variables)
     return subclass_like(base, members)
+
+
+def _check_outermost(model: Any) -> None:
+    """Refuse to train a model inside another one that does not know what is learned in it."""
+    outer = outermost()
+    if outer is None or outer is model or "_lilliput_base" in type(outer).__dict__:
+        return
+    if len(model.trainable_variables) > len(unshadowed(type(model)).trainable_weights.fget(model)):
+        raise UnsupportedModelError(
+            f"the model {model.name!r} learns scales, and {outer.name!r} is trained, which has it inside; "
+            "make the quantizer for that one (op_names choose layers of a model inside it: 'inner/*')."
+        )
 
 
 def _followed(model: Any, run: Callable[[], Any]) -> Any:

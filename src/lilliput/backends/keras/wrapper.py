@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from lilliput.backends.keras.functions import retrace
+from lilliput.backends.keras.grad import touch
 from lilliput.backends.keras.learned import LearnedVariable, Parameter, needs_start
 from lilliput.backends.keras.learning import put_slots, reconcile, slots_of
 from lilliput.backends.keras.scopes import is_training, strategy_of, sync
@@ -331,7 +332,12 @@ class QuantizerModuleWrapper(ModuleWrapper):
         mark = marker_of(self) if self._markings else None
         if mark is not None:
             return mark(self, quant_type, tensors)
-        return self.compressor.run(self, quant_type, tensors)  # type: ignore[no-any-return]
+        results: tuple[Tensor, ...] = self.compressor.run(self, quant_type, tensors)
+        if not getattr(self, "is_on", True):
+            # Gradients of zero: Keras warns of variables that have none.
+            idle = [x for name, x in self.learned().items() if name.startswith(quant_type.value)]
+            results = (touch(results[0], idle), *results[1:]) if idle else results
+        return results
 
 
 def _differs(before: Any, after: Any) -> bool:
