@@ -85,6 +85,9 @@ class Backend(ABC):
     def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Call ``task()`` after each optimizer step; return a removable handle."""
 
+    # Whether activations and gradients can be looked at while the model trains; not in compiled training.
+    shows_training: ClassVar[bool] = True
+
     @abstractmethod
     def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Call ``task()`` when the gradients of an optimizer step are there; return a removable handle."""
@@ -118,6 +121,13 @@ class Backend(ABC):
     @abstractmethod
     def pull_to_zero(self, wrappers: Sequence[Any], scale: float, optimizer: Any = None) -> None:
         """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
+
+    def penalize(self, wrappers: Sequence[Any], scale: float) -> None:  # noqa: B027
+        """Add ``scale * |w|`` to the loss, 0 to end it; for frameworks without :meth:`pull_to_zero`."""
+
+    def is_activated(self, layer: LayerInfo) -> bool:
+        """Whether what a layer returns has gone through an activation function of its own."""
+        return False
 
     @abstractmethod
     def is_training(self, model: Any) -> bool:

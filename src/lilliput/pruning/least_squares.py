@@ -230,6 +230,8 @@ class LeastSquaresPruner(CollectingPruner):
         See :class:`~lilliput.pruning.collecting.CollectingPruner`; ``example_inputs`` are needed.
     """
 
+    backends = ("torch",)
+
     masker_type = LeastSquaresMasker
     _loss: Callable[..., Any] | None = None
 

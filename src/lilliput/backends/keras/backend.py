@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from lilliput.backends.base import Backend
-from lilliput.backends.keras import files, instrument, running
+from lilliput.backends.keras import files, instrument, penalty, running
 from lilliput.backends.keras import model as models
 from lilliput.backends.keras.discover import (
     DEFAULT_TYPES,
@@ -56,6 +56,7 @@ class KerasBackend(Backend):
     dynamic_inputs = frozenset()
     sees_every_step = False
     keeps_bounds = True
+    shows_training = False
 
     # -- layers --------------------------------------------------------------------------------------
 
@@ -200,14 +201,25 @@ class KerasBackend(Backend):
         return [adopted]
 
     def gradient(self, wrapper: ModuleWrapper, optimizer: Any = None) -> Any:
-        """Return None: Keras keeps no gradients."""
-        return None
+        """Return the gradient that :meth:`run` has just computed."""
+        found = running.gradients_in(wrapper.compressor.bound_model)
+        return found.get(id(_raw_weight(wrapper)))
 
     def pull_to_zero(
         self, wrappers: Sequence[ModuleWrapper], scale: float, optimizer: Any = None
     ) -> None:
         """Refuse, as :meth:`before_step` does."""
         raise UnsupportedModelError("this algorithm changes gradients: on torch models only.")
+
+    def penalize(self, wrappers: Sequence[ModuleWrapper], scale: float) -> None:
+        """Give the raw weights a regularizer; see :mod:`penalty`."""
+        if penalty.set_penalty([_raw_weight(wrapper) for wrapper in wrappers], scale):
+            retrace(wrappers[0].compressor.bound_model)
+
+    def is_activated(self, layer: LayerInfo) -> bool:
+        """Whether the layer has an activation other than the linear one."""
+        own = getattr(layer.module, "activation", None)
+        return own is not None and own is not keras.activations.linear
 
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
         """Return what calls a model with the inputs of a batch, as ``fit`` does."""
@@ -230,10 +242,11 @@ class KerasBackend(Backend):
         forward: Callable[..., Any] | None,
         task: Callable[[], None] | None = None,
     ) -> None:
-        """Run batches in inference mode."""
-        if task is not None:
-            raise UnsupportedModelError("this algorithm needs gradients: on torch models only.")
-        running.run(model, batches, forward)
+        """Run batches in inference mode, with gradients where a task wants to see them."""
+        if task is None:
+            running.run(model, batches, forward)
+        else:
+            running.run_with_gradients(model, batches, forward or running.call, task)
 
     def remember(self, model: Any) -> running.Snapshot:
         """Return copies of all variables; Keras has no modes."""
@@ -399,6 +412,10 @@ class KerasBackend(Backend):
     def parse_tensors(self, data: bytes) -> dict[str, Any]:
         """Return the tensors of a safetensors file, as NumPy arrays."""
         return files.parse_tensors(data)
+
+
+def _raw_weight(wrapper: ModuleWrapper) -> Any:
+    return raw(wrapper.module, str(wrapper.layer_info.weight_name))
 
 
 def strip(model: Any) -> Any:

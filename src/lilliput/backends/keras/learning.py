@@ -52,10 +52,14 @@ class Adopted:
 def reconcile(model: Any) -> None:
     """Make the optimizers of a model train what is learned in it, and nothing that was."""
     optimizers = _optimizers_of(model)
-    if optimizers:
-        learned = [variable for variable in model.trainable_variables if _is_ours(variable)]
-        for optimizer in optimizers:
-            _agree(optimizer, model, learned)
+    learned = learned_in(model) if optimizers else []
+    for optimizer in optimizers:
+        _agree(optimizer, model, learned)
+
+
+def learned_in(model: Any) -> list[Any]:
+    """Return the variables of a model that an algorithm has added to train them."""
+    return [variable for variable in model.trainable_variables if _is_ours(variable)]
 
 
 def _optimizers_of(model: Any) -> list[Any]:

@@ -17,7 +17,7 @@ import keras
 
 from lilliput.backends.keras.functions import retrace_if_due
 from lilliput.backends.keras.instrument import subclass_like, unshadowed
-from lilliput.backends.keras.learning import reconcile
+from lilliput.backends.keras.learning import learned_in, reconcile
 from lilliput.backends.keras.scopes import is_symbolic, is_tracing, outermost, publish, sync
 from lilliput.backends.keras.variables import to_array
 from lilliput.errors import StageError, UnsupportedModelError
@@ -149,7 +149,7 @@ def _check_outermost(model: Any) -> None:
     outer = outermost()
     if outer is None or outer is model or "_lilliput_base" in type(outer).__dict__:
         return
-    if len(model.trainable_variables) > len(unshadowed(type(model)).trainable_weights.fget(model)):
+    if learned_in(model):
         raise UnsupportedModelError(
             f"the model {model.name!r} learns scales, and {outer.name!r} is trained, which has it inside; "
             "make the quantizer for that one (op_names choose layers of a model inside it: 'inner/*')."
