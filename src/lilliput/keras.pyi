@@ -22,6 +22,7 @@ from lilliput.graph.groups import ChannelGroups as ChannelGroups
 from lilliput.ops.qparams import Grid as Grid
 from lilliput.ops.qparams import QParams as QParams
 from lilliput.pruning.agp import AGPPruner as AGPPruner
+from lilliput.pruning.apoz import ActivationAPoZRankPruner as ActivationAPoZRankPruner
 from lilliput.pruning.channels import ChannelMasker as ChannelMasker
 from lilliput.pruning.channels import ChannelPruner as ChannelPruner
 from lilliput.pruning.fpgm import FPGMPruner as FPGMPruner
@@ -29,12 +30,17 @@ from lilliput.pruning.l1 import L1NormPruner as L1NormPruner
 from lilliput.pruning.l2 import L2NormPruner as L2NormPruner
 from lilliput.pruning.level import LevelPruner as LevelPruner
 from lilliput.pruning.linear import LinearPruner as LinearPruner
+from lilliput.pruning.mean_activation import ActivationMeanRankPruner as ActivationMeanRankPruner
 from lilliput.pruning.one_shot import OneShotPruner as OneShotPruner
 from lilliput.pruning.one_shot import ScoreMasker as ScoreMasker
 from lilliput.pruning.sensitivity import SensitivityPruner as SensitivityPruner
 from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis as SensitivityAnalysis
+from lilliput.pruning.slim import SlimPruner as SlimPruner
+from lilliput.pruning.taylor import TaylorFOWeightPruner as TaylorFOWeightPruner
 from lilliput.quantization.bnn import BNNQuantizer as BNNQuantizer
 from lilliput.quantization.dorefa import DoReFaQuantizer as DoReFaQuantizer
+from lilliput.quantization.lsq import LSQPlusQuantizer as LSQPlusQuantizer
+from lilliput.quantization.lsq import LSQQuantizer as LSQQuantizer
 from lilliput.quantization.naive import NaiveQuantizer as NaiveQuantizer
 from lilliput.quantization.ptq import PTQQuantizer as PTQQuantizer
 from lilliput.quantization.qat import QATQuantizer as QATQuantizer

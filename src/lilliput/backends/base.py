@@ -172,6 +172,9 @@ class Backend(ABC):
     def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Call ``task()`` after each optimizer step; return a removable handle."""
 
+    # Whether activations and gradients can be looked at while the model trains; not in compiled training.
+    shows_training: ClassVar[bool] = True
+
     @abstractmethod
     def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Call ``task()`` when the gradients of an optimizer step are there; return a removable handle."""
@@ -205,6 +208,13 @@ class Backend(ABC):
     @abstractmethod
     def pull_to_zero(self, wrappers: Sequence[Any], scale: float, optimizer: Any = None) -> None:
         """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
+
+    def penalize(self, wrappers: Sequence[Any], scale: float) -> None:  # noqa: B027
+        """Add ``scale * |w|`` to the loss, 0 to end it; for frameworks without :meth:`pull_to_zero`."""
+
+    def is_activated(self, layer: LayerInfo) -> bool:
+        """Whether what a layer returns has gone through an activation function of its own."""
+        return False
 
     @abstractmethod
     def is_training(self, model: Any) -> bool:
@@ -302,9 +312,12 @@ class Backend(ABC):
     def tensor(self, value: float, wrapper: Any) -> Any:
         """Return a number as a float32 tensor where a wrapper's layer is."""
 
+    # Whether optimizers of the framework keep a parameter above its bound by themselves.
+    keeps_bounds: ClassVar[bool] = False
+
     @abstractmethod
-    def parameter(self, value: Any) -> Any:
-        """Return a tensor as one that an optimizer trains."""
+    def parameter(self, value: Any, at_least: float | None = None) -> Any:
+        """Return a tensor as one that an optimizer trains, with a bound if :attr:`keeps_bounds`."""
 
     @abstractmethod
     def masked_weight(self, wrapper: Any) -> Any:

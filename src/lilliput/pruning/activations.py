@@ -22,7 +22,8 @@ class ActivationMasker(CollectingMasker):
     model, pruner, training_batches
         See :class:`CollectingMasker`.
     activation : str
-        The function that follows the layer: ``'relu'``, ``'gelu'`` or ``'relu6'``.
+        The function that follows the layer: ``'relu'``, ``'gelu'`` or ``'relu6'``. A layer that has one
+        itself (``Dense(8, "relu")`` of Keras) is taken as it is.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class ActivationMasker(CollectingMasker):
             self._collector = None
 
     def _collect(self, wrapper: Any, input_: Any, output: Any) -> None:
-        if wrapper.is_collected or not (self.is_calibrating or self.pruner.is_training()):
+        is_shown = self.pruner.sees_training and self.pruner.is_training()
+        if wrapper.is_collected or not (self.is_calibrating or is_shown):
             return
         output = output[0] if isinstance(output, (tuple, list)) else output
         xp = namespace(output)
@@ -71,8 +73,9 @@ class ActivationMasker(CollectingMasker):
                 f"layer {wrapper.name!r} has {layer.out_channels} channels, and its output "
                 f"{tuple(xp.shape(output))} does not show them; exclude it."
             )
-        measured = self.measure(getattr(xp, self.activation)(rows))
-        self.add(wrapper, xp.sum(measured, axis=1), xp.shape(rows)[1])
+        if not self.pruner.is_activated(layer):
+            rows = getattr(xp, self.activation)(rows)
+        self.add(wrapper, xp.sum(self.measure(rows), axis=1), xp.shape(rows)[1])
 
 
 class ActivationPruner(CollectingPruner):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from lilliput.errors import AlgorithmError, ConfigError, StageError
+from lilliput.config.select import Selection
+from lilliput.errors import AlgorithmError, ConfigError, StageError, UnsupportedModelError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner
 
@@ -30,6 +31,17 @@ class CollectingMasker(ChannelMasker):
         self.training_batches = training_batches
         self.is_calibrating = False
         self.start_over()
+
+    @classmethod
+    def lay_out(cls, pruner: Any, selection: Selection) -> Any:
+        """As in :meth:`ChannelMasker.lay_out`; refuse where nobody could show batches."""
+        if not pruner.sees_training and not isinstance(pruner, CollectingPruner):
+            raise UnsupportedModelError(
+                f"{type(pruner).__name__} asks {cls.__name__} again and again while the model trains, and "
+                "the training of a Keras model is compiled and shows no batches; choose a criterion that "
+                "looks at weights, such as 'l1'."
+            )
+        return super().lay_out(pruner, selection)
 
     def add(self, wrapper: Any, sums: Tensor, count: int) -> None:
         """Add a batch: the sum of each channel over ``count`` observations."""
@@ -85,7 +97,7 @@ class CollectingPruner(ChannelPruner):
     Train for ``training_batches`` batches, and the masks come by themselves; or call
     :meth:`calibrate`, before or after ``compress()``. With an optimizer, batches that are trained on
     before ``compress()`` count. Batches that are evaluated in between, with the model in eval mode, do
-    not count.
+    not count. On Keras, where training is compiled, only :meth:`calibrate` shows batches.
 
     Parameters
     ----------
@@ -94,8 +106,6 @@ class CollectingPruner(ChannelPruner):
     training_batches : int
         How many batches to average over.
     """
-
-    backends = ("torch",)
 
     takes: ClassVar[tuple[str, ...]] = ("training_batches",)  # arguments of the criterion
 
@@ -109,6 +119,14 @@ class CollectingPruner(ChannelPruner):
     ) -> None:
         options = {key: channel.pop(key) for key in self.takes if key in channel}
         super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
+
+    def step(self) -> None:
+        """Follow one training step."""
+        if self.is_wrapped and not self.sees_training and not self.masker.is_ready():
+            raise StageError(
+                f"{type(self).__name__} has not seen any batches: the training of a Keras model is "
+                "compiled and shows none; call calibrate(batches) before it."
+            )
 
     def calibrate(self, batches: Iterable[Any], forward: Callable[..., Any] | None = None) -> None:
         """Run batches, without training on them, and prune by what they show.

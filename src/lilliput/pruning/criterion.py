@@ -131,6 +131,19 @@ class CriterionPruner(Pruner):
         """Add the subgradient of ``scale * |w|`` to the gradients of the selected weights."""
         self._backend.pull_to_zero(self.get_modules_wrapper(), scale, self.optimizer)
 
+    def penalize(self, scale: float) -> None:
+        """Add ``scale * |w|`` of the selected weights to the loss, where gradients are not shown."""
+        self._backend.penalize(self.get_modules_wrapper(), scale)
+
+    def is_activated(self, layer: LayerInfo) -> bool:
+        """Whether what a layer returns has gone through an activation function of its own."""
+        return bool(self._backend.is_activated(layer))
+
+    @property
+    def sees_training(self) -> bool:
+        """Whether the criterion can look at activations and gradients while the model trains."""
+        return bool(self._backend.shows_training)
+
     def watch(self, layer: LayerInfo, collector: Callable[[Any, Any, Any], Any]) -> list[Any]:
         """Call ``collector`` after each forward of any layer; return what to ``remove()`` later."""
         return list(self._backend.on_forward(SimpleNamespace(layer_info=layer), collector))
@@ -167,7 +180,8 @@ class CriterionPruner(Pruner):
         return True
 
     def _before_step(self) -> tuple[Any, ...]:
-        return (self._look_at_gradients,) if self._looks_at_gradients() else ()
+        looks = self.sees_training and self._looks_at_gradients()
+        return (self._look_at_gradients,) if looks else ()
 
     def _before_early_step(self) -> tuple[Any, ...]:
         return self._before_step() if self.masker_type.only_watches else ()

@@ -231,6 +231,7 @@ class LeastSquaresPruner(CollectingPruner):
     """
 
     paper = "Hassibi & Stork 1993, Optimal brain surgeon; Wang et al. 2019, EigenDamage"
+    backends = ("torch",)
 
     masker_type = LeastSquaresMasker
     _loss: Callable[..., Any] | None = None

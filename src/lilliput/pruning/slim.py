@@ -5,7 +5,8 @@ model trains, an L1 penalty on the scales of its batch norms drives those of use
 
     loss' = loss + scale * sum |gamma|        s_i = |gamma_i|
 
-The penalty acts by its subgradient, added before each optimizer step.
+The penalty acts by its subgradient, added before each optimizer step; on Keras it is a regularizer of the
+scales, a part of the loss.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
@@ -78,10 +79,12 @@ class SlimMasker(ChannelMasker):
     def start(self) -> None:
         """Begin with the penalty."""
         self.is_penalizing = True
+        self.pruner.penalize(self.scale)
 
     def stop(self) -> None:
         """End the penalty."""
         self.is_penalizing = False
+        self.pruner.penalize(0.0)
 
     def before_step(self) -> None:
         """Add the gradient of the penalty."""
@@ -109,8 +112,6 @@ class SlimPruner(ChannelPruner):
     """
 
     paper = "Liu et al. 2017, Network slimming"
-
-    backends = ("torch",)
 
     masker_type = SlimMasker
     default_types = SlimMasker.default_types

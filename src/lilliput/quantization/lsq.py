@@ -46,7 +46,6 @@ class LSQQuantizer(RangeQuantizer):
 
     paper = "Esser et al. 2020, Learned step size quantization"
 
-    backends = ("torch",)
     keeps_ranges = False
 
     learns_offset: ClassVar[bool] = False
@@ -57,7 +56,7 @@ class LSQQuantizer(RangeQuantizer):
         for wrapper in self.get_modules_wrapper():
             for target in ACTIVATIONS:
                 if target in wrapper.roles:
-                    self._learn(wrapper, f"{target}_scale")
+                    self._learn(wrapper, f"{target}_scale", _SMALLEST)
                     if self.learns_offset:
                         wrapper.set_attribute(
                             f"{target}_offset", self._backend.tensor(0.0, wrapper)
@@ -66,15 +65,17 @@ class LSQQuantizer(RangeQuantizer):
             if "weight" in wrapper.roles:
                 self._fix_weight(wrapper)
 
-    def _learn(self, wrapper: Any, name: str) -> None:
+    def _learn(self, wrapper: Any, name: str, at_least: float | None = None) -> None:
+        """Let the scale or offset of an activation be trained; the first batch will set it."""
         value = getattr(wrapper, name)
         delattr(wrapper, name)
-        wrapper.set_attribute(name, self._backend.parameter(value))
+        unset = namespace(value).zeros_like(value) + (at_least or 0.0)
+        wrapper.set_attribute(name, self._backend.parameter(unset, at_least))
 
     def _fix_weight(self, wrapper: Any) -> None:
         """Let the scale of a weight be trained."""
         scale, zero = self._first_scale(wrapper)
-        wrapper.set_attribute("weight_scale", self._backend.parameter(scale))
+        wrapper.set_attribute("weight_scale", self._backend.parameter(scale, _SMALLEST))
         wrapper.set_attribute("weight_zero_point", zero)
         wrapper.weight_is_fixed = True
 
@@ -135,13 +136,12 @@ class LSQQuantizer(RangeQuantizer):
         grid = self.grid(wrapper, target)
         xp = namespace(tensor)
         wide = xp.widen(tensor)
-        features = xp.size(tensor) / max(xp.shape(tensor)[0], 1) if xp.shape(tensor) else 1
         rounded = xp.learned_fake_quantize(
             wide,
             getattr(wrapper, f"{target}_scale"),
             grid.low,
             grid.high,
-            1 / math.sqrt(features * grid.high),
+            (xp.sample_size(tensor) * grid.high) ** -0.5,
             getattr(wrapper, f"{target}_zero_point"),
             getattr(wrapper, f"{target}_offset", None),
         )
@@ -149,29 +149,49 @@ class LSQQuantizer(RangeQuantizer):
 
     def follow(self, tensor: Tensor, wrapper: Any, target: str) -> None:
         """Start the scale of an activation by the first batch that is quantized."""
-        if getattr(wrapper, f"{target}_is_known") or not wrapper.is_on:
+        is_known, is_graph = getattr(wrapper, f"{target}_is_known"), self._backend.is_tracing()
+        if not wrapper.is_on or (is_known and not is_graph):
             return
         xp = namespace(tensor)
         seen = xp.widen(xp.detach(tensor))
-        low, high = xp.range_of(seen, None)
-        size = xp.mean(xp.abs(seen))
-        self._backend.average([low, high, size])  # all processes start alike
-        if not xp.is_certain(xp.isfinite(size)):
-            return  # a batch with NaN or infinity: wait for the next one
-        self.start(wrapper, target, low, high, size)
-        setattr(wrapper, f"{target}_is_known", True)
+        if is_graph:  # it sees the first batch and all others, and decides as it runs
+            held = [getattr(wrapper, f"{target}_{end}") for end in ("low", "high")]
+            is_new = (held[0] == 0) & (held[1] == 0)
+            none = [xp.zeros_like(held[0])] * 3
+            low, high, size = xp.cond(is_new, lambda: self._measure(seen), lambda: none)
+            self.start(wrapper, target, low, high, size, when=is_new & xp.isfinite(size))
+        else:
+            low, high, size = self._measure(seen)
+            if not xp.is_certain(xp.isfinite(size)):
+                return  # a batch with NaN or infinity: wait for the next one
+            self.start(wrapper, target, low, high, size)
+        if not is_known:
+            setattr(wrapper, f"{target}_is_known", True)
 
-    def start(self, wrapper: Any, target: str, low: Tensor, high: Tensor, size: Tensor) -> None:
-        """Set scale and zero point by the range and the mean magnitude of an activation."""
+    def _measure(self, seen: Tensor) -> list[Tensor]:
+        """Return the range of an activation and its mean magnitude, so that all processes start alike."""
+        xp = namespace(seen)
+        found = [*xp.range_of(seen, None), xp.mean_abs(seen)]
+        self._backend.average(found)
+        return found
+
+    def start(
+        self, wrapper: Any, target: str, low: Tensor, high: Tensor, size: Tensor, when: Any = None
+    ) -> None:
+        """Set scale and zero point by the range and the mean magnitude of an activation.
+
+        With ``when``, a flag in a graph, only if it is true.
+        """
         xp, grid = namespace(low), self.grid(wrapper, target)
         widest, zero = fit(low, high, grid)
         scale = xp.positive(2 * size / math.sqrt(grid.high))
         scale = xp.where(scale < widest, scale, widest)
-        names = ("low", "high", "scale", "zero_point")
-        for name, value in zip(names, (low, high, scale, zero), strict=True):
-            xp.assign(getattr(wrapper, f"{target}_{name}"), value)
+        values = {"low": low, "high": high, "scale": scale, "zero_point": zero}
         if self.learns_offset:
-            xp.assign(getattr(wrapper, f"{target}_offset"), (grid.low - zero) * scale)
+            values["offset"] = (grid.low - zero) * scale
+        for name, value in values.items():
+            held = getattr(wrapper, f"{target}_{name}")
+            xp.assign(held, value if when is None else xp.where(when, value, held))
 
     def _held(self, wrapper: Any, target: str) -> QParams:
         grid: Grid = self.grid(wrapper, target)
@@ -193,6 +213,8 @@ class LSQQuantizer(RangeQuantizer):
     def _after_step(self) -> None:
         """Keep the scales positive, and the same in all processes."""
         super()._after_step()
+        if self._backend.keeps_bounds:
+            return
         wrappers = self.get_modules_wrapper()
         learned = [p for wrapper in wrappers for p in wrapper.parameters()]
         if learned and not self._backend.is_joining(self.bound_model):

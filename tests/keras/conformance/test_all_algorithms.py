@@ -6,6 +6,8 @@ from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
 from lilliput.errors import UnsupportedModelError
 from lilliput.testing.keras import Subject, TinyCNN, pruner_checks, quantizer_checks
 from lilliput.testing.labs import keras_lab
+from lilliput.testing.labs.keras_loops import squares
+from lilliput.testing.labs.keras_models import make_batch
 from lilliput.testing.observe import Anatomy
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
@@ -13,6 +15,30 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 # Settings for algorithms whose defaults do not fit networks this small, by registered name.
 SETTINGS: dict[str, dict[str, object]] = {"bnn": {"quant_types": ["weight"]}}
+
+
+def calibrated(name, **options):
+    """Return the class of a pruner that has seen a batch when it is made."""
+    base = pruner(name)
+
+    def __init__(self, model=None, *args, **kwargs):
+        base.__init__(self, model, *args, **kwargs)
+        if model is not None:
+            self.calibrate([make_batch(model)], **options)
+
+    return type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
+
+
+def loss_of(model, batch):
+    return squares(model(batch[0], training=False), batch[1])
+
+
+# Those that prune after they have seen data, by registered name.
+CALIBRATED = {
+    "apoz": calibrated("apoz"),
+    "mean_activation": calibrated("mean_activation"),
+    "taylorfo": calibrated("taylorfo", loss=loss_of),
+}
 
 # All checks of all algorithms take many minutes. This one stands for what the engine can be asked to do.
 THOROUGH = {"level"}
@@ -94,7 +120,7 @@ def cases(names, find, checks):
 
 @pytest.mark.parametrize(("name", "check"), cases(list_pruners(), pruner, pruner_checks()))
 def test_pruner_conforms(name, check):
-    check(Subject(pruner(name), SETTINGS.get(name)))
+    check(Subject(CALIBRATED.get(name) or pruner(name), SETTINGS.get(name)))
 
 
 @pytest.mark.parametrize(("name", "check"), cases(list_quantizers(), quantizer, quantizer_checks()))

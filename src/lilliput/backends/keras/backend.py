@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from lilliput.backends.base import Backend
-from lilliput.backends.keras import features, files, instrument, running
+from lilliput.backends.keras import features, files, instrument, penalty, running
 from lilliput.backends.keras import model as models
 from lilliput.backends.keras.discover import (
     DEFAULT_TYPES,
@@ -24,6 +24,8 @@ from lilliput.backends.keras.flow import flow_of
 from lilliput.backends.keras.functions import retrace
 from lilliput.backends.keras.grad import with_gradient
 from lilliput.backends.keras.graph import function_of
+from lilliput.backends.keras.learned import Parameter
+from lilliput.backends.keras.learning import Adopted, reconcile
 from lilliput.backends.keras.masks import apply_masks, check_quantizers, fault_of, moves_zeros
 from lilliput.backends.keras.scopes import is_tracing, is_training, sync
 from lilliput.backends.keras.variables import forget_in_torch, raw, tensor_of, to_array
@@ -58,6 +60,8 @@ class KerasBackend(Backend):
     integer_outputs = frozenset({"_ConvNd", "Linear"})
     dynamic_inputs = frozenset()
     sees_every_step = False
+    keeps_bounds = True
+    shows_training = False
 
     # -- layers --------------------------------------------------------------------------------------
 
@@ -119,6 +123,7 @@ class KerasBackend(Backend):
 
     def announce_buffers(self, model: Any) -> None:
         """Forget the graphs that were traced before; leave a model without wrappers alone."""
+        reconcile(model)
         models.leave_idle(model)
         forget_in_torch(model)
         retrace(model)
@@ -196,12 +201,18 @@ class KerasBackend(Backend):
             )
 
     def adopt(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
-        """Do nothing: no algorithm adds variables of its own that are trained."""
-        return []
+        """Have the optimizer train what the wrappers learn; see :mod:`learning`."""
+        if not any(wrapper.learned() for wrapper in wrappers):
+            return []
+        adopted = Adopted(optimizer, wrappers[0].compressor.bound_model)
+        for wrapper in wrappers:
+            wrapper.put_slots()
+        return [adopted]
 
     def gradient(self, wrapper: ModuleWrapper, optimizer: Any = None) -> Any:
-        """Return None: Keras keeps no gradients."""
-        return None
+        """Return the gradient that :meth:`run` has just computed."""
+        found = running.gradients_in(wrapper.compressor.bound_model)
+        return found.get(id(_raw_weight(wrapper)))
 
     def pull_to_zero(
         self, wrappers: Sequence[ModuleWrapper], scale: float, optimizer: Any = None
@@ -209,9 +220,23 @@ class KerasBackend(Backend):
         """Refuse, as :meth:`before_step` does."""
         raise UnsupportedModelError("this algorithm changes gradients: on torch models only.")
 
+    def penalize(self, wrappers: Sequence[ModuleWrapper], scale: float) -> None:
+        """Give the raw weights a regularizer; see :mod:`penalty`."""
+        if penalty.set_penalty([_raw_weight(wrapper) for wrapper in wrappers], scale):
+            retrace(wrappers[0].compressor.bound_model)
+
+    def is_activated(self, layer: LayerInfo) -> bool:
+        """Whether the layer has an activation other than the linear one."""
+        own = getattr(layer.module, "activation", None)
+        return own is not None and own is not keras.activations.linear
+
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
         """Return what calls a model with the inputs of a batch, as ``fit`` does."""
         return running.call
+
+    def is_tracing(self) -> bool:
+        """Whether this code runs to build a graph."""
+        return is_tracing()
 
     def is_training(self, model: Any) -> bool:
         """Whether the call that is going on is one of training."""
@@ -268,10 +293,6 @@ class KerasBackend(Backend):
         """Whether what a layer returns is known to come from a softmax."""
         return features.ends_in_softmax(module)
 
-    def is_tracing(self) -> bool:
-        """Whether this code runs to build a graph."""
-        return is_tracing()
-
     # -- running -------------------------------------------------------------------------------------
 
     def run(
@@ -281,10 +302,11 @@ class KerasBackend(Backend):
         forward: Callable[..., Any] | None,
         task: Callable[[], None] | None = None,
     ) -> None:
-        """Run batches in inference mode."""
-        if task is not None:
-            raise UnsupportedModelError("this algorithm needs gradients: on torch models only.")
-        running.run(model, batches, forward)
+        """Run batches in inference mode, with gradients where a task wants to see them."""
+        if task is None:
+            running.run(model, batches, forward)
+        else:
+            running.run_with_gradients(model, batches, forward or running.call, task)
 
     def remember(self, model: Any) -> running.Snapshot:
         """Return copies of all variables; Keras has no modes."""
@@ -427,11 +449,9 @@ class KerasBackend(Backend):
         """Return a number as a float32 tensor."""
         return ops.convert_to_tensor(value, dtype="float32")
 
-    def parameter(self, value: Any) -> Any:
-        """Refuse: a built model of Keras takes no new variables to train."""
-        raise UnsupportedModelError(
-            "this algorithm trains its own parameters: on torch models only."
-        )
+    def parameter(self, value: Any, at_least: float | None = None) -> Parameter:
+        """Return what a wrapper makes a trainable variable of; see :mod:`learned`."""
+        return Parameter(value, at_least)
 
     def value_of(self, tensor: Any) -> Any:
         """Return the value of a variable: not every function of Keras takes one."""
@@ -489,6 +509,10 @@ class KerasBackend(Backend):
     def parse_tensors(self, data: bytes) -> dict[str, Any]:
         """Return the tensors of a safetensors file, as NumPy arrays."""
         return files.parse_tensors(data)
+
+
+def _raw_weight(wrapper: ModuleWrapper) -> Any:
+    return raw(wrapper.module, str(wrapper.layer_info.weight_name))
 
 
 def strip(model: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras import ops
@@ -51,6 +51,16 @@ def map_gradient(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor
     """Return the tensor itself, whose gradient goes through ``function`` on its way back."""
     return with_backward(
         lambda x: (ops.stop_gradient(x), None), lambda g, _: (function(g),), tensor
+    )
+
+
+def touch(tensor: Tensor, variables: Sequence[Any]) -> Tensor:
+    """Return the tensor itself; the gradient of the variables is zero there."""
+    return with_backward(
+        lambda x, *held: (ops.stop_gradient(x), held),
+        lambda g, held: (g, *(ops.zeros_like(x) for x in held)),
+        tensor,
+        *variables,
     )
 
 

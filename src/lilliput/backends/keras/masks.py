@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from lilliput.backends.keras.instrument import sidecar_of
+from lilliput.backends.keras.learning import parts_of
 from lilliput.backends.keras.scopes import sync
 from lilliput.backends.keras.variables import raw, to_array
 from lilliput.backends.keras.wrapper import PrunerModuleWrapper, QuantizerModuleWrapper
@@ -44,7 +45,7 @@ def _masked(wrappers: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
 
 def _slots(optimizer: Any, variable: Any) -> Iterator[Any]:
     """Yield what an optimizer remembers of a variable, entry by entry, but what it divides by."""
-    for inner in _parts(optimizer):
+    for inner in parts_of(optimizer):
         trained = getattr(inner, "_trainable_variables", None) or []
         index = next((i for i, held in enumerate(trained) if held is variable), None)
         if index is None:
@@ -71,16 +72,7 @@ def _is_alive(slot: Any) -> bool:
 
 def moves_zeros(optimizer: Any) -> bool:
     """Whether an optimizer moves weights that have neither gradient nor memory."""
-    return any(type(part).__name__ == "Muon" for part in _parts(optimizer))
-
-
-def _parts(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer, and those inside it."""
-    yield optimizer
-    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
-    for part in inner:
-        if part is not None:
-            yield from _parts(part)
+    return any(type(part).__name__ == "Muon" for part in parts_of(optimizer))
 
 
 def fault_of(wrapper: Any, key: str, mask: Any) -> str | None:

@@ -17,9 +17,10 @@ import keras
 
 from lilliput.backends.keras.functions import retrace_if_due
 from lilliput.backends.keras.instrument import subclass_like, unshadowed
-from lilliput.backends.keras.scopes import is_symbolic, is_tracing, publish, sync
+from lilliput.backends.keras.learning import learned_in, reconcile
+from lilliput.backends.keras.scopes import is_symbolic, is_tracing, outermost, publish, sync
 from lilliput.backends.keras.variables import to_array
-from lilliput.errors import StageError
+from lilliput.errors import StageError, UnsupportedModelError
 
 log = logging.getLogger("lilliput")
 
@@ -104,6 +105,8 @@ def shadow_model(base: Any) -> type:
             watcher.task(args, kwargs)
         for recorder in state.recorders:
             recorder.begin(args, {**kwargs, "training": training})
+        if training:
+            _check_outermost(self)
         with publish(training):
             output = base.call(self, *args, **kwargs)
         for recorder in state.recorders:
@@ -115,13 +118,9 @@ def shadow_model(base: Any) -> type:
         trains = bool(bound.arguments.get("training", True))
         return with_distances(self, trains, lambda: base.compute_loss(self, *args, **kwargs))
 
-    def trained(self: Any) -> list[Any]:
-        """Return what a step trains: layers do not list our variables among their weights."""
-        own = [v for x in state_of(self).recorders for w in x.wrappers for v in w.variables()]
-        return [*base.trainable_weights.fget(self), *own]
-
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         retrace_if_due(self)
+        reconcile(self)
         bound = inspect.signature(base.fit).bind(self, *args, **kwargs)
         followers = followers_of(self)
         if followers:
@@ -130,6 +129,7 @@ def shadow_model(base: Any) -> type:
 
     def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         retrace_if_due(self)
+        reconcile(self)
         result = _followed(self, lambda: base.train_on_batch(self, *args, **kwargs))
         for task in tasks_of(getattr(self, "optimizer", None)):
             task()
@@ -151,7 +151,9 @@ def shadow_model(base: Any) -> type:
     call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
     compute_loss.__signature__ = inspect.signature(base.compute_loss)  # type: ignore[attr-defined]
     members |= {"call": call, "fit": fit, "train_on_batch": train_on_batch}
-    members |= {"compute_loss": compute_loss, "trainable_weights": property(trained)}
+    members["compute_loss"] = compute_loss
+    # What is trained includes what is learned, which ``weights`` hides.
+    members["trainable_weights"] = property(lambda self: self.trainable_variables)
     return subclass_like(base, members)
 
 
@@ -168,6 +170,18 @@ def with_distances(model: Any, trains: bool, compute: Callable[[], Any]) -> Any:
     for distance in distances:
         total = total + distance
     return total
+
+
+def _check_outermost(model: Any) -> None:
+    """Refuse to train a model inside another one that does not know what is learned in it."""
+    outer = outermost()
+    if outer is None or outer is model or "_lilliput_base" in type(outer).__dict__:
+        return
+    if learned_in(model):
+        raise UnsupportedModelError(
+            f"the model {model.name!r} learns scales, and {outer.name!r} is trained, which has it inside; "
+            "make the quantizer for that one (op_names choose layers of a model inside it: 'inner/*')."
+        )
 
 
 def _followed(model: Any, run: Callable[[], Any]) -> Any:

@@ -20,7 +20,7 @@ from lilliput.backends.keras.fakequant import offset_to_zero_point as offset_to_
 from lilliput.backends.keras.fakequant import round_to_grid as round_to_grid
 from lilliput.backends.keras.grad import map_gradient as map_gradient
 from lilliput.backends.keras.grad import straight_through as straight_through
-from lilliput.backends.keras.scopes import mean_over_replicas
+from lilliput.backends.keras.scopes import mean_over_replicas, replicas
 from lilliput.backends.keras.variables import tensor_of, to_array
 from lilliput.errors import UnsupportedModelError
 
@@ -106,6 +106,24 @@ def repeat(tensor: Tensor, count: int, axis: int) -> Tensor:
     return ops.repeat(tensor, count, axis=axis)
 
 
+def sample_size(tensor: Tensor) -> Any:
+    """Return the number of entries for each entry of the first axis, a tensor if a graph leaves it open."""
+    sizes = ops.shape(tensor)[1:]
+    if builtins.all(isinstance(n, int) for n in sizes):
+        return math.prod(sizes)
+    return math.prod(ops.cast(n, "float32") for n in sizes)
+
+
+def cond(flag: Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """Return what one of two functions returns, lists of tensors alike; only that one is computed.
+
+    Several devices that exchange something have to come to the same functions: there, both are computed.
+    """
+    if replicas() == 1:
+        return ops.cond(flag, yes, no)
+    return [ops.where(flag, x, y) for x, y in zip(yes(), no(), strict=True)]
+
+
 def is_certain(flag: Tensor) -> bool:
     """Whether a flag is true; while a graph is traced, where it has no value yet, it is believed."""
     try:
@@ -136,6 +154,11 @@ def range_of(tensor: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
             return tensor, tensor
     found = ops.min(tensor, axis=others), ops.max(tensor, axis=others)
     return (mean_over_replicas(found[0]), mean_over_replicas(found[1])) if axis is None else found
+
+
+def mean_abs(tensor: Tensor) -> Tensor:
+    """Return the mean magnitude; where several devices train together, the mean over the devices."""
+    return mean_over_replicas(ops.mean(ops.abs(tensor)))
 
 
 def min_over(tensor: Tensor, axis: int) -> Tensor:

@@ -12,6 +12,8 @@ import keras
 from lilliput.backends.keras.scopes import sync
 from lilliput.backends.keras.variables import to_array
 
+_GRADIENTS = "_lilliput_gradients"
+
 
 def run(
     model: Any, batches: Iterable[Any], forward: Callable[[Any, Any], Any] | None = None
@@ -23,6 +25,52 @@ def run(
                 forward(model, batch)
             else:
                 call(model, batch)
+
+
+def run_with_gradients(
+    model: Any,
+    batches: Iterable[Any],
+    loss: Callable[[Any, Any], Any],
+    task: Callable[[], None],
+) -> None:
+    """Call a task for each batch when the gradients of its loss are there; the model is left as it was."""
+    before = Snapshot(model)
+    variables = model.trainable_variables
+    try:
+        for batch in batches:
+            found = _differentiate(model, loss, batch, variables)
+            pairs = zip(variables, found, strict=True)
+            vars(model)[_GRADIENTS] = {id(v): g for v, g in pairs if g is not None}
+            task()
+    finally:
+        vars(model).pop(_GRADIENTS, None)
+        before.restore()
+
+
+def gradients_in(model: Any) -> dict[int, Any]:
+    """Return the gradients of the batch that is being run, by the id of the variable."""
+    found: dict[int, Any] = vars(model).get(_GRADIENTS, {})
+    return found
+
+
+def _differentiate(model: Any, loss: Callable[..., Any], batch: Any, variables: list[Any]) -> Any:
+    """Return the gradient of a loss with respect to each variable, None if there is none."""
+    backend = keras.backend.backend()
+    values = [variable.value for variable in variables]
+    if backend == "torch":
+        torch = sys.modules["torch"]
+        return torch.autograd.grad(loss(model, batch), values, allow_unused=True)
+    if backend == "tensorflow":
+        with sys.modules["tensorflow"].GradientTape() as tape:
+            total = loss(model, batch)
+        found = tape.gradient(total, values)
+        return [None if x is None else keras.ops.convert_to_tensor(x) for x in found]
+
+    def compute(trained: list[Any]) -> Any:
+        with keras.StatelessScope(zip(variables, trained, strict=True)):
+            return loss(model, batch)
+
+    return sys.modules["jax"].grad(compute)(values)
 
 
 def call(model: Any, batch: Any) -> Any:

@@ -21,6 +21,7 @@ __all__ = [
     "is_tracing",
     "is_training",
     "mean_over_replicas",
+    "outermost",
     "publish",
     "replicas",
     "strategy_of",
@@ -42,6 +43,12 @@ def is_tracing() -> bool:
 def is_calling() -> bool:
     """Whether the call of a layer or a model is going on."""
     return _global_state.get_global_attribute("current_call_ctx") is not None
+
+
+def outermost() -> Any:
+    """Return the layer or model whose call is going on, with all the others in it; None if there is none."""
+    context = _global_state.get_global_attribute("current_call_ctx")
+    return None if context is None else context.entry_layer
 
 
 def is_training() -> bool:

@@ -11,6 +11,9 @@ import numpy as np
 from keras import ops
 
 from lilliput.backends.keras.functions import retrace
+from lilliput.backends.keras.grad import touch
+from lilliput.backends.keras.learned import LearnedVariable, Parameter, needs_start
+from lilliput.backends.keras.learning import put_slots, reconcile, slots_of
 from lilliput.backends.keras.scopes import is_training, strategy_of, sync
 from lilliput.backends.keras.variables import OURS, raw, read, tensor_of, to_array, track, untrack
 from lilliput.backends.wrapping import OwnAttributes, marker_of
@@ -19,13 +22,14 @@ from lilliput.errors import AlgorithmError, StageError
 
 Tensor = Any
 _numbers = count()
+_SLOTS = "optimizer_slots"
 
 
 class ModuleWrapper(OwnAttributes):
     """One layer of the model as a compressor sees it.
 
-    Tensors among its attributes are non-trainable variables of the layer while it is compressed, so
-    that graphs see their changes.
+    Tensors among its attributes are variables of the layer while it is compressed, so that graphs see
+    their changes: non-trainable ones, but for those that an algorithm learns.
 
     Attributes
     ----------
@@ -42,9 +46,11 @@ class ModuleWrapper(OwnAttributes):
     order: ClassVar[int] = 0
     trains: ClassVar[bool] = False  # whether its variables are trained with those of the layer
     _variables: dict[str, Any]
+    _starts: dict[str, tuple[Any, float | None]]  # of those that are learned, each with its bound
 
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         self.__dict__["_variables"] = {}
+        self.__dict__["_starts"] = {}
         self.__dict__["_is_attached"] = False
         self.layer_info = layer
         self.name, self.type = layer.name, layer.type
@@ -82,11 +88,16 @@ class ModuleWrapper(OwnAttributes):
         return self.module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        held = self.__dict__.get("_variables", {}).get(name)
-        if held is None:
+        if name not in self.__dict__.get("_variables", {}):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         sync(self.compressor.bound_model)
-        return read(held)
+        return self._read(name)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._variables:
+            self._forget(name)
+        else:
+            super().__delattr__(name)
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
         """Return what the layer shall see in place of a raw weight or bias."""
@@ -100,7 +111,9 @@ class ModuleWrapper(OwnAttributes):
                 f"a wrapper's {name!r} belongs to the engine; choose another name."
             )
         is_tensor = ops.is_tensor(value) or isinstance(value, (keras.Variable, np.ndarray))
-        if not is_tensor:
+        if isinstance(value, Parameter):
+            self.add_parameter(name, value)
+        elif not is_tensor:
             setattr(self, name, value)
         elif held is not None:
             self.write(name, value)
@@ -109,34 +122,66 @@ class ModuleWrapper(OwnAttributes):
 
     def add_variable(self, name: str, value: Any) -> None:
         """Hold a tensor as a variable; the layer gets to know it while it is compressed."""
+        self._variables[name] = self._new(name, value, self.trains)
+
+    def add_parameter(self, name: str, parameter: Parameter) -> None:
+        """Hold a tensor as a variable that optimizers train."""
+        self._variables[name] = variable = self._new(name, parameter.value, trainable=True)
+        if needs_start():
+            start = self._new(f"{name}_start", np.zeros(variable.shape, _dtype_of(variable)))
+            self._starts[name] = start, parameter.at_least
+        else:
+            variable.constraint = parameter.bound()
+
+    def learned(self) -> dict[str, Any]:
+        """Return the variables of this wrapper's own that are trained."""
+        return {name: held for name, held in self._variables.items() if held.trainable}
+
+    def put_slots(self) -> None:
+        """Give optimizers what a snapshot knows of their slots; nothing, unless it is kept."""
+
+    def _new(self, name: str, value: Any, trainable: bool = False) -> Any:
         array = to_array(value)
         title = f"{OURS}{next(_numbers)}_{name}"  # each is another one, also on one layer
         with strategy_of(self.compressor.bound_model):
             variable = keras.Variable(
-                array, dtype=str(array.dtype), trainable=self.trains, autocast=False, name=title
+                array, dtype=str(array.dtype), trainable=trainable, autocast=False, name=title
             )
-        self._variables[name] = variable
         if self.__dict__["_is_attached"]:
             track(self.module, variable)
+        return variable
+
+    def _read(self, name: str) -> Any:
+        held = self._variables[name]
+        return LearnedVariable(held, *self._starts[name]) if name in self._starts else read(held)
+
+    def _forget(self, name: str) -> None:
+        """Hold a variable no longer."""
+        held, start = self._variables.pop(name), self._starts.pop(name, (None, None))[0]
+        for variable in (held, start):
+            for owner in self.layer_info.owners if variable is not None else ():
+                untrack(owner.module, variable)
+        if held.trainable and self.__dict__["_is_attached"]:
+            reconcile(self.compressor.bound_model)
 
     def write(self, name: str, value: Any) -> None:
         """Overwrite a variable."""
         sync(self.compressor.bound_model)
-        self._variables[name].assign(ops.cast(value, self._variables[name].dtype))
+        held = self._read(name) if name in self._starts else self._variables[name]
+        held.assign(ops.cast(value, held.dtype))
 
     def variables(self) -> list[Any]:
         """Return the variables of this wrapper's own."""
-        return list(self._variables.values())
+        return [*self._variables.values(), *(start for start, _ in self._starts.values())]
 
     def tensors(self) -> dict[str, Any]:
         """Return the tensors of this wrapper's own."""
-        return {name: read(variable) for name, variable in self._variables.items()}
+        return {name: self._read(name) for name in self._variables}
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return copies of the tensors as NumPy arrays, and the plain attributes of the algorithm."""
         sync(self.compressor.bound_model)
-        tensors = {name: to_array(variable) for name, variable in self._variables.items()}
-        return tensors, self.attributes()
+        return {name: to_array(self._read(name)) for name in self._variables}, self.attributes()
 
     def find_faults(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
         """Return what of a snapshot does not fit, by name."""
@@ -154,11 +199,11 @@ class ModuleWrapper(OwnAttributes):
     def undo_point(self) -> Callable[[], None]:
         """Return a function that puts tensors and attributes back as they are now."""
         held = dict(self._variables)
-        values, attributes = self.snapshot()
+        values, attributes = ModuleWrapper.snapshot(self)
 
         def undo() -> None:
             for name in self._variables.keys() - held.keys():
-                untrack(self.module, self._variables.pop(name))
+                self._forget(name)
             for name, value in values.items():
                 self.write(name, value)
             self.reset_attributes(attributes)
@@ -253,9 +298,14 @@ class DistillerModuleWrapper(ModuleWrapper):
 
 
 class QuantizerModuleWrapper(ModuleWrapper):
-    """A layer under a quantizer."""
+    """A layer under a quantizer.
+
+    Its snapshot has ``optimizer_slots`` as well: what optimizers remember of what is learned, which is not
+    in the files of the model.
+    """
 
     order = 1
+    optional_tensors = (_SLOTS,)
 
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         super().__init__(layer, compressor)
@@ -269,6 +319,26 @@ class QuantizerModuleWrapper(ModuleWrapper):
         if self.__dict__.get("_is_attached") and _differs(before, value):
             # Graphs were traced with the old value: whether a range is known, say.
             retrace(self.compressor.bound_model)
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return copies of the tensors, and plain attributes with the slots of optimizers."""
+        tensors, values = super().snapshot()
+        model = self.compressor.bound_model
+        slots = {name: slots_of(model, variable) for name, variable in self.learned().items()}
+        return tensors, values | ({_SLOTS: slots} if any(slots.values()) else {})
+
+    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Put a snapshot back; slots as soon as an optimizer has them."""
+        super().restore(tensors, {k: value for k, value in values.items() if k != _SLOTS})
+        self.__dict__["_slots_to_come"] = dict(values.get(_SLOTS, {}))
+        self.put_slots()
+
+    def put_slots(self) -> None:
+        """Give optimizers the slots of a snapshot that they had no variables for until now."""
+        waiting = self.__dict__.get("_slots_to_come", {})
+        for name, variable in self.learned().items():
+            if name in waiting and put_slots(self.compressor.bound_model, variable, waiting[name]):
+                waiting.pop(name)
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
         """Quantize a raw weight."""
@@ -290,7 +360,12 @@ class QuantizerModuleWrapper(ModuleWrapper):
         mark = marker_of(self) if self._markings else None
         if mark is not None:
             return mark(self, quant_type, tensors)
-        return self.compressor.run(self, quant_type, tensors)  # type: ignore[no-any-return]
+        results: tuple[Tensor, ...] = self.compressor.run(self, quant_type, tensors)
+        if not getattr(self, "is_on", True):
+            # Gradients of zero: Keras warns of variables that have none.
+            idle = [x for name, x in self.learned().items() if name.startswith(quant_type.value)]
+            results = (touch(results[0], idle), *results[1:]) if idle else results
+        return results
 
 
 def _differs(before: Any, after: Any) -> bool:

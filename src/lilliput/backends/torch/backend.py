@@ -335,8 +335,8 @@ class TorchBackend(Backend):
         device = None if near is None else near.device
         return torch.tensor(value, dtype=torch.float32, device=device)
 
-    def parameter(self, value: Tensor) -> nn.Parameter:
-        """Return a tensor as one that is trained."""
+    def parameter(self, value: Tensor, at_least: float | None = None) -> nn.Parameter:
+        """Return a tensor as one that is trained; the algorithm has to see to its bound."""
         return nn.Parameter(value.detach().clone())
 
     @torch.no_grad()

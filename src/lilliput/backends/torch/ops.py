@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -60,6 +60,11 @@ def size(tensor: Tensor) -> int:
     return tensor.numel()
 
 
+def sample_size(tensor: Tensor) -> int:
+    """Return the number of entries for each entry of the first axis."""
+    return tensor.shape[1:].numel()
+
+
 def shape(tensor: Tensor) -> torch.Size:
     """Return the shape."""
     return tensor.shape
@@ -78,6 +83,11 @@ def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
 def repeat(tensor: Tensor, count: int, axis: int) -> Tensor:
     """Repeat each entry along an axis, copies side by side."""
     return torch.repeat_interleave(tensor, count, dim=axis)
+
+
+def cond(flag: Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """Return what one of two functions returns; only that one is computed."""
+    return yes() if flag else no()
 
 
 def is_certain(flag: Tensor) -> bool:
@@ -103,6 +113,11 @@ def range_of(tensor: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
         return low, high
     others = [i for i in builtins.range(tensor.dim()) if i != axis % tensor.dim()]
     return (tensor.amin(others), tensor.amax(others)) if others else (tensor, tensor)
+
+
+def mean_abs(tensor: Tensor) -> Tensor:
+    """Return the mean magnitude."""
+    return tensor.abs().mean()
 
 
 def min_over(tensor: Tensor, axis: int) -> Tensor:
