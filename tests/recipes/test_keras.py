@@ -1,6 +1,8 @@
 """The same recipes on Keras."""
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +68,35 @@ def test_batch_norms_of_a_pruned_model_are_recalibrated(tmp_path, monkeypatch):
     np.testing.assert_allclose(variance, seen.var(0, ddof=1), rtol=1e-4)
     with pytest.raises(ConfigError, match="reconstruct works on torch models only"):
         run(recipe("reconstruct"), tmp_path / "refused")
+
+
+@pytest.mark.slow
+def test_a_teacher_joins_the_loss_or_replaces_it_and_a_stopped_run_ends_the_same(tmp_path, digest):
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    pytest.importorskip("keras")
+    head = {
+        "lilliput": 1,
+        "model": "recipe_dense:build",
+        "data": "recipe_dense:batches",
+        "evaluate": "recipe_dense:agreement",
+    }
+    prune = {"prune": "level", "config": [{"sparsity": 0.5}], "epochs": 1, "teacher": "original"}
+    steps = [prune, {"distill": "original", "epochs": 3}]
+    path = tmp_path / "taught.json"
+    path.write_text(json.dumps({**head, "steps": steps}))
+    shutil.copy(RECIPE.parent / "recipe_dense.py", tmp_path)
+    result = run(path, tmp_path / "whole", progress=False)
+    # The original is not trained, so its answers are chance; what counts is to give the same ones.
+    assert result.receipt.before.metric == 1.0
+    assert result.receipt.after.metric > 0.5
+
+    def stop(event):
+        if event.seconds is not None and "epoch" in event.text:
+            raise Stopped
+
+    for number in range(4):
+        with pytest.raises(Stopped):
+            run(path, tmp_path / "parts", resume=number > 0, progress=stop)
+    run(path, tmp_path / "parts", resume=True, progress=False)
+    assert digest(tmp_path / "parts") == digest(tmp_path / "whole")

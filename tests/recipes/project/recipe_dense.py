@@ -41,3 +41,17 @@ def accuracy(model):
     inputs, labels = digits()
     outputs = np.asarray(model.predict(inputs[512:1024], verbose=0))
     return float((outputs.argmax(1) == labels[512:1024]).mean())
+
+
+def agreement(model):
+    """Return how often a model gives a digit the class that the original gives it."""
+    keras.utils.set_random_seed(seed_of_the_model())
+    inputs, _ = digits()
+    one, other = (np.asarray(x.predict(inputs[512:1024], verbose=0)) for x in (model, build()))
+    return float((one.argmax(1) == other.argmax(1)).mean())
+
+
+def seed_of_the_model():
+    from lilliput.recipes.units import seed_for
+
+    return seed_for(0, "model")
