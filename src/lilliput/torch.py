@@ -31,7 +31,7 @@ from lilliput.core.state import CompressionState
 from lilliput.ops.qparams import Grid, QParams
 
 if TYPE_CHECKING:
-    from lilliput.export import ExportResult, export_onnx
+    from lilliput.export import ExportResult, export_executorch, export_onnx, export_openvino
     from lilliput.export.targets.executed import open_file
     from lilliput.pruning import (
         ActivationAPoZRankPruner,
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
 # Loaded when they are first used: importing is to be quick.
 _LAZY = {
-    "lilliput.export": ("ExportResult", "export_onnx"),
+    "lilliput.export": ("ExportResult", "export_executorch", "export_onnx", "export_openvino"),
     "lilliput.pruning": _HOMES["lilliput.pruning"],
     "lilliput.quantization": _HOMES["lilliput.quantization"],
     "lilliput.recovery.recalibrate": ("recalibrate",),
@@ -151,7 +151,9 @@ __all__ = [
     "WeightMasker",
     "build_report",
     "channel_groups",
+    "export_executorch",
     "export_onnx",
+    "export_openvino",
     "load",
     "measure",
     "measure_all",

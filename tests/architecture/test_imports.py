@@ -104,6 +104,7 @@ def test_the_torch_facade_imports_nothing_heavy_beside_torch():
         "onnxruntime",
         "onnxscript",
         "openvino",
+        "executorch",
         "sklearn",
     ]
     heavy += ["rich", "torch._inductor", "torch.distributed.tensor"]

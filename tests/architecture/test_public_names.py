@@ -13,7 +13,8 @@ TORCH = """
     OneShotPruner PTQQuantizer Pruner PrunerModuleWrapper QATQuantizer QParams QuantGrad QuantType
     QuantizationReport Quantizer QuantizerModuleWrapper RangeQuantizer Receipt Reconstruction Report
     ScoreMasker SensitivityAnalysis SensitivityPruner SlimPruner SpeedupResult TaylorFOWeightPruner
-    WeightMasker build_report channel_groups export_onnx load measure measure_all open_file
+    WeightMasker build_report channel_groups export_executorch export_onnx
+    export_openvino load measure measure_all open_file
     preflight quantization_report recalibrate reconstruct snapshot speedup strip take_receipt
 """
 TOP = """
