@@ -80,7 +80,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ((KERAS,), "lilliput.recovery.keras", "recalibrate"),
     ((TORCH,), "lilliput.recovery.reconstruct", "Reconstruction reconstruct"),
     # export
-    ((TORCH,), "lilliput.export", "ExportResult export_onnx"),
+    ((TORCH,), "lilliput.export", "ExportResult export_executorch export_onnx export_openvino"),
     ((KERAS,), "lilliput.export.keras", "ExportResult export_litert export_onnx litert_latency"),
     # receipt and report
     (BOTH, "lilliput.report.build", "build_report"),

@@ -13,7 +13,9 @@ from lilliput.core.quantizer import Quantizer as Quantizer
 from lilliput.core.state import CompressionState as CompressionState
 from lilliput.distillation.distiller import Distiller as Distiller
 from lilliput.export import ExportResult as ExportResult
+from lilliput.export import export_executorch as export_executorch
 from lilliput.export import export_onnx as export_onnx
+from lilliput.export import export_openvino as export_openvino
 from lilliput.export.targets.executed import open_file as open_file
 from lilliput.graph.groups import ChannelGroups as ChannelGroups
 from lilliput.ops.qparams import Grid as Grid

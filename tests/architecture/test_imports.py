@@ -136,6 +136,7 @@ def test_the_torch_facade_imports_nothing_heavy_beside_torch():
         "onnxruntime",
         "onnxscript",
         "openvino",
+        "executorch",
         "sklearn",
     ]
     heavy += ["rich", "torch._inductor", "torch.distributed.tensor"]

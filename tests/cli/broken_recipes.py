@@ -366,7 +366,7 @@ def a_bad_file_name(draw):
 @fixed_by("should be 'onnx' or")
 def a_bad_format(draw):
     value = copy.deepcopy(RECIPE)
-    value["steps"][4]["export"] = draw.choice(["onx", "tflite", "openvino", 3, None, []])
+    value["steps"][4]["export"] = draw.choice(["onx", "tflite", "tensorrt", 3, None, []])
     return (*dump(draw, value), ["step 5"])
 
 

@@ -189,12 +189,13 @@ def test_options_of_an_export_are_checked_before_any_work():
     assert recipe.steps[0].options == {"assume_vnni": False}
 
 
-def test_the_options_of_an_export_are_those_of_the_exporter():
+@pytest.mark.parametrize("name", ["onnx", "openvino", "executorch"])
+def test_the_options_of_an_export_are_those_of_the_exporter(name):
     pytest.importorskip("torch")
     import inspect
 
-    from lilliput.export import export_onnx
-    from lilliput.recipes.spec import EXPORT_OPTIONS
+    from lilliput.export.targets.table import TARGETS
 
     given = {"quantizer_or_model", "path", "example_inputs", "calibration"}
-    assert set(inspect.signature(export_onnx).parameters) - given == set(EXPORT_OPTIONS["onnx"])
+    export = TARGETS[name].writer("torch").load()
+    assert set(inspect.signature(export).parameters) - given == set(TARGETS[name].options)

@@ -71,7 +71,8 @@ class Writer:
             return path
         from lilliput.quantization.ptq import PTQQuantizer
 
-        quantizer = PTQQuantizer(self.model, [{"op_types": ["default"]}])
+        wanted = {"quant_types": list(target.quant_types)} if target.quant_types else {}
+        quantizer = PTQQuantizer(self.model, [{"op_types": ["default"], **wanted}])
         try:
             quantizer.compress()
             quantizer.calibrate(self.batches or [self.inputs])

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 # Importing it registers the operators quantized_decomposed.*, which XNNPACK's partitioner looks for.
 from torch.ao.quantization.fx import _decomposed  # noqa: F401
+from torch.nn.functional import hardtanh
 from torch.utils._pytree import tree_flatten
 
 from lilliput.backends.torch.instrument import quantizers_in
@@ -149,7 +150,7 @@ class _Marks:
     def _activation(self, tensor: Tensor, place: Place, number: int, position: int) -> Tensor:
         scale, zero, low, high = self.grids[place.key]
         if (low, high) != (LOW, HIGH):  # XNNPACK does not look at the bounds of the operator
-            tensor = torch.clamp(tensor, (low - zero) * scale, (high - zero) * scale)
+            tensor = hardtanh(tensor, (low - zero) * scale, (high - zero) * scale)
         call = self.calls[number, position]
         self.calls[number, position] += 1
         self.keys.append((number, position, call))

@@ -22,6 +22,7 @@ from lilliput.export.executorch.capture import (
 )
 
 ATEN: Any = torch.ops.aten
+Node = Any  # torch.fx.Node, whose arguments have no types
 # Operators that multiply with a weight, and the axis of the weight that holds the outputs.
 LAYERS = {
     ATEN.conv1d.default: 0,
@@ -36,7 +37,7 @@ _MOVERS = frozenset(
         *(ATEN.max_pool2d.default, ATEN.flatten.using_ints, ATEN.view.default),
         *(ATEN.reshape.default, ATEN.permute.default, ATEN.transpose.int, ATEN.squeeze.dims),
         *(ATEN.squeeze.dim, ATEN.unsqueeze.default, ATEN.dropout.default),
-        *(ATEN.relu.default, ATEN.relu_.default, ATEN.contiguous.default),
+        *(ATEN.relu.default, ATEN.contiguous.default),
     }
 )
 _CLIPS = {
@@ -46,6 +47,7 @@ _CLIPS = {
     ATEN.relu6_.default: (0.0, 6.0),
 }
 _GIVEN_CLIPS = frozenset({ATEN.hardtanh.default, ATEN.hardtanh_.default, ATEN.clamp.default})
+_FUSED = frozenset({ATEN.relu.default, ATEN.hardtanh.default})
 _REASON = "lilliput_reason"  # in the meta of a layer whose weight became float
 _ROOMY = 2.0**30  # a bias in units of input scale times weight scale, where XNNPACK has int32
 
@@ -55,6 +57,7 @@ def finish(captured: Captured) -> None:
     graph = captured.module.graph
     _fold_norms(captured)
     _drop_idle_clips(graph)
+    _merge_clips(graph)
     _quantize_earlier(graph)
     _carry_integers(graph)
     _give_room(captured)
@@ -89,7 +92,7 @@ def _fold_norms(captured: Captured) -> None:
         graph.erase_node(norm)
 
 
-def _scale_channels(captured: Captured, weight: fx.Node, factor: Tensor, axis: int) -> bool:
+def _scale_channels(captured: Captured, weight: Node, factor: Tensor, axis: int) -> bool:
     """Multiply an integer weight by a factor per output channel; False if a sign cannot be turned."""
     integers, scale = (value_of(captured.module, x) for x in weight.args[:2])
     if weight.args[3] != axis:
@@ -106,16 +109,41 @@ def _scale_channels(captured: Captured, weight: fx.Node, factor: Tensor, axis: i
     return True
 
 
+def _merge_clips(graph: fx.Graph) -> None:
+    """Write what cuts a tensor as one ReLU or Hardtanh, which XNNPACK computes with the layer before."""
+    for node in list(graph.nodes):
+        bounds = _bounds_of(node)
+        if bounds is None:
+            continue
+        source = node.args[0]
+        before = _bounds_of(source) if len(source.users) == 1 else None
+        if before is not None:
+            bounds = max(bounds[0], before[0]), min(bounds[1], before[1])
+            source = source.args[0]
+        is_relu = bounds == (0.0, math.inf)
+        if is_relu or (math.isfinite(bounds[0]) and math.isfinite(bounds[1])):
+            node.target = ATEN.relu.default if is_relu else ATEN.hardtanh.default
+            node.args = (source,) if is_relu else (source, *bounds)
+    graph.eliminate_dead_code()
+
+
+def _bounds_of(node: Node) -> tuple[float, float] | None:
+    """Return between which numbers a node cuts a tensor, None if it does not."""
+    if node.target in _CLIPS:
+        return _CLIPS[node.target]
+    if node.target not in _GIVEN_CLIPS:
+        return None
+    low, high = [*node.args[1:3], None, None][:2]
+    default = (-1.0, 1.0) if node.target is not ATEN.clamp.default else (-math.inf, math.inf)
+    return default[0] if low is None else low, default[1] if high is None else high
+
+
 def _drop_idle_clips(graph: fx.Graph) -> None:
     """Drop what would cut a dequantized tensor beyond the ends of its grid."""
     for node in list(graph.nodes):
-        bounds = _CLIPS.get(node.target)
-        if node.target in _GIVEN_CLIPS:
-            given = [*node.args[1:3], None, None][:2]
-            default = (-1.0, 1.0) if "hardtanh" in str(node.target) else (-math.inf, math.inf)
-            bounds = tuple(d if x is None else x for x, d in zip(given, default, strict=True))
-        source = node.args[0] if bounds else None
-        if bounds and isinstance(source, fx.Node) and source.target is DEQUANTIZE:
+        bounds = _bounds_of(node)
+        if bounds and node.args[0].target is DEQUANTIZE:
+            source = node.args[0]
             scale, zero = source.args[1:3]
             if bounds[0] <= (LOW - zero) * scale and (HIGH - zero) * scale <= bounds[1]:
                 node.replace_all_uses_with(source)
@@ -126,7 +154,7 @@ def _quantize_earlier(graph: fx.Graph) -> None:
     """Quantize in front of what moves numbers before they are quantized: the same integers are moved."""
     for node in reversed(graph.find_nodes(op="call_function", target=QUANTIZE)):
         mover = node.args[0]
-        while mover.target in _MOVERS - set(_CLIPS) and len(mover.users) == 1:
+        while mover.target in _MOVERS - _FUSED and len(mover.users) == 1:
             source = mover.args[0]
             if source.target is DEQUANTIZE or len(source.users) > 1:
                 break
@@ -134,7 +162,7 @@ def _quantize_earlier(graph: fx.Graph) -> None:
             mover = source
 
 
-def _insert_pair(graph: fx.Graph, node: fx.Node, parameters: tuple[Any, ...]) -> None:
+def _insert_pair(graph: fx.Graph, node: Node, parameters: tuple[Any, ...]) -> None:
     """Quantize and dequantize a tensor for all its readers."""
     with graph.inserting_after(node):
         integers = graph.call_function(QUANTIZE, (node, *parameters))
@@ -187,23 +215,34 @@ def _settle_weights(captured: Captured) -> None:
 
     XNNPACK's partitioner takes an integer Linear without an integer output, and computes garbage.
     """
-    module, graph = captured.module, captured.module.graph
-    for weight in graph.find_nodes(op="call_function", target=DEQUANTIZE_WEIGHT):
+    for weight in captured.module.graph.find_nodes(op="call_function", target=DEQUANTIZE_WEIGHT):
         reasons = {reader: why_float(reader) for reader in weight.users}
         if any(reasons.values()):
             for reader, reason in reasons.items():
                 reader.meta[_REASON] = reason or "its weight is read by another layer in float"
-            integers, scale, axis = (
-                *(value_of(module, x) for x in weight.args[:2]),
-                weight.args[3],
-            )
-            shape = [-1 if i == axis else 1 for i in range(integers.dim())]
-            with graph.inserting_before(weight):
-                plain = _constant(captured, integers * scale.reshape(shape), str(weight.name))
-            weight.replace_all_uses_with(plain)
+            _make_float(captured, weight)
 
 
-def why_float(layer: fx.Node) -> str:
+def leave_in_float(captured: Captured, weights: set[str]) -> None:
+    """Store the weights with these names in float: their layers were left out by XNNPACK."""
+    for weight in captured.module.graph.find_nodes(op="call_function", target=DEQUANTIZE_WEIGHT):
+        if str(weight.args[0].target) in weights:
+            for reader in weight.users:
+                reader.meta[_REASON] = "XNNPACK's partitioner left it out"
+            _make_float(captured, weight)
+    captured.module.graph.eliminate_dead_code()
+
+
+def _make_float(captured: Captured, weight: Node) -> None:
+    """Replace an integer weight by the numbers that it stands for."""
+    integers, scale = (value_of(captured.module, x) for x in weight.args[:2])
+    shape = [-1 if i == weight.args[3] else 1 for i in range(integers.dim())]
+    with captured.module.graph.inserting_before(weight):
+        plain = _constant(captured, integers * scale.reshape(shape), str(weight.name))
+    weight.replace_all_uses_with(plain)
+
+
+def why_float(layer: Node) -> str:
     """Return why a layer cannot run on integers, empty if it can."""
     if layer.target not in LAYERS:
         return "XNNPACK has no integer kernel for it"
@@ -217,14 +256,14 @@ def why_float(layer: fx.Node) -> str:
     if weight.args[3] != LAYERS[layer.target]:
         return "its weight has no scale per output channel"
     readers = list(layer.users)
-    if len(readers) == 1 and (readers[0].target in _CLIPS or readers[0].target in _GIVEN_CLIPS):
+    if len(readers) == 1 and readers[0].target in _FUSED:
         readers = list(readers[0].users)
     if len(readers) != 1 or readers[0].target is not QUANTIZE:
         return "its output is not quantized"
     return ""
 
 
-def name_of(node: fx.Node) -> str:
+def name_of(node: Node) -> str:
     """Return the path of the module that a node comes from."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = stack[-1][0] if stack else ""
@@ -241,7 +280,7 @@ def value_of(module: fx.GraphModule, node: Any) -> Any:
     return value.detach()
 
 
-def _constant(captured: Captured, tensor: Tensor, name: str) -> fx.Node:
+def _constant(captured: Captured, tensor: Tensor, name: str) -> Node:
     number = sum(1 for _ in captured.module.buffers())
     key = f"lilliput_{name}_{number}".replace(".", "_")
     captured.module.register_buffer(key, tensor.contiguous())
@@ -249,7 +288,7 @@ def _constant(captured: Captured, tensor: Tensor, name: str) -> fx.Node:
 
 
 def _set_weight(
-    captured: Captured, weight: fx.Node, integers: Tensor, scale: Tensor, axis: int
+    captured: Captured, weight: Node, integers: Tensor, scale: Tensor, axis: int
 ) -> None:
     zeros = torch.zeros(len(scale), dtype=torch.int64)
     with captured.module.graph.inserting_before(weight):
@@ -260,7 +299,7 @@ def _set_weight(
     weight.args = (*held, axis, *weight.args[4:])
 
 
-def _set_bias(captured: Captured, layer: fx.Node, bias: Tensor) -> None:
+def _set_bias(captured: Captured, layer: Node, bias: Tensor) -> None:
     with captured.module.graph.inserting_before(layer):
         held = _constant(captured, bias, f"{layer.name}_bias")
     layer.args = (*layer.args[:2], held, *layer.args[3:])

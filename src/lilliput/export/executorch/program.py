@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from lilliput.errors import ExportError
 from lilliput.export.executorch.capture import DEQUANTIZE_WEIGHT, Captured
 from lilliput.export.executorch.passes import ATEN, LAYERS, name_of, value_of, why_float
 from lilliput.export.layer import Layer
+from lilliput.export.logs import drop_logs
 from lilliput.export.macs import count_macs
 from lilliput.export.places import Array, first_line, to_array
 from lilliput.export.targets.executed import TensorInfo, default_threads
@@ -59,7 +60,12 @@ def lower(captured: Captured, more: Sequence[fx.Node] = ()) -> Program:
                 partitioner=[XnnpackPartitioner()],
                 compile_config=EdgeCompileConfig(_check_ir_validity=False),
             )
+            left = _weights_outside(edge.exported_program())
+            if left:
+                raise LeftOutError(left)
             return Program(edge.to_executorch().buffer, edge.exported_program())
+        except LeftOutError:
+            raise
         except Exception as error:  # those of exir share no base
             raise LoweringError(
                 f"ExecuTorch cannot lower the model: {type(error).__name__}: {first_line(error)}"
@@ -68,6 +74,30 @@ def lower(captured: Captured, more: Sequence[fx.Node] = ()) -> Program:
 
 class LoweringError(ExportError):
     """ExecuTorch cannot write the captured graph as a program."""
+
+
+class LeftOutError(ExportError):
+    """XNNPACK left layers with integer weights out; ``weights`` are the names of these."""
+
+    def __init__(self, weights: set[str]) -> None:
+        super().__init__(f"XNNPACK left layers with integer weights out: {', '.join(weights)}.")
+        self.weights = weights
+
+
+def _weights_outside(edge: Any) -> set[str]:
+    """Return the integer weights that are left outside of XNNPACK."""
+    names = _names_of(edge.graph_signature)
+    nodes = [x for x in edge.graph.nodes if x.op == "call_function"]
+    return {names[x.args[0].name] for x in nodes if "dequantize_per_channel" in str(x.target)}
+
+
+def _names_of(signature: Any) -> dict[str, str]:
+    """Return the attributes of the captured module that constants of a program come from."""
+    return {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
 
 
 class Execution:
@@ -113,9 +143,14 @@ def start_threads() -> int:
 @contextmanager
 def quieter() -> Iterator[None]:
     """Keep what torch, torchao and ExecuTorch say of their own code from the user."""
-    with warnings.catch_warnings(), quiet():
-        warnings.simplefilter("ignore")
-        yield
+    logger = logging.getLogger("torchao")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with quiet(), drop_logs():
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def list_layers(captured: Captured, program: Program) -> list[Layer]:
@@ -161,12 +196,7 @@ def _weights_inside(program: Program) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for node in program.edge.graph.find_nodes(op="get_attr"):
         held = getattr(program.edge.graph_module, node.target).original_module
-        signature = held.graph_signature
-        names = {
-            **signature.inputs_to_parameters,
-            **signature.inputs_to_buffers,
-            **signature.inputs_to_lifted_tensor_constants,
-        }
+        names = _names_of(held.graph_signature)
         for reader in held.graph.nodes:
             for weight in reader.all_input_nodes if _is_product(reader) else ():
                 is_integer = weight.op == "call_function" and "dequantize" in str(weight.target)

@@ -17,8 +17,8 @@ from lilliput.backends import backend_of
 from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import ExportError, LilliputError
-from lilliput.export.keras.logs import drop_logs
 from lilliput.export.keras.simulation import call, reason_of
+from lilliput.export.logs import drop_logs
 from lilliput.export.places import Array, Key, Place, Simulation, Tensor, key_of, to_array
 from lilliput.extras import require
 

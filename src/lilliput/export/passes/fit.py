@@ -113,7 +113,7 @@ def widen_weights(draft: Draft) -> None:
     if widened:
         draft.notes.append(
             f"{some_of(widened)}: weights of four bits or less are stored in eight, because integer "
-            "kernels multiply eight bits; target='generic' packs them."
+            "kernels multiply eight bits; export_onnx(…, target='generic') packs them."
         )
 
 

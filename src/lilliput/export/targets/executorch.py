@@ -39,6 +39,7 @@ class ExecuTorch(Target):
     )
     packages = (Package("executorch", "ExecuTorch files, written and executed", "executorch"),)
     options = ("dynamic_batch", "max_batch", "check", "min_sqnr")
+    quant_types = ("weight", "input", "output")
 
     def open(self, path: Path, threads: int) -> ExecutedFile:
         """Open a file in ExecuTorch's runtime."""

@@ -86,6 +86,8 @@ class Target(ABC):
     packages: ClassVar[tuple[Package, ...]]
     # What a recipe may pass to the writer; example_inputs, calibration and the path are the recipe's.
     options: ClassVar[tuple[str, ...]]
+    # Which tensors must be quantized for integer kernels; empty: what quantizers do by default.
+    quant_types: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def open(self, path: Path, threads: int) -> ExecutedFile:

@@ -1,6 +1,6 @@
-"""Drop what TensorFlow's C++ code logs while it converts: it looks like a failure and is none.
+"""Drop what the C++ code of TensorFlow and ExecuTorch logs: it looks like a failure and is none.
 
-Python's filters do not reach it, and its own level is read once, when TensorFlow is imported.
+Python's filters do not reach it, and TensorFlow's own level is read once, when it is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from threading import RLock
 # A line of information or warning, and what follows the one about operators that we replace ourselves.
 _HARMLESS = re.compile(
     rb"^(?:[IW]\d{4} [\d:.]+ +\d+ \S+\.cc:\d+\] .*|INFO: Created TensorFlow Lite .*|Custom ops: .*"
-    rb"|Details:|\ttf\..*|See instructions: https://www\.tensorflow\.org/.*)\n",
+    rb"|\[\w+\.cpp:\d+\] .*|Details:|\ttf\..*|See instructions: https://www\.tensorflow\.org/.*)\n",
     re.MULTILINE,
 )
 
