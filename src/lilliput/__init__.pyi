@@ -14,7 +14,6 @@ from lilliput.config.spec import QuantRule as QuantRule
 from lilliput.config.spec import Rule as Rule
 from lilliput.config.spec import ScheduledPruneRule as ScheduledPruneRule
 from lilliput.core.compressor import Compressor as Compressor
-from lilliput.core.grad import QuantGrad as QuantGrad
 from lilliput.core.masker import WeightMasker as WeightMasker
 from lilliput.core.pruner import Pruner as Pruner
 from lilliput.core.quantizer import Quantizer as Quantizer
@@ -29,6 +28,7 @@ from lilliput.errors import StageError as StageError
 from lilliput.errors import StateError as StateError
 from lilliput.errors import UnsupportedModelError as UnsupportedModelError
 from lilliput.errors import WriteError as WriteError
+from lilliput.ops.grad import QuantGrad as QuantGrad
 from lilliput.pruning.agp import AGPPruner as AGPPruner
 from lilliput.pruning.apoz import ActivationAPoZRankPruner as ActivationAPoZRankPruner
 from lilliput.pruning.channels import ChannelMasker as ChannelMasker

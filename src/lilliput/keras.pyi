@@ -1,13 +1,7 @@
 # Written by python -m lilliput.stubs.
-from lilliput.backends.keras.backend import strip as strip
-from lilliput.backends.keras.model import CompressionCallback as CompressionCallback
-from lilliput.backends.keras.wrapper import ModuleWrapper as ModuleWrapper
-from lilliput.backends.keras.wrapper import PrunerModuleWrapper as PrunerModuleWrapper
-from lilliput.backends.keras.wrapper import QuantizerModuleWrapper as QuantizerModuleWrapper
 from lilliput.config.layer import LayerInfo as LayerInfo
 from lilliput.config.layer import QuantType as QuantType
 from lilliput.core.compressor import Compressor as Compressor
-from lilliput.core.grad import QuantGrad as QuantGrad
 from lilliput.core.masker import WeightMasker as WeightMasker
 from lilliput.core.pruner import Pruner as Pruner
 from lilliput.core.quantizer import Quantizer as Quantizer
@@ -18,7 +12,13 @@ from lilliput.export.keras import export_litert as export_litert
 from lilliput.export.keras import export_onnx as export_onnx
 from lilliput.export.keras import litert_latency as litert_latency
 from lilliput.export.targets.executed import open_file as open_file
+from lilliput.frameworks.keras.backend import strip as strip
+from lilliput.frameworks.keras.model import CompressionCallback as CompressionCallback
+from lilliput.frameworks.keras.wrapper import ModuleWrapper as ModuleWrapper
+from lilliput.frameworks.keras.wrapper import PrunerModuleWrapper as PrunerModuleWrapper
+from lilliput.frameworks.keras.wrapper import QuantizerModuleWrapper as QuantizerModuleWrapper
 from lilliput.graph.groups import ChannelGroups as ChannelGroups
+from lilliput.ops.grad import QuantGrad as QuantGrad
 from lilliput.ops.qparams import Grid as Grid
 from lilliput.ops.qparams import QParams as QParams
 from lilliput.pruning.agp import AGPPruner as AGPPruner

@@ -1,12 +1,7 @@
 # Written by python -m lilliput.stubs.
-from lilliput.backends.torch.backend import strip as strip
-from lilliput.backends.torch.wrapper import ModuleWrapper as ModuleWrapper
-from lilliput.backends.torch.wrapper import PrunerModuleWrapper as PrunerModuleWrapper
-from lilliput.backends.torch.wrapper import QuantizerModuleWrapper as QuantizerModuleWrapper
 from lilliput.config.layer import LayerInfo as LayerInfo
 from lilliput.config.layer import QuantType as QuantType
 from lilliput.core.compressor import Compressor as Compressor
-from lilliput.core.grad import QuantGrad as QuantGrad
 from lilliput.core.masker import WeightMasker as WeightMasker
 from lilliput.core.pruner import Pruner as Pruner
 from lilliput.core.quantizer import Quantizer as Quantizer
@@ -17,7 +12,12 @@ from lilliput.export import export_executorch as export_executorch
 from lilliput.export import export_onnx as export_onnx
 from lilliput.export import export_openvino as export_openvino
 from lilliput.export.targets.executed import open_file as open_file
+from lilliput.frameworks.torch.backend import strip as strip
+from lilliput.frameworks.torch.wrapper import ModuleWrapper as ModuleWrapper
+from lilliput.frameworks.torch.wrapper import PrunerModuleWrapper as PrunerModuleWrapper
+from lilliput.frameworks.torch.wrapper import QuantizerModuleWrapper as QuantizerModuleWrapper
 from lilliput.graph.groups import ChannelGroups as ChannelGroups
+from lilliput.ops.grad import QuantGrad as QuantGrad
 from lilliput.ops.qparams import Grid as Grid
 from lilliput.ops.qparams import QParams as QParams
 from lilliput.pruning.agp import AGPPruner as AGPPruner

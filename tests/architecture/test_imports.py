@@ -30,9 +30,9 @@ def test_the_engine_and_the_algorithms_import_no_framework(folder):
         for name in imports_of(path):
             assert name.partition(".")[0] not in FRAMEWORKS, f"{path} imports {name}"
             own = (
-                "lilliput.backends.torch",
+                "lilliput.frameworks.torch",
                 "lilliput.torch",
-                "lilliput.backends.keras",
+                "lilliput.frameworks.keras",
                 "lilliput.keras",
             )
             assert not name.startswith(own), f"{path}: {name}"
@@ -40,7 +40,7 @@ def test_the_engine_and_the_algorithms_import_no_framework(folder):
 
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_a_backend_imports_no_other_framework(framework):
-    for path in (ROOT / "backends" / framework).rglob("*.py"):
+    for path in (ROOT / "frameworks" / framework).rglob("*.py"):
         for name in imports_of(path):
             assert name.partition(".")[0] not in FRAMEWORKS - {framework}, f"{path} imports {name}"
 

@@ -1,10 +1,10 @@
 import pytest
 from torch import nn
 
-from lilliput.backends.torch.discover import DEFAULT_TYPES, discover
 from lilliput.config.parse import parse_rules
 from lilliput.config.select import select
 from lilliput.config.spec import PruneRule
+from lilliput.frameworks.torch.discover import DEFAULT_TYPES, discover
 
 
 def make_layers():

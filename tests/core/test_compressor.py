@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.backends.torch.backend import TorchBackend
 from lilliput.errors import ConfigError, StageError, UnsupportedModelError
+from lilliput.frameworks.torch.backend import TorchBackend
 from lilliput.torch import Compressor, LevelPruner, Pruner, Quantizer
 
 RULES = [{"op_types": ["Linear"], "sparsity": 0.5}]

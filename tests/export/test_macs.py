@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from lilliput.export import export_onnx
 from lilliput.export.macs import MACS, count_macs
+from lilliput.frameworks.torch.measure import count_macs as count_in_torch
 from lilliput.report.measure import measure
-from lilliput.report.measure_torch import count_macs as count_in_torch
 
 
 class Everything(nn.Module):

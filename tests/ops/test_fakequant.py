@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lilliput.backends.torch import ops
+from lilliput.frameworks.torch import ops
 from lilliput.ops.fakequant import (
     covering,
     fake_quantize,

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lilliput.backends.torch import ops
+from lilliput.frameworks.torch import ops
 from lilliput.ops.masks import prune_count, prune_smallest, share_count
 
 SCORES = st.lists(st.integers(0, 5), min_size=1, max_size=60)

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.backends.torch.fakequant import learned_fake_quantize
 from lilliput.errors import ConfigError
+from lilliput.frameworks.torch.fakequant import learned_fake_quantize
 from lilliput.torch import (
     LSQPlusQuantizer,
     LSQQuantizer,

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lilliput.backends.wrapping import marking
 from lilliput.compat.nni.classes.older_names import OlderNames
+from lilliput.frameworks.wrapping import marking
 from lilliput.testing.labs import torch_lab
 from lilliput.testing.observe import Anatomy
 from lilliput.torch import LSQQuantizer, QATQuantizer, QuantType

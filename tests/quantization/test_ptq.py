@@ -176,7 +176,7 @@ def test_what_was_trained_after_calibration_is_not_thrown_away(caplog):
 
 @pytest.mark.parametrize("step", ["equalize", "smooth", "round", "correct_biases", "note_means"])
 def test_a_failure_leaves_the_model_as_it_was(step, monkeypatch):
-    from lilliput.backends.torch.ptq import Refinement
+    from lilliput.frameworks.torch.ptq import Refinement
 
     model = make(ConvNet)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}

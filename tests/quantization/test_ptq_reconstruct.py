@@ -7,9 +7,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from lilliput.backends.torch.ptq.adaround import input_rows, output_rows, pick
-from lilliput.backends.torch.ptq.trace import PlainLayer
 from lilliput.config.layer import QuantType
+from lilliput.frameworks.torch.ptq.adaround import input_rows, output_rows, pick
+from lilliput.frameworks.torch.ptq.trace import PlainLayer
 from lilliput.torch import LevelPruner, PTQQuantizer
 
 QUICK = {"steps": 200, "positions": 2048}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lilliput.backends.torch.ptq.trace import in_float
+from lilliput.frameworks.torch.ptq.trace import in_float
 from lilliput.torch import LevelPruner, PTQQuantizer
 
 RULES = [{"op_types": ["Conv2d", "Linear"], "quant_bits": 8}]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lilliput.errors import ConfigError, StateError, UnsupportedModelError
-from lilliput.report.measure_torch import count_macs
+from lilliput.frameworks.torch.measure import count_macs
 from lilliput.torch import (
     L1NormPruner,
     LevelPruner,

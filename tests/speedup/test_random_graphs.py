@@ -10,9 +10,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from random_nets import build, specs
 
-from lilliput.backends.torch.capture import plain_copy
-from lilliput.backends.torch.wrapper import PrunerModuleWrapper
 from lilliput.errors import ConfigError, StageError
+from lilliput.frameworks.torch.capture import plain_copy
+from lilliput.frameworks.torch.wrapper import PrunerModuleWrapper
 from lilliput.pruning.l1 import L1NormPruner
 from lilliput.speedup.build import build as build_plan
 from lilliput.speedup.result import Plan

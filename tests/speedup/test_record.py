@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.backends.torch.capture import Exported, as_inputs, capture, plain_copy, read
-from lilliput.backends.torch.graph import to_graph
-from lilliput.backends.torch.nodes import module_path, op_name, place, shape_of
-from lilliput.backends.torch.record import Recorder, Unrecorded
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.torch.capture import Exported, as_inputs, capture, plain_copy, read
+from lilliput.frameworks.torch.graph import to_graph
+from lilliput.frameworks.torch.nodes import module_path, op_name, place, shape_of
+from lilliput.frameworks.torch.record import Recorder, Unrecorded
 from lilliput.graph.collect import find_groups
 from lilliput.torch import L1NormPruner, speedup
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from random_nets import OwnRMSNorm, randomize
 from torch import nn
 
-from lilliput.backends.torch.sidecar import narrow_of
 from lilliput.errors import StateError, UnsupportedModelError
+from lilliput.frameworks.torch.sidecar import narrow_of
 from lilliput.pruning.l1 import L1NormPruner
 from lilliput.speedup.shrink import speedup
 from lilliput.torch import strip

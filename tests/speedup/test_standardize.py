@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lilliput.backends.torch.capture import plain_copy
 from lilliput.errors import ConfigError
+from lilliput.frameworks.torch.capture import plain_copy
 from lilliput.torch import L1NormPruner, preflight, speedup
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lilliput.backends.torch.capture import as_inputs
 from lilliput.errors import LilliputError
+from lilliput.frameworks.torch.capture import as_inputs
 from lilliput.speedup.verify import relative_error, tensors_of
 from lilliput.torch import L1NormPruner, speedup
 

@@ -59,7 +59,7 @@ def _expected(place: Path) -> str:
 
 def framework_of(model: Any) -> str:
     """Return ``'torch'`` or ``'keras'``."""
-    from lilliput.backends import backend_of
+    from lilliput.frameworks import backend_of
 
     return backend_of(model).name
 

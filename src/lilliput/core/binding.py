@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lilliput.backends.base import Backend
 from lilliput.config.parse import ParsedRules, parse_rules
 from lilliput.config.select import Selection, select
 from lilliput.config.spec import Rule
 from lilliput.errors import ConfigError, Problem, UnsupportedModelError
+from lilliput.frameworks.base import Backend
 from lilliput.registry import pruners, quantizers
 
 log = logging.getLogger("lilliput")

@@ -11,7 +11,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lilliput.backends import backend_of
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
 from lilliput.config.spec import Rule
@@ -20,6 +19,7 @@ from lilliput.core.describe import describe, describe_as_html
 from lilliput.core.hooks import weakly
 from lilliput.core.state import CompressionState, capture, restore
 from lilliput.errors import Problem, StageError
+from lilliput.frameworks import backend_of
 
 log = logging.getLogger("lilliput")
 

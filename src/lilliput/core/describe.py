@@ -23,7 +23,7 @@ def describe(compressor: Any) -> str:
 
 def describe_as_html(compressor: Any) -> str:
     """Return a table with a row per layer."""
-    from lilliput.report.table import html_table
+    from lilliput.tables import html_table
 
     wrappers = compressor.get_modules_wrapper()
     rows = [

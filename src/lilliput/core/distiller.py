@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
-from lilliput.core.features import MODEL, Run, links_of, pick
 from lilliput.core.projection import width_axis
 from lilliput.core.projections import Projecting
 from lilliput.core.state import CompressionState
 from lilliput.errors import ConfigError, Problem, StageError, StateError, nearest
+from lilliput.frameworks.features import MODEL, Run, links_of, pick
 from lilliput.ops.namespace import namespace
 
 Tensor = Any

@@ -6,9 +6,9 @@ import functools
 from typing import Any
 
 from lilliput.core.compressor import Compressor
-from lilliput.core.features import links_of
 from lilliput.core.projection import Projection
 from lilliput.errors import ConfigError, StageError
+from lilliput.frameworks.features import links_of
 from lilliput.ops.namespace import namespace
 
 Tensor = Any

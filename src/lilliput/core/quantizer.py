@@ -9,9 +9,9 @@ from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.config.select import Selection
 from lilliput.config.spec import QuantRule, Rule
 from lilliput.core.compressor import Compressor
-from lilliput.core.grad import QuantGrad, gradient_rule
 from lilliput.core.hooks import Call, plan_call
 from lilliput.errors import AlgorithmError, Problem
+from lilliput.ops.grad import QuantGrad, gradient_rule
 from lilliput.ops.qparams import QParams
 
 _METHODS = {

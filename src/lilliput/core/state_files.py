@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from lilliput.backends import backend_named
 from lilliput.errors import StateError
 from lilliput.files import locked_folder, make_folder, remove_stale
+from lilliput.frameworks import backend_named
 from lilliput.store import (
     FORMAT,
     NAME,

@@ -28,12 +28,12 @@ from pydantic import Field, model_validator
 from lilliput.config.select import Selection
 from lilliput.config.spec import Names, Rule
 from lilliput.core.distiller import BaseDistiller
-from lilliput.core.features import MODEL
 from lilliput.distillation.attention import attention_distance
 from lilliput.distillation.cosine import cosine_distance
 from lilliput.distillation.kl import kl_divergence
 from lilliput.distillation.mse import mean_squared_error
 from lilliput.errors import ConfigError, Problem
+from lilliput.frameworks.features import MODEL
 from lilliput.ops.namespace import Tensor, namespace
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lilliput.report.snapshot import batch_of
+from lilliput.frameworks.work import batch_of
 
 if TYPE_CHECKING:
     from lilliput.export.targets.onnx import OnnxFile

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lilliput.backends.torch.capture import as_inputs, plain_copy
 from lilliput.errors import ExportError
 from lilliput.export.arguments import check_options, checked_path
 from lilliput.export.guard.cpu import cpu_for
@@ -28,6 +27,7 @@ from lilliput.export.result import ExportResult
 from lilliput.export.sizes.opening import Opening, size_texts, untried, write_open
 from lilliput.export.trace import check_precision, choose_axes, model_of, simulate, trace
 from lilliput.extras import require
+from lilliput.frameworks.torch.capture import as_inputs, plain_copy
 
 if TYPE_CHECKING:
     from lilliput.export.passes.graph import Draft

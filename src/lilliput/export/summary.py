@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lilliput import tables as table
 from lilliput.export.layer import Layer, some_of
 from lilliput.printing import printable
-from lilliput.report import table
 
 if TYPE_CHECKING:
     from lilliput.export.result import ExportResult

@@ -12,12 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from lilliput.backends.torch.caches import without_states
-from lilliput.backends.torch.capture import quiet
-from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.export import check_norms
-from lilliput.backends.torch.instrument import quantizers_in
-from lilliput.backends.wrapping import marking, step_aside
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
 from lilliput.export.cells import translations, whole_layers
@@ -38,6 +32,12 @@ from lilliput.export.sizes.assumed import OpenSizes, open_sizes
 from lilliput.export.sizes.axes import Axis, batch_axis, find_axes, resized
 from lilliput.export.sizes.dynamic_shapes import asked_axes, input_names
 from lilliput.export.sizes.other_sizes import BATCH
+from lilliput.frameworks.torch.caches import without_states
+from lilliput.frameworks.torch.capture import quiet
+from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.export import check_norms
+from lilliput.frameworks.torch.instrument import quantizers_in
+from lilliput.frameworks.wrapping import marking, step_aside
 from lilliput.ops.qparams import QParams
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from lilliput.graph.labels import Flags, Indices
 from lilliput.graph.stages import Stage
-from lilliput.report.table import html_table
+from lilliput.tables import html_table
 
 _MOST_NOTES = 12  # below a table
 Removed = Mapping[str, Flags]  # by group: which of its units go

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from lilliput.backends.torch.sidecar import SIDECAR
 from lilliput.errors import MissingExtraError
+from lilliput.frameworks.torch.sidecar import SIDECAR
 from lilliput.integrations.following import Following, pack, unpack
 
 

@@ -82,12 +82,12 @@ def namespace(tensor: Tensor) -> Any:
     # Plain enough for torch.compile to trace: quantizers call this in forward.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
-        return sys.modules.get("lilliput.backends.torch.ops") or _torch_ops()
+        return sys.modules.get("lilliput.frameworks.torch.ops") or _torch_ops()
     keras = sys.modules.get("keras")
     if keras is not None and (isinstance(tensor, keras.Variable) or keras.ops.is_tensor(tensor)):
-        return import_module("lilliput.backends.keras.ops")
+        return import_module("lilliput.frameworks.keras.ops")
     raise TypeError(f"expected a tensor of a supported framework, received {type(tensor)!r}.")
 
 
 def _torch_ops() -> Any:
-    return import_module("lilliput.backends.torch.ops")
+    return import_module("lilliput.frameworks.torch.ops")

@@ -171,7 +171,7 @@ class SensitivityAnalysis:
         return f"SensitivityAnalysis({self.prune_type}, {done}, {len(self.sparsities)} sparsities)"
 
     def _repr_html_(self) -> str:
-        from lilliput.report.table import html_table
+        from lilliput.tables import html_table
 
         rows = [
             (layer, *(f"{curve[s]:.4g}" if s in curve else "" for s in self.sparsities))

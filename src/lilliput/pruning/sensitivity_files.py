@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
-from lilliput.backends import backend_of
 from lilliput.errors import ConfigError, StateError
 from lilliput.files import make_folder, write_atomically
+from lilliput.frameworks import backend_of
 from lilliput.printing import csv_cell, from_csv_cell
 from lilliput.store import Strict, digest_of, read_document, read_tensors
 

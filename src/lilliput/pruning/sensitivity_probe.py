@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lilliput.backends import backend_of
 from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.frameworks import backend_of
 from lilliput.ops.namespace import namespace
 from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.registry import pruners

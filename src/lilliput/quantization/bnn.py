@@ -19,8 +19,8 @@ from pydantic import Field
 
 from lilliput.config.layer import QuantType
 from lilliput.config.spec import QuantTarget, Rule, Targets
-from lilliput.core.grad import QuantGrad
 from lilliput.core.quantizer import Quantizer
+from lilliput.ops.grad import QuantGrad
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams
 from lilliput.registry import register_quantizer

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ConfigError, StateError
 from lilliput.files import write_atomically
+from lilliput.frameworks.wrapping import marking
 from lilliput.ops.namespace import namespace
 from lilliput.progress import track
 from lilliput.quantization.observers import Observer, make_observer

@@ -93,7 +93,7 @@ class Checkpoint:
 
     def save(self, folder: Path) -> None:
         """Replace the checkpoint of a folder, and remove what it no longer needs."""
-        from lilliput.backends import backend_named
+        from lilliput.frameworks import backend_named
 
         data = backend_named(self.model.framework).dump_tensors(self.tensors)
         file = file_of(StateFile, data)
@@ -105,7 +105,7 @@ class Checkpoint:
     @classmethod
     def load(cls, folder: Path) -> Checkpoint:
         """Read the checkpoint of a folder; refuse one that is damaged or from the future."""
-        from lilliput.backends import backend_named
+        from lilliput.frameworks import backend_named
 
         document = read_run(folder)
         path = folder / document.tensors.file

@@ -9,11 +9,11 @@ from typing import Any
 
 import keras
 
-from lilliput.backends.keras.files import dump_tensors
-from lilliput.backends.keras.scopes import sync
 from lilliput.errors import ConfigError, StateError
 from lilliput.export.targets.table import target_named
 from lilliput.files import write_atomically
+from lilliput.frameworks.keras.files import dump_tensors
+from lilliput.frameworks.keras.scopes import sync
 from lilliput.recipes.functions import Functions
 from lilliput.recipes.references import call
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lilliput.backends import backend_of
 from lilliput.core.state import CompressionState
 from lilliput.errors import StateError
+from lilliput.frameworks import backend_of
 from lilliput.recipes import fingerprints
 from lilliput.recipes.arguments import make_compressor
 from lilliput.recipes.checkpoint import Checkpoint, CompressorEntry, ModelEntry, inside

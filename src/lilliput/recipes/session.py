@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lilliput.backends import backend_named
 from lilliput.errors import ConfigError
+from lilliput.frameworks import backend_named
 from lilliput.recipes import fingerprints
 from lilliput.recipes.arguments import make_compressor
 from lilliput.recipes.checkpoint import Checkpoint, CompressorEntry, ModelEntry

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lilliput.backends.torch.capture import plain_copy
-from lilliput.backends.torch.files import dump_tensors
 from lilliput.errors import AlgorithmError, ConfigError, StateError
 from lilliput.export.targets.table import target_named
 from lilliput.files import write_atomically
+from lilliput.frameworks.torch.capture import plain_copy
+from lilliput.frameworks.torch.files import dump_tensors
 from lilliput.recipes.functions import Functions
 from lilliput.recipes.references import call
 

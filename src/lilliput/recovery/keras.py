@@ -14,12 +14,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from lilliput.backends.keras.discover import layers_by_path
-from lilliput.backends.keras.instrument import PreHook, quantizers_in
-from lilliput.backends.keras.running import call, no_grad
-from lilliput.backends.keras.scopes import is_tracing, sync
-from lilliput.backends.keras.variables import to_array
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.keras.discover import layers_by_path
+from lilliput.frameworks.keras.instrument import PreHook, quantizers_in
+from lilliput.frameworks.keras.running import call, no_grad
+from lilliput.frameworks.keras.scopes import is_tracing, sync
+from lilliput.frameworks.keras.variables import to_array
 from lilliput.recovery.norms import Renewal, check_model, check_original, renew
 
 

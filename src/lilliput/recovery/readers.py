@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from lilliput.backends.torch.capture import Captured
-from lilliput.backends.torch.nodes import op_name
+from lilliput.frameworks.torch.capture import Captured
+from lilliput.frameworks.torch.nodes import op_name
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lilliput.backends.torch.batches import call
-from lilliput.backends.torch.statistics import Snapshot, sum_over_processes
-from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
+from lilliput.frameworks.torch.batches import call
+from lilliput.frameworks.torch.statistics import Snapshot, sum_over_processes
+from lilliput.frameworks.torch.wrapper import QuantizerModuleWrapper
 from lilliput.recovery.norms import Moments, Renewal, check_model, check_original, renew
 
 _Norm = nn.modules.batchnorm._BatchNorm

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
 
-from lilliput.backends.torch.batches import arguments_of
-from lilliput.backends.torch.capture import Inputs, capture, plain_copy
-from lilliput.backends.torch.cutting import named_tensors
-from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.sidecar import mask_of, narrow_of
-from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
 from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
+from lilliput.frameworks.torch.batches import arguments_of
+from lilliput.frameworks.torch.capture import Inputs, capture, plain_copy
+from lilliput.frameworks.torch.cutting import named_tensors
+from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.sidecar import mask_of, narrow_of
+from lilliput.frameworks.torch.wrapper import QuantizerModuleWrapper
 from lilliput.progress import track
 from lilliput.recovery.least_squares import NormalEquations
 from lilliput.recovery.readers import Reader, find_readers

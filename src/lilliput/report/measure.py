@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lilliput.backends import backend_of
 from lilliput.errors import ConfigError
 from lilliput.export.targets.executed import ExecutedFile, open_file
+from lilliput.frameworks import backend_of
 from lilliput.report.latency import readings_of
 from lilliput.report.receipt import Figures
 
@@ -152,5 +152,5 @@ def how_to_measure(model: Any) -> Measured:
         found: Measured = import_module("lilliput.report.measure_file").MeasuredFile(model)
     else:
         framework = backend_of(model).name
-        found = import_module(f"lilliput.report.measure_{framework}").measured
+        found = import_module(f"lilliput.frameworks.{framework}.measure").measured
     return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lilliput.export.targets.executed import ExecutedFile
-from lilliput.report.snapshot import batch_of
+from lilliput.frameworks.work import batch_of
 
 
 class MeasuredFile:

@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from lilliput.backends import backend_of
-from lilliput.backends.wrapping import marking, step_aside
 from lilliput.config.layer import QuantType
 from lilliput.errors import ConfigError, StageError
 from lilliput.export.grid import spread
 from lilliput.export.places import Array, to_array
 from lilliput.files import write_atomically
+from lilliput.frameworks import backend_of
+from lilliput.frameworks.wrapping import marking, step_aside
 from lilliput.ops.histogram import Histogram
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.printing import printable
-from lilliput.report.table import html_table
+from lilliput.tables import html_table
 
 _BINS = 64
 

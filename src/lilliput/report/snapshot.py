@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -17,10 +16,11 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from lilliput.backends import backend_of
-from lilliput.backends.wrapping import marking, step_aside
 from lilliput.config.layer import QuantType
 from lilliput.errors import LilliputError
+from lilliput.frameworks import backend_of
+from lilliput.frameworks.work import Work
+from lilliput.frameworks.wrapping import marking, step_aside
 from lilliput.quantization.bits import bits_of
 from lilliput.quantization.bnn import BNNQuantizer
 
@@ -84,16 +84,6 @@ class Snapshot(_Data):
         return sum(layer.macs or 0 for layer in self.layers)
 
 
-@dataclass
-class Work:
-    """What was seen of one module while the model ran."""
-
-    path: str
-    type: str
-    macs: int = 0
-    seconds: list[float] = field(default_factory=list)
-
-
 def snapshot(model: Any, example_inputs: Any = None, *, timing: bool = False) -> Snapshot:
     """Return what a model's layers hold and cost. The model is as it was afterwards.
 
@@ -111,7 +101,7 @@ def snapshot(model: Any, example_inputs: Any = None, *, timing: bool = False) ->
         Also run it a few times to see how long each layer takes (torch only).
     """
     backend = backend_of(model)
-    reader: Any = import_module(f"lilliput.report.snapshot_{backend.name}")
+    reader: Any = import_module(f"lilliput.frameworks.{backend.name}.snapshot")
     rows = _rows(backend.parameters(model), reader)
     batch, works = reader.watch(model, example_inputs, timing)
     layers = []
@@ -195,18 +185,6 @@ def weight_histogram(array: Array, bins: int = BINS) -> WeightHistogram | None:
         return None
     counts, edges = np.histogram(values, bins)
     return WeightHistogram(low=float(edges[0]), high=float(edges[-1]), counts=counts.tolist())
-
-
-def batch_of(arrays: Iterable[Any]) -> int:
-    """Return how many examples inputs hold: the first axis of the first tensor with two or more.
-
-    Examples
-    --------
-    >>> batch_of([np.zeros((8, 3)), np.zeros(3)]), batch_of([np.zeros(3)])
-    (8, 1)
-    """
-    shapes: Iterable[Sequence[int]] = (x.shape for x in arrays if hasattr(x, "shape"))
-    return next((int(shape[0]) for shape in shapes if len(shape) > 1), 1)
 
 
 def _per_example(macs: int, batch: int) -> int:

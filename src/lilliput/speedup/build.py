@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lilliput.backends.torch.attributes import set_attributes
-from lilliput.backends.torch.caches import drop_caches, tensors_in
-from lilliput.backends.torch.capture import as_inputs, shared_copy
-from lilliput.backends.torch.cutting import apply_cuts, cut_all, named_tensors
-from lilliput.backends.torch.leaf import fix_leaf
+from lilliput.frameworks.torch.attributes import set_attributes
+from lilliput.frameworks.torch.caches import drop_caches, tensors_in
+from lilliput.frameworks.torch.capture import as_inputs, shared_copy
+from lilliput.frameworks.torch.cutting import apply_cuts, cut_all, named_tensors
+from lilliput.frameworks.torch.leaf import fix_leaf
 from lilliput.graph.cuts import Cut, by_tensor
 from lilliput.speedup.captured import capture_part, capture_whole
 from lilliput.speedup.result import Plan

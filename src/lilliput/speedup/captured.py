@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
 
-from lilliput.backends.torch.capture import Exported, as_inputs, capture, quiet
-from lilliput.backends.torch.cutting import apply_cuts
-from lilliput.backends.torch.graph import to_graph
-from lilliput.backends.torch.nodes import op_name
-from lilliput.backends.torch.rewrite import argument, find_edits, rewrite
 from lilliput.errors import StageError, StateError, UnsupportedModelError
+from lilliput.frameworks.torch.capture import Exported, as_inputs, capture, quiet
+from lilliput.frameworks.torch.cutting import apply_cuts
+from lilliput.frameworks.torch.graph import to_graph
+from lilliput.frameworks.torch.nodes import op_name
+from lilliput.frameworks.torch.rewrite import argument, find_edits, rewrite
 from lilliput.graph.analysis import Analysis, analyse
 from lilliput.graph.cuts import Cut
 from lilliput.graph.labels import Flags

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lilliput.backends import backend_of
+from lilliput.frameworks import backend_of
 from lilliput.graph.collect import find_groups
 from lilliput.graph.groups import ChannelGroups
 

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from lilliput.backends.torch.backend import TorchBackend, strip
-from lilliput.backends.torch.capture import as_inputs
-from lilliput.backends.torch.cutting import named_tensors
-from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.weights import is_sharded
-from lilliput.backends.torch.wrapper import (
+from lilliput.errors import StageError, UnsupportedModelError
+from lilliput.frameworks.torch.backend import TorchBackend, strip
+from lilliput.frameworks.torch.capture import as_inputs
+from lilliput.frameworks.torch.cutting import named_tensors
+from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.weights import is_sharded
+from lilliput.frameworks.torch.wrapper import (
     ModuleWrapper,
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
-from lilliput.errors import StageError, UnsupportedModelError
 
 _REPLICATORS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lilliput.backends.torch.capture import plain_copy
-from lilliput.backends.torch.files import parse_tensors
-from lilliput.backends.torch.weights import is_binary
 from lilliput.errors import StateError, UnsupportedModelError
+from lilliput.frameworks.torch.capture import plain_copy
+from lilliput.frameworks.torch.files import parse_tensors
+from lilliput.frameworks.torch.weights import is_binary
 from lilliput.speedup.leave import check_model
 from lilliput.speedup.result import SpeedupResult
 from lilliput.speedup.shrink import speedup

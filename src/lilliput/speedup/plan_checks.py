@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lilliput.backends.torch.attributes import held_value
-from lilliput.backends.torch.capture import as_inputs, quiet
-from lilliput.backends.torch.leaf import leaf_attributes
 from lilliput.errors import StateError
+from lilliput.frameworks.torch.attributes import held_value
+from lilliput.frameworks.torch.capture import as_inputs, quiet
+from lilliput.frameworks.torch.leaf import leaf_attributes
 
 Shapes = dict[str, list[int]]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lilliput.backends.torch.compare import tensors_of
-from lilliput.backends.torch.sidecar import SIDECAR
+from lilliput.frameworks.torch.compare import tensors_of
+from lilliput.frameworks.torch.sidecar import SIDECAR
 
 Load = Callable[[str, Tensor], Tensor]  # from the name of a tensor and itself to what is used
 _SHARE = 16  # a module is loaded as a whole if it has at most so small a part of all numbers,

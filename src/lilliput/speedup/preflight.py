@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from lilliput.backends.torch.capture import plain_copy
-from lilliput.backends.torch.dead import zeros_in
-from lilliput.backends.torch.graph import graph_of
+from lilliput.frameworks.torch.capture import plain_copy
+from lilliput.frameworks.torch.dead import zeros_in
+from lilliput.frameworks.torch.graph import graph_of
 from lilliput.graph.collect import find_groups
 from lilliput.graph.dead import find_dead
 from lilliput.graph.groups import ChannelGroups, count, name_of, pinned_notes
 from lilliput.graph.labels import Flags
-from lilliput.report.table import html_table
+from lilliput.tables import html_table
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from torch import nn
 
-from lilliput.backends.torch.attributes import Attributes
+from lilliput.frameworks.torch.attributes import Attributes
 from lilliput.graph.cuts import Cut
 from lilliput.graph.groups import count
 from lilliput.report.receipt import Receipt
-from lilliput.report.table import html_table
+from lilliput.tables import html_table
 
 Kind = Literal["module", "mixed", "graph"]
 
@@ -145,10 +145,10 @@ def make_receipt(
     plain: nn.Module, shrunk: nn.Module, inputs: Any, macs: tuple[int, int], error: float
 ) -> Receipt:
     """Time the model before and after, for a moment, and put that beside the counts."""
-    from lilliput.backends.torch.capture import fresh, shared_copy
-    from lilliput.backends.torch.discover import unwrapped
+    from lilliput.frameworks.torch.capture import fresh, shared_copy
+    from lilliput.frameworks.torch.discover import unwrapped
+    from lilliput.frameworks.torch.measure import count_stored, measured
     from lilliput.report.measure import figures_of, time_calls
-    from lilliput.report.measure_torch import count_stored, measured
 
     # Copies: code may count its calls, or write to its inputs.
     models, inputs = (plain, shared_copy(unwrapped(shrunk))), fresh(inputs)

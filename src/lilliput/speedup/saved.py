@@ -12,12 +12,12 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
-from lilliput.backends.torch.capture import Call, as_inputs, plain_copy
-from lilliput.backends.torch.cutting import shapes_of
-from lilliput.backends.torch.files import dump_tensors, parse_tensors
-from lilliput.backends.torch.sidecar import Sidecar
 from lilliput.errors import StateError
 from lilliput.files import make_folder
+from lilliput.frameworks.torch.capture import Call, as_inputs, plain_copy
+from lilliput.frameworks.torch.cutting import shapes_of
+from lilliput.frameworks.torch.files import dump_tensors, parse_tensors
+from lilliput.frameworks.torch.sidecar import Sidecar
 from lilliput.graph.cuts import Cut
 from lilliput.speedup.build import build, build_in_place, capture_parts
 from lilliput.speedup.plan_checks import (

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lilliput.backends.torch.attributes import (
+from lilliput.errors import NothingToCutError, UnsupportedModelError
+from lilliput.frameworks.torch.attributes import (
     Attributes,
     choices,
     find_attributes,
@@ -21,16 +22,15 @@ from lilliput.backends.torch.attributes import (
     less_by_one,
     owners_of,
 )
-from lilliput.backends.torch.caches import find_shortcuts
-from lilliput.backends.torch.capture import as_inputs, check_copies, copy_model, plain_copy, quiet
-from lilliput.backends.torch.cutting import named_tensors, shapes_of
-from lilliput.backends.torch.dead import unseen_by_norms, zero_classes, zeros_in
-from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.graph import graph_of
-from lilliput.backends.torch.instrument import set_narrow
-from lilliput.backends.torch.norms import narrow_norms
-from lilliput.backends.torch.rewrite import Edit, find_cause, find_edits, has_casts
-from lilliput.errors import NothingToCutError, UnsupportedModelError
+from lilliput.frameworks.torch.caches import find_shortcuts
+from lilliput.frameworks.torch.capture import as_inputs, check_copies, copy_model, plain_copy, quiet
+from lilliput.frameworks.torch.cutting import named_tensors, shapes_of
+from lilliput.frameworks.torch.dead import unseen_by_norms, zero_classes, zeros_in
+from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.graph import graph_of
+from lilliput.frameworks.torch.instrument import set_narrow
+from lilliput.frameworks.torch.norms import narrow_norms
+from lilliput.frameworks.torch.rewrite import Edit, find_cause, find_edits, has_casts
 from lilliput.graph.collect import find_groups
 from lilliput.graph.cuts import balance, find_cuts, in_order
 from lilliput.graph.dead import find_dead, one_left

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lilliput.backends.torch.caches import cached_tensors, drop_caches, has_tables
-from lilliput.backends.torch.capture import Inputs, as_inputs, fresh, quiet, shared_copy
-from lilliput.backends.torch.compare import relative_error, tensors_of
-from lilliput.backends.torch.cutting import clear_, cut_all
-from lilliput.backends.torch.sidecar import SIDECAR, mask_of
-from lilliput.backends.torch.weights import zero_
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.torch.caches import cached_tensors, drop_caches, has_tables
+from lilliput.frameworks.torch.capture import Inputs, as_inputs, fresh, quiet, shared_copy
+from lilliput.frameworks.torch.compare import relative_error, tensors_of
+from lilliput.frameworks.torch.cutting import clear_, cut_all
+from lilliput.frameworks.torch.sidecar import SIDECAR, mask_of
+from lilliput.frameworks.torch.weights import zero_
 from lilliput.graph.cuts import Cut, by_tensor
 from lilliput.speedup.precision import Load, keep, load_in_parts
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lilliput.backends.torch.attributes import OTHER_SIZES, Attributes
-from lilliput.backends.torch.cutting import named_tensors
-from lilliput.backends.torch.leaf import leaf_attributes
+from lilliput.frameworks.torch.attributes import OTHER_SIZES, Attributes
+from lilliput.frameworks.torch.cutting import named_tensors
+from lilliput.frameworks.torch.leaf import leaf_attributes
 from lilliput.graph.cuts import Cut
 
 _WIDTH = re.compile(r"feature|channel|chs|dim|width|hidden|planes|embed|d_model|ffn|intermediate")

@@ -9,8 +9,8 @@ import numpy as np
 
 from lilliput.config.layer import QuantType
 from lilliput.core.compressor import Compressor
-from lilliput.core.grad import QuantGrad, gradient_rule
 from lilliput.core.quantizer import Quantizer
+from lilliput.ops.grad import QuantGrad, gradient_rule
 from lilliput.pruning.level import LevelPruner
 from lilliput.testing.expect import expect, expect_close, expect_zero
 from lilliput.testing.lab import Array, Lab, Model

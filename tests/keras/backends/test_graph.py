@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from keras import layers
 
-from lilliput.backends.keras.graph import read_graph
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.keras.graph import read_graph
 
 
 def summary(graph):

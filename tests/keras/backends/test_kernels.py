@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from keras import layers
 
-from lilliput.backends.keras import kernels
-from lilliput.backends.keras.kernels import KernelError, checked_way, fault_of, runner
-from lilliput.backends.keras.variables import to_array
+from lilliput.frameworks.keras import kernels
+from lilliput.frameworks.keras.kernels import KernelError, checked_way, fault_of, runner
+from lilliput.frameworks.keras.variables import to_array
 
 WAYS = {"tensorflow": ("graph", "eager", "XLA"), "jax": ("XLA", "eager"), "torch": ("eager",)}
 

@@ -25,7 +25,7 @@ def numpy_of(tensor):
 
 
 def test_every_name_is_there():
-    from lilliput.backends.keras import ops as vocabulary
+    from lilliput.frameworks.keras import ops as vocabulary
 
     assert [name for name in NAMES if not hasattr(vocabulary, name)] == []
 

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 
-from lilliput.backends import backend_of
-from lilliput.backends.foreign import explain_foreign
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks import backend_of
+from lilliput.frameworks.foreign import explain_foreign
 
 CONFIG = [{"sparsity": 0.5, "op_types": ["default"]}]
 
@@ -126,7 +126,7 @@ def test_anything_else_is_not_taken_for_tensorflow():
 def test_asking_imports_no_framework():
     code = (
         "import sys\n"
-        "from lilliput.backends.foreign import explain_foreign\n"
+        "from lilliput.frameworks.foreign import explain_foreign\n"
         "explain_foreign(object())\n"
         "print([m for m in ('torch', 'keras', 'tensorflow', 'jax', 'numpy') if m in sys.modules])"
     )

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import layers
 
-from lilliput.backends.keras.variables import to_array
 from lilliput.errors import StateError
+from lilliput.frameworks.keras.variables import to_array
 from lilliput.keras import AGPPruner, PTQQuantizer, QATQuantizer
 
 X = np.random.default_rng(0).standard_normal((8, 6)).astype("float32")

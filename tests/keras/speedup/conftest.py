@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from lilliput.backends.keras.graph import function_of
-from lilliput.backends.keras.kernels import checked_runner
+from lilliput.frameworks.keras.graph import function_of
+from lilliput.frameworks.keras.kernels import checked_runner
 from lilliput.pruning.layout import _cut
 from lilliput.speedup.channels import channel_groups
 from lilliput.speedup.keras.shrink import speedup

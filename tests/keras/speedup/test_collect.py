@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from lilliput.backends import backend_of
+from lilliput.frameworks import backend_of
 from lilliput.keras import channel_groups
 
 

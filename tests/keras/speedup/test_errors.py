@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from keras import layers
 
-from lilliput.backends.keras.lowering import LOWERINGS
 from lilliput.errors import StageError, StateError, UnsupportedModelError
+from lilliput.frameworks.keras.lowering import LOWERINGS
 from lilliput.speedup.channels import channel_groups
 from lilliput.speedup.keras.shrink import speedup
 

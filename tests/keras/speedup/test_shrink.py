@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from lilliput.backends.keras import kernels
-from lilliput.backends.keras.kernels import KernelError
-from lilliput.backends.keras.scopes import is_tracing
+from lilliput.frameworks.keras import kernels
+from lilliput.frameworks.keras.kernels import KernelError
+from lilliput.frameworks.keras.scopes import is_tracing
 from lilliput.speedup.channels import channel_groups
 
 

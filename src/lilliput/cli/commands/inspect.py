@@ -118,7 +118,7 @@ def _describe(group: Any) -> dict[str, Any]:
 
 def _prunable(model: Any) -> set[str]:
     """Return the layers that a rule with the default types takes."""
-    from lilliput.backends import backend_of
+    from lilliput.frameworks import backend_of
 
     backend = backend_of(model)
     layers = [x for x in backend.layers(model) if x.weight_name is not None]

@@ -16,8 +16,6 @@ from torch.ao.quantization.fx import _decomposed  # noqa: F401
 from torch.nn.functional import hardtanh
 from torch.utils._pytree import tree_flatten
 
-from lilliput.backends.torch.instrument import quantizers_in
-from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import ExportError, LilliputError
 from lilliput.export.grid import OnGrid, on_grid
@@ -26,6 +24,8 @@ from lilliput.export.sizes.axes import batch_axis, resized
 from lilliput.export.sizes.other_sizes import BATCH
 from lilliput.export.steps import Key
 from lilliput.export.trace import evaluating, open_shapes
+from lilliput.frameworks.torch.instrument import quantizers_in
+from lilliput.frameworks.wrapping import marking
 
 OPS: Any = torch.ops.quantized_decomposed
 QUANTIZE, DEQUANTIZE = OPS.quantize_per_tensor.default, OPS.dequantize_per_tensor.default

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from lilliput.backends.torch.capture import quiet
 from lilliput.errors import ExportError
 from lilliput.export.executorch.capture import DEQUANTIZE_WEIGHT, Captured
 from lilliput.export.executorch.passes import ATEN, LAYERS, name_of, value_of, why_float
@@ -21,7 +20,9 @@ from lilliput.export.layer import Layer
 from lilliput.export.logs import drop_logs
 from lilliput.export.macs import count_macs
 from lilliput.export.places import Array, first_line, to_array
-from lilliput.export.targets.executed import TensorInfo, default_threads
+from lilliput.export.targets.executed import TensorInfo
+from lilliput.frameworks.torch.capture import quiet
+from lilliput.frameworks.work import default_threads
 
 _OPS = {
     ATEN.conv1d.default: "Conv",

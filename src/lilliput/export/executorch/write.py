@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import fx
 
-from lilliput.backends.torch.capture import as_inputs, plain_copy
 from lilliput.errors import ExportError
 from lilliput.export.executorch.capture import DEQUANTIZE, Captured, CaptureError, capture
 from lilliput.export.executorch.passes import finish, leave_in_float
@@ -30,6 +29,7 @@ from lilliput.export.sizes.other_sizes import BATCH
 from lilliput.export.steps import Integers
 from lilliput.export.trace import check_precision, model_of, simulate, tensors_in
 from lilliput.files import write_atomically
+from lilliput.frameworks.torch.capture import as_inputs, plain_copy
 
 RUNTIME = "executorch"
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from lilliput.backends.torch.capture import Inputs, as_inputs
-from lilliput.backends.torch.wrapper import QuantizerModuleWrapper
 from lilliput.export.guard.pairs import ENOUGH
 from lilliput.export.guard.saturation import candidates, guard
 from lilliput.export.result import Guarded
 from lilliput.export.trace import TorchSimulation
+from lilliput.frameworks.torch.capture import Inputs, as_inputs
+from lilliput.frameworks.torch.wrapper import QuantizerModuleWrapper
 
 
 def quantizers_on(model: nn.Module) -> list[Any]:

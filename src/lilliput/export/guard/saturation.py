@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lilliput.backends.torch import statistics
-from lilliput.backends.torch.weights import floating
 from lilliput.config.layer import QuantType
 from lilliput.errors import ConfigError
 from lilliput.export.guard.pairs import AIM, LIMIT, MARGIN, worst_pairs
 from lilliput.export.result import Guarded
+from lilliput.frameworks.torch import statistics
+from lilliput.frameworks.torch.weights import floating
 from lilliput.ops.qparams import QParams
 
 

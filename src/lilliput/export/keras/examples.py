@@ -8,10 +8,10 @@ import keras
 import numpy as np
 from keras import tree
 
-from lilliput.backends.keras.graph import function_of
 from lilliput.errors import ExportError
 from lilliput.export.keras.simulation import as_inputs
 from lilliput.export.places import Array, Inputs
+from lilliput.frameworks.keras.graph import function_of
 
 _ROWS = 4
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lilliput.backends.keras.discover import discover
 from lilliput.errors import UnsupportedModelError
 from lilliput.export.keras.litert.weights import Known
 from lilliput.export.places import Simulation, to_array
+from lilliput.frameworks.keras.discover import discover
 
 
 def known_weights(model: Any, simulation: Simulation) -> list[Known]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import keras
 
-from lilliput.backends.keras.discover import layers_by_path
-from lilliput.backends.keras.instrument import unshadowed
 from lilliput.export.keras.scopes import layer_of
 from lilliput.export.layer import Layer
 from lilliput.export.places import Inputs
+from lilliput.frameworks.keras.discover import layers_by_path
+from lilliput.frameworks.keras.instrument import unshadowed
 
 _REASON = "it runs as a loop, for which runtimes have no integer kernel"
 
@@ -39,7 +39,7 @@ def loop_layers(
     named = list(dict.fromkeys(names))
     if not named:
         return []
-    from lilliput.report.snapshot_keras import watch
+    from lilliput.frameworks.keras.snapshot import watch
 
     every = layers_by_path(model).items()
     found = {path: layer for path, layer in every if isinstance(layer, keras.layers.RNN)}

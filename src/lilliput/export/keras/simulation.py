@@ -12,10 +12,6 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from lilliput.backends import backend_of
-from lilliput.backends.keras.graph import function_of
-from lilliput.backends.keras.kernels import checked_way
-from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
 from lilliput.export.places import (
@@ -30,6 +26,10 @@ from lilliput.export.places import (
     key_of,
     to_array,
 )
+from lilliput.frameworks import backend_of
+from lilliput.frameworks.keras.graph import function_of
+from lilliput.frameworks.keras.kernels import checked_way
+from lilliput.frameworks.wrapping import marking
 from lilliput.ops.qparams import QParams
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from keras import tree
 
-from lilliput.backends import backend_of
-from lilliput.backends.wrapping import marking
 from lilliput.config.layer import QuantType
 from lilliput.errors import ExportError, LilliputError
 from lilliput.export.keras.simulation import call, reason_of
 from lilliput.export.logs import drop_logs
 from lilliput.export.places import Array, Key, Place, Simulation, Tensor, key_of, to_array
 from lilliput.extras import require
+from lilliput.frameworks import backend_of
+from lilliput.frameworks.wrapping import marking
 
 NEEDS_TENSORFLOW = "exporting a Keras model needs TensorFlow: pip install 'lilliput[litert]'"
 

@@ -13,13 +13,13 @@ True
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lilliput.errors import ConfigError
+from lilliput.frameworks.work import default_threads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,17 +61,6 @@ def open_file(path: str | os.PathLike[str], threads: int | None = None) -> Execu
     if not place.is_file():
         raise ConfigError(f"{place}: there is no such file.")
     return target.open(place, threads or default_threads())
-
-
-def default_threads() -> int:
-    """Return how many threads torch uses or would use: ``OMP_NUM_THREADS``, or one per processor."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        return int(torch.get_num_threads())
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked):
-        return int(asked)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ExecutedFile:

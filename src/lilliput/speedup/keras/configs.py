@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lilliput.backends.keras.instrument import unshadowed
-from lilliput.backends.keras.tensors import variables_of
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.keras.instrument import unshadowed
+from lilliput.frameworks.keras.tensors import variables_of
 from lilliput.graph.analysis import Analysis, Kept
 from lilliput.graph.labels import Flags
 

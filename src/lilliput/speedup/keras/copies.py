@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 
-from lilliput.backends.keras.instrument import unshadowed
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.keras.instrument import unshadowed
 
 Config = dict[str, Any]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from lilliput.backends.keras.discover import discover
-from lilliput.backends.keras.files import parse_tensors
-from lilliput.backends.keras.tensors import Tensors
-from lilliput.backends.keras.variables import to_array
 from lilliput.errors import StateError
+from lilliput.frameworks.keras.discover import discover
+from lilliput.frameworks.keras.files import parse_tensors
+from lilliput.frameworks.keras.tensors import Tensors
+from lilliput.frameworks.keras.variables import to_array
 from lilliput.graph.labels import Flags
 
 Masks = Mapping[str, Any] | str | os.PathLike[str]

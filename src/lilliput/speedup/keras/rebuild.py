@@ -9,11 +9,11 @@ import keras
 import numpy as np
 from keras import tree
 
-from lilliput.backends.keras.graph import function_of, ordered_nodes
-from lilliput.backends.keras.instrument import unshadowed
-from lilliput.backends.keras.lowering import find_lowering
-from lilliput.backends.keras.tensors import unhidden
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.keras.graph import function_of, ordered_nodes
+from lilliput.frameworks.keras.instrument import unshadowed
+from lilliput.frameworks.keras.lowering import find_lowering
+from lilliput.frameworks.keras.tensors import unhidden
 from lilliput.graph.analysis import Analysis, Kept
 from lilliput.graph.cuts import Array, Cut, cut_array
 from lilliput.graph.labels import Flags

@@ -11,7 +11,7 @@ import numpy as np
 from lilliput.graph.cuts import Cut
 from lilliput.graph.groups import count
 from lilliput.report.receipt import Receipt
-from lilliput.report.table import html_table
+from lilliput.tables import html_table
 
 
 @dataclass(frozen=True, eq=False)

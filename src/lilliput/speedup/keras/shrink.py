@@ -9,20 +9,28 @@ from typing import Any
 import keras
 import numpy as np
 
-from lilliput.backends.keras.dead import masked_in
-from lilliput.backends.keras.discover import layers_by_path
-from lilliput.backends.keras.graph import function_of
-from lilliput.backends.keras.instrument import sidecar_of
-from lilliput.backends.keras.kernels import KernelError, kernel_notes
-from lilliput.backends.keras.lowering.table import kind_of
-from lilliput.backends.keras.narrow import kept_of, narrow_of, set_narrow, unseen_by_norms
-from lilliput.backends.keras.reader import graph_of
-from lilliput.backends.keras.scopes import sync
 from lilliput.errors import (
     LilliputError,
     NothingToCutError,
     StageError,
     UnsupportedModelError,
+)
+from lilliput.frameworks.keras.dead import masked_in
+from lilliput.frameworks.keras.discover import layers_by_path
+from lilliput.frameworks.keras.graph import function_of
+from lilliput.frameworks.keras.instrument import sidecar_of
+from lilliput.frameworks.keras.kernels import KernelError, kernel_notes
+from lilliput.frameworks.keras.lowering.table import kind_of
+from lilliput.frameworks.keras.narrow import kept_of, narrow_of, set_narrow, unseen_by_norms
+from lilliput.frameworks.keras.reader import graph_of
+from lilliput.frameworks.keras.scopes import sync
+from lilliput.frameworks.keras.verify import (
+    answers,
+    disturbed,
+    double_precision,
+    make_inputs,
+    relative_error,
+    rounding_of,
 )
 from lilliput.graph.analysis import Analysis
 from lilliput.graph.collect import find_groups
@@ -34,14 +42,6 @@ from lilliput.graph.walk import Value
 from lilliput.speedup.keras.masks import Masks, read_masks
 from lilliput.speedup.keras.rebuild import Builder
 from lilliput.speedup.keras.result import SpeedupResult
-from lilliput.speedup.keras.verify import (
-    answers,
-    disturbed,
-    double_precision,
-    make_inputs,
-    relative_error,
-    rounding_of,
-)
 
 log = logging.getLogger("lilliput")
 

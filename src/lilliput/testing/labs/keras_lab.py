@@ -13,12 +13,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from lilliput.backends.keras.discover import DEFAULT_TYPES as DEFAULT_TYPES
-from lilliput.backends.keras.discover import discover
-from lilliput.backends.keras.variables import raw as raw
-from lilliput.backends.keras.variables import read as tensor_in
-from lilliput.backends.keras.variables import to_array
 from lilliput.core.compressor import Compressor
+from lilliput.frameworks.keras.discover import DEFAULT_TYPES as DEFAULT_TYPES
+from lilliput.frameworks.keras.discover import discover
+from lilliput.frameworks.keras.variables import raw as raw
+from lilliput.frameworks.keras.variables import read as tensor_in
+from lilliput.frameworks.keras.variables import to_array
 from lilliput.testing.labs import keras_models as models
 from lilliput.testing.labs.keras_loops import gradients as gradients
 from lilliput.testing.labs.keras_models import make_batch, make_input, specimen_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from lilliput.backends.keras.variables import to_array
 from lilliput.core.compressor import Compressor
+from lilliput.frameworks.keras.variables import to_array
 from lilliput.testing.labs.keras_models import make_batch
 
 Array = Any

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lilliput.backends.torch.discover import DEFAULT_TYPES as DEFAULT_TYPES
 from lilliput.core.compressor import Compressor
+from lilliput.frameworks.torch.discover import DEFAULT_TYPES as DEFAULT_TYPES
 from lilliput.testing.labs import torch_models as models
 from lilliput.testing.labs.torch_models import Specimen
 

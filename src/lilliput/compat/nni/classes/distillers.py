@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from lilliput.backends.torch.capture import Call
 from lilliput.compat.nni.classes.arguments import form
 from lilliput.compat.nni.classes.fusion import Fused
 from lilliput.compat.nni.config.distill_rules import distill_rules
-from lilliput.core.features import Run
 from lilliput.errors import ConfigError, Problem
+from lilliput.frameworks.features import Run
+from lilliput.frameworks.torch.capture import Call
 from lilliput.torch import Distiller
 
 

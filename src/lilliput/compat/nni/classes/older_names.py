@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lilliput.backends import backend_of
 from lilliput.config.files import read_rules_by_framework
 from lilliput.config.layer import LayerInfo
 from lilliput.config.spec import Rule
 from lilliput.core.binding import names_of
 from lilliput.core.compressor import Compressor, then_refresh
 from lilliput.errors import ConfigError, StageError, UnsupportedModelError
+from lilliput.frameworks import backend_of
 
 _CONFIG_TYPES = (list, tuple, Mapping, Rule, str, os.PathLike)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lilliput.backends.torch.sidecar import SIDECAR, Sidecar
-from lilliput.backends.torch.weights import raw
+from lilliput.frameworks.torch.sidecar import SIDECAR, Sidecar
+from lilliput.frameworks.torch.weights import raw
 from lilliput.torch import PrunerModuleWrapper, QuantizerModuleWrapper
 
 # What NNI's wrappers offered; attributes that an algorithm set come on top.

@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lilliput.backends import backend_of
 from lilliput.compat.nni.config.keys import NEW_SELECTORS
 from lilliput.config.parse import parse_rules
 from lilliput.config.select import select
 from lilliput.config.spec import Rule
 from lilliput.errors import ConfigError, Problem
+from lilliput.frameworks import backend_of
 from lilliput.printing import shown
 
 log = logging.getLogger("lilliput")

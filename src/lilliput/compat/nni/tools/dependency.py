@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from lilliput.backends.torch.capture import as_inputs, plain_copy, read
-from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.graph import to_graph
 from lilliput.compat.nni.tools.filing import PathLike
 from lilliput.compat.nni.tools.speedup import at_least_two
 from lilliput.errors import ConfigError
 from lilliput.files import write_atomically
+from lilliput.frameworks.torch.capture import as_inputs, plain_copy, read
+from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.graph import to_graph
 from lilliput.graph.analysis import Analysis, analyse
 
 _CONVOLUTIONS = (

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from lilliput.backends import backend_of
 from lilliput.compat.nni.config.keys import NEW_SELECTORS
 from lilliput.config.parse import parse_rules
 from lilliput.config.select import select
 from lilliput.config.spec import Rule
+from lilliput.frameworks import backend_of
 from lilliput.speedup.channels import channel_groups
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from lilliput.backends.torch.discover import unwrapped
 from lilliput.compat.nni.tools.calibration import (
     calibration_config,
     load_calibration,
@@ -17,6 +16,7 @@ from lilliput.compat.nni.tools.calibration import (
 from lilliput.compat.nni.tools.filing import PathLike, write_model, write_tensors
 from lilliput.core.compressor import Compressor
 from lilliput.errors import StageError
+from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.quantization.ranges import RangeQuantizer
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.export import check_norms, compressed_state_dict, encode_onnx
 from lilliput.errors import ExportError, StateError
 from lilliput.files import write_atomically
+from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.export import check_norms, compressed_state_dict, encode_onnx
 from lilliput.speedup.model_speedup import apply_masks, check_masks, named_masks, read_masks
 
 PathLike = str | os.PathLike[str]

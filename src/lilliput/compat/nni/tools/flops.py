@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lilliput.backends.torch.instrument import quantizers_in
-from lilliput.backends.torch.weights import plain_type
-from lilliput.backends.wrapping import marking, step_aside
 from lilliput.errors import ConfigError
-from lilliput.report.snapshot_torch import evaluating
+from lilliput.frameworks.torch.instrument import quantizers_in
+from lilliput.frameworks.torch.snapshot import evaluating
+from lilliput.frameworks.torch.weights import plain_type
+from lilliput.frameworks.wrapping import marking, step_aside
 
 Count = Callable[[Any, Any, Any], Any]
 Row = dict[str, Any]

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lilliput.backends.torch.discover import unwrapped
-from lilliput.backends.torch.instrument import quantizers_in
 from lilliput.compat.nni.tools.calibration import in_todays_words, load_calibration
 from lilliput.compat.nni.tools.filing import PathLike
 from lilliput.errors import ConfigError, StageError
 from lilliput.extras import require
+from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.instrument import quantizers_in
 from lilliput.torch import PTQQuantizer, QATQuantizer, export_onnx
 
 log = logging.getLogger("lilliput")

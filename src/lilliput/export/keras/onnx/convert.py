@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.backends.keras.discover import layers_by_path
 from lilliput.errors import ExportError
 from lilliput.export.keras.scopes import layer_of
 from lilliput.export.keras.trace import Trace, quiet, require_tensorflow, trace
 from lilliput.export.passes.graph import SCOPES, Draft
 from lilliput.export.places import DOMAIN, Key, Place, Simulation, Tensor, first_line
 from lilliput.extras import require
+from lilliput.frameworks.keras.discover import layers_by_path
 
 _FIRST = 4096.0  # the slope of site 0
 _LAST_OPSET = 18  # of tf2onnx

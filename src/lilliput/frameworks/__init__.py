@@ -1,0 +1,41 @@
+"""The only place that touches a framework; the backend is chosen by looking at the model."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.foreign import explain_foreign
+
+if TYPE_CHECKING:
+    from lilliput.frameworks.base import Backend
+
+
+def backend_of(model: Any) -> Backend:
+    """Return the backend that can handle a model.
+
+    Only frameworks that are already imported are asked: a model cannot exist without its framework.
+    Keras is asked first, since a Keras model on torch is a torch module too.
+    """
+    foreign = explain_foreign(model)
+    if foreign is not None:
+        raise UnsupportedModelError(foreign)
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(model, keras.Model):
+        return backend_named("keras")
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        return backend_named("torch")
+    raise UnsupportedModelError(
+        f"received {type(model).__name__!r} as the model, expected a torch.nn.Module or a keras.Model."
+    )
+
+
+@cache
+def backend_named(name: str) -> Backend:
+    """Return the backend of a framework, importing it."""
+    backend: Backend = import_module(f"lilliput.frameworks.{name}.backend").create()
+    return backend

@@ -1,0 +1,541 @@
+"""The Keras backend: find layers, wrap them, follow training, keep pruned weights at zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError
+from lilliput.frameworks.base import Backend
+from lilliput.frameworks.features import Run
+from lilliput.frameworks.keras import features, files, instrument, penalty, running
+from lilliput.frameworks.keras import model as models
+from lilliput.frameworks.keras.discover import (
+    DEFAULT_TYPES,
+    discover,
+    find_parameters,
+    layers_by_path,
+    parts_of,
+)
+from lilliput.frameworks.keras.flow import flow_of
+from lilliput.frameworks.keras.functions import retrace
+from lilliput.frameworks.keras.grad import with_gradient
+from lilliput.frameworks.keras.graph import function_of
+from lilliput.frameworks.keras.learned import Parameter
+from lilliput.frameworks.keras.learning import Adopted, reconcile
+from lilliput.frameworks.keras.masks import apply_masks, check_quantizers, fault_of, moves_zeros
+from lilliput.frameworks.keras.scopes import is_tracing, is_training, sync
+from lilliput.frameworks.keras.variables import forget_in_torch, raw, tensor_of, to_array
+from lilliput.frameworks.keras.wrapper import (
+    DistillerModuleWrapper,
+    ModuleWrapper,
+    PrunerModuleWrapper,
+    QuantizerModuleWrapper,
+)
+from lilliput.graph.ir import Graph
+from lilliput.ops.flow import Flow
+from lilliput.ops.grad import QuantGrad
+
+Tensor = Any
+
+_WRAPPERS = {
+    "compressor": ModuleWrapper,
+    "pruner": PrunerModuleWrapper,
+    "quantizer": QuantizerModuleWrapper,
+    "distiller": DistillerModuleWrapper,
+}
+
+
+class KerasBackend(Backend):
+    """What the engine needs, done with Keras."""
+
+    name = "keras"
+    default_types = DEFAULT_TYPES
+    integer_outputs = frozenset({"_ConvNd", "Linear"})
+    dynamic_inputs = frozenset()
+    sees_every_step = False
+    keeps_bounds = True
+    shows_training = False
+
+    # -- layers --------------------------------------------------------------------------------------
+
+    def layers(self, model: Any) -> list[LayerInfo]:
+        """Return every layer that could be compressed; see :mod:`discover`."""
+        return discover(model)
+
+    def parts(self, model: Any) -> list[tuple[str, Any]]:
+        """Return the layers and variables of a model by name."""
+        return parts_of(model)
+
+    def quantizers_in(self, model: Any) -> list[Any]:
+        """Return the wrappers of quantizers that are at work in a model."""
+        return instrument.quantizers_in(layers_by_path(model).values())
+
+    def parameters(self, model: Any) -> dict[str, LayerInfo]:
+        """Return each variable that is trained under all its full names."""
+        return find_parameters(model)
+
+    def is_known_type(self, name: str) -> bool:
+        """Whether ``keras.layers`` has a class of that name."""
+        return isinstance(getattr(keras.layers, name, None), type)
+
+    def wrap(self, kind: str, layer: LayerInfo, compressor: Any) -> ModuleWrapper:
+        """Return a new wrapper; the model stays untouched."""
+        for owner in layer.owners:
+            policy = getattr(owner.module, "quantization_mode", None)
+            if policy is not None:
+                raise UnsupportedModelError(
+                    f"layer {layer.name!r} was quantized by Keras itself ({policy}), which replaced its "
+                    "weights; compress the float model."
+                )
+            if getattr(owner.module, "lora_enabled", False):
+                raise UnsupportedModelError(
+                    f"layer {layer.name!r} has LoRA weights beside its own; save and load the model, "
+                    "which merges them, before compressing."
+                )
+            if kind == "quantizer" and owner.module.compute_dtype == "float64":
+                raise UnsupportedModelError(
+                    f"layer {layer.name!r} computes in float64; quantization is simulated in float32: "
+                    "build the model with that dtype."
+                )
+        return _WRAPPERS[kind](layer, compressor)
+
+    def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
+        """Do nothing: variables of Keras never share memory."""
+
+    def attach(self, wrapper: ModuleWrapper) -> None:
+        """Shadow the layer's attributes, in every layer that owns them."""
+        models.enter(wrapper.compressor.bound_model, wrapper.compressor)
+        for owner in wrapper.layer_info.owners:
+            instrument.attach(owner.module, wrapper, owner.weight_name, owner.bias_name)
+
+    def detach(self, wrapper: ModuleWrapper) -> None:
+        """Take the shadow away."""
+        sync(wrapper.compressor.bound_model)
+        for owner in wrapper.layer_info.owners:
+            instrument.detach(owner.module, wrapper)
+
+    def announce_buffers(self, model: Any) -> None:
+        """Forget the graphs that were traced before; leave a model without wrappers alone."""
+        reconcile(model)
+        models.leave_idle(model)
+        forget_in_torch(model)
+        retrace(model)
+
+    # -- masks ---------------------------------------------------------------------------------------
+
+    def settle(self, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Leave the pruned zeros in the raw weights, or refuse where a quantizer would move them."""
+        check_quantizers(wrappers)
+        self.apply_masks(wrappers)
+
+    def to_mask(self, keep: Any, wrapper: ModuleWrapper) -> Any:
+        """Return a NumPy array of booleans as it is."""
+        return np.asarray(keep)
+
+    def to_flags(self, mask: Any) -> Any:
+        """Return a mask of any type as a NumPy array of booleans."""
+        return to_array(mask) != 0
+
+    def check_mask(self, wrapper: ModuleWrapper, key: str, mask: Any) -> str | None:
+        """Return what is wrong with a mask, or None."""
+        return fault_of(wrapper, key, mask)
+
+    def apply_masks(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
+        """Zero the pruned weights, and the optimizer's memory of them."""
+        apply_masks(wrappers, optimizer)
+
+    def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Zero pruned weights again after the steps of Muon; others move none without a gradient."""
+        optimizer = (
+            getattr(wrappers[0].compressor.bound_model, "optimizer", None) if wrappers else None
+        )
+        if optimizer is not None and moves_zeros(optimizer):
+            apply_masks(wrappers)
+
+    def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
+        """Return the raw weight with its masks applied."""
+        weight = ops.stop_gradient(tensor_of(wrapper.weight))
+        mask = instrument.mask_of(wrapper.module, str(wrapper.layer_info.weight_name))
+        return weight if mask is None else weight * ops.cast(mask, weight.dtype)
+
+    # -- following the training ------------------------------------------------------------------------
+
+    def on_forward(self, wrapper: ModuleWrapper, collector: Callable[..., Any]) -> list[Any]:
+        """Register the collector on every layer that owns the weight."""
+        owners = wrapper.layer_info.owners
+        return [instrument.Collector(wrapper, collector).add_to(o.module) for o in owners]
+
+    def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
+        """Do the task after each step of an optimizer; see :mod:`model`."""
+        return models.OptimizerTask(optimizer, task)
+
+    def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
+        """Refuse: in a graph, nothing comes between gradients and the step."""
+        raise UnsupportedModelError(
+            "this algorithm looks at gradients before each step, which it does on torch models only."
+        )
+
+    def callback(self, compressor: Any) -> Any:
+        """Return a callback that follows ``fit`` on behalf of a compressor."""
+        return models.CompressionCallback(compressor)
+
+    def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Raise if this is no optimizer of Keras, or it is built for other variables."""
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise ConfigError(
+                f"optimizer: received {type(optimizer).__name__!r}, expected a keras.optimizers.Optimizer "
+                "(model.optimizer), or none: then give fit the callback of the compressor."
+            )
+        held = {id(v) for v in getattr(optimizer, "_trainable_variables", ())}
+        weights = [raw(w.module, name) for w in wrappers if (name := w.layer_info.weight_name)]
+        if optimizer.built and weights and not any(id(v) in held for v in weights):
+            raise ConfigError(
+                "optimizer: it holds none of the weights to compress; was it made for another model?"
+            )
+
+    def adopt(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
+        """Have the optimizer train what the wrappers learn; see :mod:`learning`."""
+        if not any(wrapper.learned() for wrapper in wrappers):
+            return []
+        adopted = Adopted(optimizer, wrappers[0].compressor.bound_model)
+        for wrapper in wrappers:
+            wrapper.put_slots()
+        return [adopted]
+
+    def gradient(self, wrapper: ModuleWrapper, optimizer: Any = None) -> Any:
+        """Return the gradient that :meth:`run` has just computed."""
+        found = running.gradients_in(wrapper.compressor.bound_model)
+        return found.get(id(_raw_weight(wrapper)))
+
+    def pull_to_zero(
+        self, wrappers: Sequence[ModuleWrapper], scale: float, optimizer: Any = None
+    ) -> None:
+        """Refuse, as :meth:`before_step` does."""
+        raise UnsupportedModelError("this algorithm changes gradients: on torch models only.")
+
+    def penalize(self, wrappers: Sequence[ModuleWrapper], scale: float) -> None:
+        """Give the raw weights a regularizer; see :mod:`penalty`."""
+        if penalty.set_penalty([_raw_weight(wrapper) for wrapper in wrappers], scale):
+            retrace(wrappers[0].compressor.bound_model)
+
+    def is_activated(self, layer: LayerInfo) -> bool:
+        """Whether the layer has an activation other than the linear one."""
+        own = getattr(layer.module, "activation", None)
+        return own is not None and own is not keras.activations.linear
+
+    def feeder(self, example_inputs: Any) -> Callable[..., Any]:
+        """Return what calls a model with the inputs of a batch, as ``fit`` does."""
+        return running.call
+
+    def is_tracing(self) -> bool:
+        """Whether this code runs to build a graph."""
+        return is_tracing()
+
+    def is_training(self, model: Any) -> bool:
+        """Whether the call that is going on is one of training."""
+        return is_training()
+
+    # -- a student and its teacher ---------------------------------------------------------------------
+
+    def modules(self, model: Any) -> list[LayerInfo]:
+        """Return the model and every layer in it; see :mod:`features`."""
+        return features.list_modules(model)
+
+    def frozen_copy(self, model: Any) -> Any:
+        """Return a copy that is not trained."""
+        return features.frozen_copy(model)
+
+    def move_like(self, teacher: Any, model: Any) -> None:
+        """Do nothing: Keras places variables itself."""
+
+    def record(
+        self, model: Any, wrappers: Sequence[ModuleWrapper], task: Callable[[Run], None]
+    ) -> list[Any]:
+        """Watch the layers and the model itself."""
+        return [features.Recorder(model, wrappers, task)]
+
+    def outputs_of(
+        self,
+        model: Any,
+        names: Sequence[str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        forward: Callable[[Any], Any] | None = None,
+    ) -> dict[str, list[Any]]:
+        """Call a model for inference, without gradients."""
+        return features.outputs_of(model, names, args, kwargs, forward)
+
+    def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return inputs as ``fit`` takes them: the only argument."""
+        return (running.inputs_of(example_inputs),), {}
+
+    def learned(self, array: Any, like: Tensor) -> Any:
+        """Return an array in the precision of a tensor; the wrapper makes a variable of it."""
+        return np.asarray(array, keras.backend.standardize_dtype(like.dtype))
+
+    def channel_axis(self, rank: int) -> int:
+        """Return the last axis, or where the image data format has channels."""
+        is_first = rank > 3 and keras.config.image_data_format() == "channels_first"
+        return 1 if is_first else -1
+
+    def are_shares(self, tensor: Tensor, axis: int) -> bool:
+        """Whether values are probabilities, as far as they are known."""
+        return features.are_shares(tensor, axis)
+
+    def ends_in_softmax(self, module: Any) -> bool:
+        """Whether what a layer returns is known to come from a softmax."""
+        return features.ends_in_softmax(module)
+
+    # -- running -------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        model: Any,
+        batches: Iterable[Any],
+        forward: Callable[..., Any] | None,
+        task: Callable[[], None] | None = None,
+    ) -> None:
+        """Run batches in inference mode, with gradients where a task wants to see them."""
+        if task is None:
+            running.run(model, batches, forward)
+        else:
+            running.run_with_gradients(model, batches, forward or running.call, task)
+
+    def remember(self, model: Any) -> running.Snapshot:
+        """Return copies of all variables; Keras has no modes."""
+        return running.Snapshot(model)
+
+    def model_tensors(self, model: Any) -> dict[str, Any]:
+        """Return the variables, numbered in the order of the model."""
+        sync(model)
+        return {f"{i}": to_array(variable) for i, variable in enumerate(model.variables)}
+
+    def load_model(self, model: Any, tensors: dict[str, Any]) -> None:
+        """Assign them again."""
+        sync(model)
+        for i, variable in enumerate(model.variables):
+            variable.assign(tensors[f"{i}"])
+
+    def on_call(self, model: Any, task: Callable[[Any, Any], None]) -> Any:
+        """Call ``task(args, kwargs)`` before each call of a model under compression."""
+        return models.Watcher(model, task)
+
+    def graph(self, model: Any, example_inputs: Any) -> Graph:
+        """Write the layers of the model as neutral ops; nothing runs."""
+        from lilliput.frameworks.keras.reader import graph_of
+
+        return graph_of(model, example_inputs)
+
+    def needs_example(self, model: Any) -> bool:
+        """Say yes for a subclassed model: Keras knows no graph of it."""
+        return function_of(model) is None
+
+    def narrow_norms(self, wrappers: Sequence[Any]) -> None:
+        """Let norms see the channels that the masks of a structured pruner keep, and no others."""
+        pruner = wrappers[0].compressor if wrappers else None
+        layout = getattr(pruner, "layout", None)
+        if layout is not None and layout.is_followed:
+            from lilliput.frameworks.keras.narrow import (
+                narrow_live,  # here: imports are to be quick
+            )
+
+            narrow_live(pruner)
+
+    def narrow_again(self, model: Any) -> None:
+        """Narrow norms for the pruners that are still at work on a model, after one has left."""
+        sidecars = [x for x in map(instrument.sidecar_of, model._flatten_layers()) if x is not None]
+        wrappers = [w for sidecar in sidecars for w in sidecar.wrappers if w.order == 0]
+        for wrapper in {id(w.compressor): w for w in wrappers}.values():
+            self.narrow_norms([wrapper])
+
+    def widen_norms(self, model: Any) -> list[str]:
+        """Let norms see all channels again; return which did not."""
+        from lilliput.frameworks.keras.narrow import set_narrow
+
+        layers = layers_by_path(model)
+        held = {path: instrument.sidecar_of(layer) for path, layer in layers.items()}
+        narrow = [path for path, x in held.items() if x is not None and x.narrow is not None]
+        for path in narrow:
+            set_narrow(layers[path], None, model)
+        return narrow
+
+    def flow(self, model: Any, example_inputs: Any) -> Flow:
+        """Return how tensors flow through the model, from its graph."""
+        return flow_of(model, example_inputs)
+
+    def known_flow(self, model: Any) -> Flow | None:
+        """Return it for a Functional or Sequential model."""
+        return None if function_of(model) is None else flow_of(model)
+
+    def flow_of_batch(self, model: Any, batch: Any, forward: Callable[..., Any] | None) -> Flow:
+        """Do the same; only a subclassed model needs the batch for it."""
+        return flow_of(model, running.inputs_of(batch))
+
+    def keep_sites(self, wrapper: ModuleWrapper, roles: Collection[str]) -> None:
+        """Quantize activations at the layers that own the weight only if ``roles`` names them."""
+        for owner in wrapper.layer_info.owners:
+            sidecar = instrument.sidecar_of(owner.module)
+            if sidecar is not None:
+                sidecar.keep_sites(wrapper, roles)
+        retrace(wrapper.compressor.bound_model)
+
+    def add_site(self, model: Any, path: str, wrapper: ModuleWrapper, role: str) -> Any:
+        """Quantize what another layer returns."""
+        retrace(model)
+        return instrument.Site(wrapper, role).add_to(layers_by_path(model)[path])
+
+    # -- batch norms ---------------------------------------------------------------------------------
+
+    def hold_norm(self, model: Any, wrapper: ModuleWrapper) -> None:
+        """Keep the norm with the wrapper."""
+        path = getattr(wrapper, "norm", "")
+        wrapper.__dict__["_norm"] = layers_by_path(model)[path] if path else None
+
+    def norm_factor(self, wrapper: ModuleWrapper) -> Tensor:
+        """Return ``gamma / sqrt(moving_variance + epsilon)``."""
+        norm = wrapper.__dict__["_norm"]
+        variance = ops.stop_gradient(tensor_of(norm.moving_variance))
+        factor = ops.rsqrt(variance + norm.epsilon)
+        gamma = raw(norm, "gamma")
+        if gamma is None:
+            return factor
+        return factor * ops.stop_gradient(tensor_of(gamma))
+
+    def freeze_norms(self, model: Any, paths: Iterable[str]) -> list[Any]:
+        """Make norms use their running statistics in training."""
+        layers = layers_by_path(model)
+        frozen = [instrument.Freezer().add_to(layers[path]) for path in paths]
+        retrace(model)
+        return frozen
+
+    def thaw_norms(self, model: Any) -> None:
+        """Forget the graphs in which norms are frozen."""
+        retrace(model)
+
+    def refinement(
+        self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
+    ) -> Any:
+        """Refuse what changes parameters in calibration."""
+        raise UnsupportedModelError(
+            "equalize, smooth, adaround and bias_correction are for torch models; leave them out."
+        )
+
+    # -- one process -----------------------------------------------------------------------------------
+
+    def sum_over_processes(self, tensor: Any) -> Any:
+        """Return the tensor: there is one process."""
+        return tensor
+
+    def process_index(self) -> int:
+        """Return 0."""
+        return 0
+
+    def average(self, tensors: Sequence[Any]) -> bool:
+        """Return False: there is one process."""
+        return False
+
+    def reduce(self, array: Any, how: str) -> Any:
+        """Return the array: there is one process."""
+        return array
+
+    # -- tensors ---------------------------------------------------------------------------------------
+
+    def tensor(self, value: float, wrapper: ModuleWrapper) -> Tensor:
+        """Return a number as a float32 tensor."""
+        return ops.convert_to_tensor(value, dtype="float32")
+
+    def parameter(self, value: Any, at_least: float | None = None) -> Parameter:
+        """Return what a wrapper makes a trainable variable of; see :mod:`learned`."""
+        return Parameter(value, at_least)
+
+    def value_of(self, tensor: Any) -> Any:
+        """Return the value of a variable: not every function of Keras takes one."""
+        return tensor_of(tensor)
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value is a tensor, a variable or a NumPy array."""
+        return isinstance(value, (keras.Variable, np.ndarray)) or bool(ops.is_tensor(value))
+
+    def no_grad(self) -> AbstractContextManager[Any]:
+        """A context in which no gradient is recorded."""
+        return running.no_grad()
+
+    def quantize(
+        self,
+        tensors: tuple[Tensor, ...],
+        function: Callable[..., Any],
+        rule: type[QuantGrad] | None,
+        quant_type: QuantType,
+    ) -> tuple[Tensor, ...]:
+        """Return what ``function`` makes of the tensors, with the gradient that ``rule`` prescribes."""
+        seen = tensors if rule is None else tuple(ops.stop_gradient(x) for x in tensors)
+        answer = function(*seen)
+        results = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+        for result in results:
+            if not ops.is_tensor(result):
+                raise AlgorithmError(
+                    f"a quantizer returned {type(result).__name__} for a layer's {quant_type.value}; "
+                    "expected a tensor."
+                )
+        if rule is None or len(results) != len(tensors):  # the caller refuses the latter
+            return results
+        pairs = zip(tensors, results, strict=True)
+        return tuple(with_gradient(x, ops.cast(y, x.dtype), rule, quant_type) for x, y in pairs)
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def export(
+        self,
+        model: Any,
+        wrappers: Sequence[Any],
+        model_path: str,
+        mask_path: str | None,
+        onnx_path: str | None,
+        input_shape: tuple[int, ...] | None,
+        device: Any,
+    ) -> None:
+        """Write the compressed model as a plain one; see :mod:`files`."""
+        files.export_plain(model, wrappers, model_path, mask_path, onnx_path)
+
+    def dump_tensors(self, tensors: dict[str, Any]) -> bytes:
+        """Return tensors as the bytes of a safetensors file."""
+        return files.dump_tensors(tensors)
+
+    def parse_tensors(self, data: bytes) -> dict[str, Any]:
+        """Return the tensors of a safetensors file, as NumPy arrays."""
+        return files.parse_tensors(data)
+
+
+def _raw_weight(wrapper: ModuleWrapper) -> Any:
+    return raw(wrapper.module, str(wrapper.layer_info.weight_name))
+
+
+def strip(model: Any) -> Any:
+    """Leave a compressed model as a plain one, and return it.
+
+    Pruned weights are zeros; after a quantizer the weights are the trained float ones.
+
+    Examples
+    --------
+    >>> import keras
+    >>> from lilliput.keras import LevelPruner
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    >>> model = LevelPruner(model, [{"sparsity": 0.5}]).compress()
+    >>> int(keras.ops.sum(strip(model).layers[0].kernel == 0))
+    8
+    """
+    for compressor in reversed(models.compressors_of(model)):
+        compressor.strip()
+    return model
+
+
+def create() -> KerasBackend:
+    """Return the backend; the one name every backend module has."""
+    return KerasBackend()

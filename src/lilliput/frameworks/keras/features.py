@@ -1,0 +1,152 @@
+"""What layers return in one call: of a student as it trains, and of its teacher on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import keras
+from keras import ops, tree
+
+from lilliput.config.layer import LayerInfo
+from lilliput.errors import StageError, UnsupportedModelError
+from lilliput.frameworks.features import MODEL, Run
+from lilliput.frameworks.keras import model as models
+from lilliput.frameworks.keras.discover import find_layers, layers_by_path
+from lilliput.frameworks.keras.instrument import Collector
+from lilliput.frameworks.keras.running import no_grad
+from lilliput.frameworks.keras.scopes import is_tracing, sync
+from lilliput.frameworks.keras.variables import to_array
+
+Tensor = Any
+
+
+def list_modules(model: Any) -> list[LayerInfo]:
+    """Return the model and every layer in it, by path."""
+    found = find_layers(model)
+    return [replace(found[0], name=MODEL, types=found[0].types | {MODEL}), *found[1:]]
+
+
+def frozen_copy(model: Any) -> Any:
+    """Return a copy that is not trained; refuse a model that compressors have changed."""
+    at_work = [x for x in models.compressors_of(model) if x.kind != "distiller"]
+    if at_work:
+        raise StageError(
+            f"teacher: the model is already under {type(at_work[0]).__name__}, so a copy of it is not the "
+            "original. Make the distiller before the other compressors are attached, or give it the "
+            "original: Distiller(model, teacher=original)."
+        )
+    sync(model)
+    try:
+        teacher = keras.models.clone_model(model)
+        if not teacher.built:
+            teacher.build(model.input_shape)
+        teacher.set_weights(model.get_weights())
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"teacher: the model cannot be made again from its config ({type(error).__name__}: {error}); "
+            "give the distiller a teacher."
+        ) from error
+    teacher.trainable = False
+    return teacher
+
+
+class Recorder:
+    """Collects what chosen layers return while the whole model is called for training."""
+
+    def __init__(self, model: Any, wrappers: Sequence[Any], task: Callable[[Run], None]) -> None:
+        self.model, self.wrappers, self.task = model, list(wrappers), task
+        self.run: Run | None = None
+        models.enter(model, wrappers[0].compressor)
+        models.state_of(model).recorders.append(self)
+        layers = layers_by_path(model)
+        self.collectors = [
+            Collector(wrapper, self._add).add_to(layers[wrapper.name])
+            for wrapper in wrappers
+            if wrapper.name != MODEL
+        ]
+        for wrapper in wrappers:
+            wrapper.hold_variables(True)
+
+    def remove(self) -> None:
+        """Stop recording."""
+        sync(self.model)
+        for collector in self.collectors:
+            collector.remove()
+        for wrapper in self.wrappers:
+            wrapper.hold_variables(False)
+        recorders = models.state_of(self.model).recorders
+        if self in recorders:
+            recorders.remove(self)
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Start a run, if it is one of training."""
+        self.run = None
+        if kwargs.get("training"):
+            # While a graph is traced, nobody can forget the loss of the last run: it may be replaced.
+            self.run = Run(args, kwargs, is_training=not is_tracing())
+
+    def _add(self, wrapper: Any, args: Any, output: Any) -> None:
+        if self.run is not None:
+            self.run.outputs.setdefault(wrapper.name, []).append(output)
+
+    def end(self, output: Any) -> None:
+        """Hand the run over."""
+        run, self.run = self.run, None
+        if run is not None:
+            run.result = output
+            self.task(run)
+
+
+class _Named:
+    """What a collector is told of a layer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def outputs_of(
+    model: Any,
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    forward: Callable[[Any], Any] | None = None,
+) -> dict[str, list[Any]]:
+    """Call a model for inference, without gradients, and return what layers returned."""
+    found: dict[str, list[Any]] = {}
+
+    def keep(named: Any, inputs: Any, output: Any) -> None:
+        found.setdefault(named.name, []).append(tree.map_structure(ops.stop_gradient, output))
+
+    given = {key: value for key, value in kwargs.items() if key != "training" and value is not None}
+    with ExitStack() as stack:
+        stack.enter_context(no_grad())
+        layers = layers_by_path(model) if set(names) - {MODEL} else {}
+        for name in set(names) - {MODEL}:
+            stack.callback(Collector(_Named(name), keep).add_to(layers[name]).remove)
+        result = model(*args, training=False, **given) if forward is None else forward(model)
+        keep(_Named(MODEL), args, result)
+    return found
+
+
+def are_shares(tensor: Tensor, axis: int) -> bool:
+    """Whether no value is below 0 and they add up to 1; in a graph, whose values are not known, False."""
+    if is_tracing():
+        return False
+    values = to_array(tensor)
+    return bool((values >= 0).all() and (abs(values.sum(axis) - 1) < 1e-2).all())
+
+
+def ends_in_softmax(layer: Any) -> bool:
+    """Whether what a layer, or a Functional model, returns is known to come from a softmax."""
+    makers = [layer]
+    if isinstance(layer, keras.Model):
+        outputs = tree.flatten(getattr(layer, "outputs", None) or [])
+        makers = [x._keras_history.operation for x in outputs if hasattr(x, "_keras_history")]
+    return any(
+        isinstance(maker, keras.layers.Softmax)
+        or getattr(maker, "activation", None) is keras.activations.softmax
+        for maker in makers
+    )

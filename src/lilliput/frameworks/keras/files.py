@@ -1,0 +1,94 @@
+"""Tensors to safetensors and back, and compressed models as plain files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keras import ops
+
+from lilliput.errors import ConfigError, StageError, StateError
+from lilliput.files import write_atomically
+from lilliput.frameworks.keras.variables import raw, to_array
+from lilliput.frameworks.keras.wrapper import PrunerModuleWrapper, QuantizerModuleWrapper
+
+
+def dump_tensors(tensors: Mapping[str, Any]) -> bytes:
+    """Return tensors as the bytes of a safetensors file."""
+    from safetensors.numpy import save  # here: importing Lilliput is to be quick
+
+    arrays = {key: _readable(to_array(tensor)).copy(order="C") for key, tensor in tensors.items()}
+    return bytes(save(arrays))
+
+
+def _readable(array: Any) -> Any:
+    """Widen bfloat16, which NumPy does not know."""
+    return array.astype("float32") if str(array.dtype) == "bfloat16" else array
+
+
+def parse_tensors(data: bytes) -> dict[str, Any]:
+    """Return the tensors of a safetensors file, as NumPy arrays."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return dict(load(data))
+    except SafetensorError as error:
+        raise StateError(f"not a safetensors file: {error}") from error
+
+
+def export_plain(
+    model: Any,
+    wrappers: Sequence[Any],
+    model_path: str,
+    mask_path: str | None,
+    onnx_path: str | None,
+) -> None:
+    """Write the compressed model as a plain one, and its masks; the model itself stays as it is."""
+    if onnx_path is not None:
+        raise ConfigError("onnx_path: for a Keras model use lilliput.keras.export_onnx.")
+    suffix = _suffix(model_path)
+    for wrapper in wrappers:
+        asked = set(wrapper.roles) & {"input", "output"}
+        if isinstance(wrapper, QuantizerModuleWrapper) and asked:
+            raise StageError(
+                f"layer {wrapper.name!r}: its {min(asked)} is quantized, which a file of weights cannot "
+                "hold; use export_litert or export_onnx."
+            )
+    data = _bytes_with(model, wrappers, suffix)
+    masks = {
+        f"{wrapper.name}.{key}": to_array(getattr(wrapper, key))
+        for wrapper in wrappers
+        for key in ("weight_mask", "bias_mask")
+        if isinstance(wrapper, PrunerModuleWrapper) and getattr(wrapper, key) is not None
+    }
+    write_atomically(Path(model_path), data)
+    if mask_path is not None:
+        write_atomically(Path(mask_path), dump_tensors(masks))
+
+
+def _suffix(path: str) -> str:
+    for suffix in (".weights.h5", ".keras"):
+        if str(path).endswith(suffix):
+            return suffix
+    raise ConfigError(f"model_path: received {path!r}, expected a name in .keras or .weights.h5.")
+
+
+def _bytes_with(model: Any, wrappers: Sequence[Any], suffix: str) -> bytes:
+    """Return the file of a model whose raw weights are, for a moment, the compressed ones."""
+    owners = [o for w in wrappers for o in w.layer_info.owners if o.weight_name is not None]
+    changed = {id(raw(o.module, o.weight_name)): o for o in owners}
+    before = [(raw(o.module, o.weight_name), o) for o in changed.values()]
+    values = [(v, to_array(v), to_array(getattr(o.module, o.weight_name))) for v, o in before]
+    try:
+        for variable, _, compressed in values:
+            variable.assign(ops.cast(compressed, variable.dtype))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"model{suffix}"
+            model.save(path) if suffix == ".keras" else model.save_weights(path)
+            return path.read_bytes()
+    finally:
+        for variable, raw_value, _ in values:
+            variable.assign(raw_value)

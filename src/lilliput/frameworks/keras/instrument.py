@@ -1,0 +1,411 @@
+"""How masks and fake quantization reach a layer: a shadow class and a sidecar.
+
+The raw variable keeps its place and name in the layer. The layer's class is replaced by a cached
+subclass of the same name, on which the attribute (``kernel``) returns the compressed value, and whose
+``call`` quantizes what goes in and comes out. Wrappers live in the sidecar, an attribute of the layer;
+their variables are non-trainable ones of the layer, left out of its files. So a saved model is a plain
+one, that loads without this package.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
+from typing import Any
+
+import keras
+from keras import ops, tree
+from keras.src.saving import object_registration
+
+from lilliput.errors import StageError, UnsupportedModelError
+from lilliput.frameworks.keras.computed import ComputedVariable
+from lilliput.frameworks.keras.scopes import (
+    full_precision,
+    is_calling,
+    is_symbolic,
+    is_tracing,
+    replicas,
+)
+from lilliput.frameworks.keras.variables import raw, tensor_of, to_array, track, untrack
+
+SIDECAR = "_lilliput"
+Tensor = Any
+
+
+class Sidecar:
+    """The wrappers of one layer, and which of its attributes each of them changes."""
+
+    def __init__(self) -> None:
+        self.wrappers: list[Any] = []
+        self.chains: dict[str, list[tuple[Any, str]]] = {}  # attribute -> [(wrapper, role)]
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
+        self.sites: list[Site] = []  # on behalf of layers elsewhere
+        self.collectors: list[Collector] = []
+        self.freezers: list[Freezer] = []
+        self.pre_hooks: list[PreHook] = []
+        self.narrow: Any = None  # how a norm runs on kept channels alone
+        self.is_bare = False  # attributes return raw variables for a moment
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the layer could do without it."""
+        held = (self.wrappers, self.sites, self.collectors, self.freezers, self.pre_hooks)
+        return not any(held) and self.narrow is None
+
+    def add(self, wrapper: Any, weight: str | None, bias: str | None) -> None:
+        """Enter a wrapper at its place in the chains."""
+        self.wrappers.append(wrapper)
+        for attribute, role in ((weight, "weight"), (bias, "bias")):
+            if attribute is not None and role in wrapper.roles:
+                chain = [*self.chains.get(attribute, []), (wrapper, role)]
+                self.chains[attribute] = sorted(chain, key=lambda link: int(link[0].order))
+        self.keep_sites(wrapper, wrapper.roles)
+
+    def drop(self, wrapper: Any) -> None:
+        """Take a wrapper out again."""
+        self.wrappers.remove(wrapper)
+        chains = {a: [x for x in chain if x[0] is not wrapper] for a, chain in self.chains.items()}
+        self.chains = {attribute: chain for attribute, chain in chains.items() if chain}
+        self.keep_sites(wrapper, ())
+
+    def keep_sites(self, wrapper: Any, roles: Collection[str]) -> None:
+        """Quantize a wrapper's input and output here only if ``roles`` names them."""
+        for role, held in (("input", self.inputs), ("output", self.outputs)):
+            # A layer with several weights has several wrappers, but its activations are one.
+            is_done = any(x.compressor is wrapper.compressor for x in held if x is not wrapper)
+            if role in roles and wrapper not in held and not is_done:
+                held.append(wrapper)
+            elif role not in roles and wrapper in held:
+                held.remove(wrapper)
+
+    def transform(self, attribute: str, value: Tensor) -> Tensor:
+        """Return the compressed value of an attribute."""
+        masks: list[Tensor] = []
+        for wrapper, role in self.chains.get(attribute, ()):
+            value = wrapper.transform(role, value, masks)
+        return value
+
+    def zero_pruned(self, layer: Any) -> None:
+        """Set what masks prune to zero in the raw variables of the layer."""
+        for attribute in self.chains:
+            mask, variable = mask_of(layer, attribute), raw(layer, attribute)
+            if mask is not None and not mask.all():
+                variable.assign(variable * ops.cast(mask, variable.dtype))
+
+    def run(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call the layer, with what goes in and comes out quantized."""
+        for pre_hook in self.pre_hooks:
+            pre_hook.function(args, kwargs)
+        if self.freezers and kwargs.get("training"):
+            kwargs = {**kwargs, "training": False}
+        if self.inputs:
+            args, kwargs = self._quantize_inputs(args, kwargs)
+        output = call(*args, **kwargs)
+        for wrapper in self.outputs:
+            output = _map_floating(output, wrapper.quantize_output, wrapper, "output")
+        for site in self.sites:
+            output = _map_floating(output, site.quantize, site.wrapper, site.role)
+        for collector in self.collectors:
+            _expect_one_replica(collector.wrapper)
+            collector.function(collector.wrapper, args, output)
+        return output
+
+    def _quantize_inputs(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        named = {key: value for key, value in kwargs.items() if "mask" not in key}
+        flat = tree.flatten((args, named))
+        where = [i for i, x in enumerate(flat) if is_floating(x)]
+        _expect(self.inputs[0], bool(where), "input")
+        # Attention may be called with one tensor three times: it shall stay one.
+        tensors = tuple({id(flat[i]): flat[i] for i in where}.values())
+        identities = [id(x) for x in tensors]
+        for wrapper in self.inputs:
+            tensors = wrapper.quantize_inputs(tensors)
+        quantized = dict(zip(identities, tensors, strict=True))
+        packed = [quantized.get(id(x), x) for x in flat]
+        args, named = tree.pack_sequence_as((args, named), packed)
+        return args, {**kwargs, **named}
+
+
+class _Handle:
+    """Something on a layer that can be taken away."""
+
+    kind: str
+    layer: Any
+
+    def add_to(self, layer: Any) -> Any:
+        """Enter it on a layer."""
+        self.layer = layer
+        getattr(with_sidecar(layer), self.kind).append(self)
+        update(layer)
+        return self
+
+    def remove(self) -> None:
+        """Take it away; nothing happens the second time."""
+        sidecar = vars(self.layer).get(SIDECAR)
+        held = getattr(sidecar, self.kind, [])
+        if self in held:
+            held.remove(self)
+            update(self.layer)
+
+
+class Site(_Handle):
+    """Quantizes what a layer returns, on behalf of a layer elsewhere."""
+
+    kind = "sites"
+
+    def __init__(self, wrapper: Any, role: str) -> None:
+        self.wrapper = wrapper
+        self.role = role
+
+    def quantize(self, tensor: Tensor) -> Tensor:
+        """Quantize one tensor as the layer's own."""
+        if self.role == "output":
+            return self.wrapper.quantize_output(tensor)
+        return self.wrapper.quantize_inputs((tensor,))[0]
+
+
+class Collector(_Handle):
+    """Calls a user's function with what a layer was called with and returned."""
+
+    kind = "collectors"
+
+    def __init__(self, wrapper: Any, function: Callable[..., Any]) -> None:
+        self.wrapper = wrapper
+        self.function = function
+
+
+class Freezer(_Handle):
+    """Makes a batch norm use its running statistics in training."""
+
+    kind = "freezers"
+
+
+class PreHook(_Handle):
+    """Calls a function with what a layer is about to be called with."""
+
+    kind = "pre_hooks"
+
+    def __init__(self, function: Callable[[Any, dict[str, Any]], None]) -> None:
+        self.function = function
+
+
+def attach(layer: Any, wrapper: Any, weight: str | None, bias: str | None) -> None:
+    """Put a wrapper in charge of attributes of a layer."""
+    sidecar = with_sidecar(layer)
+    _check_rivals(sidecar, wrapper)
+    sidecar.add(wrapper, weight, bias)
+    for variable in wrapper.variables():
+        track(layer, variable)
+    wrapper.__dict__["_is_attached"] = True
+    update(layer)
+
+
+def detach(layer: Any, wrapper: Any) -> None:
+    """Undo :func:`attach`."""
+    vars(layer)[SIDECAR].drop(wrapper)
+    for variable in wrapper.variables():
+        untrack(layer, variable)
+    wrapper.__dict__["_is_attached"] = False
+    update(layer)
+
+
+def _check_rivals(sidecar: Sidecar, wrapper: Any) -> None:
+    """Refuse to quantize what another quantizer has charge of."""
+    for other in sidecar.wrappers:
+        both = set(other.roles) & set(wrapper.roles) if other.order == wrapper.order == 1 else set()
+        if both and other.compressor is not wrapper.compressor:
+            raise StageError(
+                f"layer {wrapper.name!r}: its {min(both)} is already quantized by a "
+                f"{type(other.compressor).__name__}; strip() that one first."
+            )
+
+
+def quantizers_in(layers: Iterable[Any]) -> list[Any]:
+    """Return the wrappers of quantizers that are at work in layers."""
+    found: dict[int, Any] = {}
+    for layer in layers:
+        sidecar = sidecar_of(layer)
+        if sidecar is not None:
+            wrappers = [*sidecar.wrappers, *(site.wrapper for site in sidecar.sites)]
+            found |= {id(wrapper): wrapper for wrapper in wrappers if wrapper.order == 1}
+    return list(found.values())
+
+
+def sidecar_of(layer: Any) -> Sidecar | None:
+    """Return what is on a layer, None if nothing is."""
+    found: Sidecar | None = vars(layer).get(SIDECAR)
+    return found
+
+
+def mask_of(layer: Any, name: str) -> Any:
+    """Return the mask on an attribute as a NumPy array, that of all pruners together, or None."""
+    sidecar = sidecar_of(layer)
+    mask = None
+    for wrapper, role in sidecar.chains.get(name, ()) if sidecar is not None else ():
+        held = getattr(wrapper, f"{role}_mask", None)
+        if held is not None:
+            mask = to_array(held) if mask is None else mask * to_array(held)
+    return mask
+
+
+def unshadowed(cls: type) -> type:
+    """Return the class that a shadow class was made from, or the class itself."""
+    base: type = cls.__dict__.get("_lilliput_base", cls)
+    return base
+
+
+def update(layer: Any) -> None:
+    """Make the class of a layer agree with its sidecar, which goes when it is empty."""
+    sidecar = vars(layer)[SIDECAR]
+    base = unshadowed(type(layer))
+    if sidecar.is_empty:
+        del vars(layer)[SIDECAR]
+        object.__setattr__(layer, "__class__", base)
+    else:
+        object.__setattr__(layer, "__class__", shadow_class(base, tuple(sorted(sidecar.chains))))
+
+
+@cache
+def shadow_class(base: Any, names: tuple[str, ...]) -> type:
+    """Return the subclass of ``base`` on which ``names`` are compressed attributes."""
+    members: dict[str, Any] = {name: Shadow(base, name) for name in names}
+    members |= {
+        "call": _make_call(base),
+        "save_own_variables": _without_ours(base.save_own_variables),
+        "load_own_variables": _without_ours(base.load_own_variables),
+        "weights": property(_plain_weights),
+    }
+    return subclass_like(base, members)
+
+
+def subclass_like(base: Any, members: dict[str, Any]) -> type:
+    """Return a subclass that Keras takes for its base: in files, and where it makes new layers."""
+    own = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "from_config": classmethod(lambda cls, *args, **kwargs: base.from_config(*args, **kwargs)),
+        "_lilliput_base": base,
+    }
+    cls = type(base.__name__, (base,), {**members, **own})
+    names = object_registration.GLOBAL_CUSTOM_NAMES
+    if base in names:
+        names[cls] = names[base]
+    return cls
+
+
+class Shadow:
+    """An attribute that returns the compressed value of a variable."""
+
+    def __init__(self, base: type, name: str) -> None:
+        self.name = name
+        self.plain = getattr(base, name, None)  # the property of the class, if it has one
+
+    def __get__(self, layer: Any, owner: type | None = None) -> Any:
+        if layer is None:
+            return self
+        sidecar = sidecar_of(layer)
+        variable = raw(layer, self.name)
+        if sidecar is None or sidecar.is_bare or variable is None or is_symbolic():
+            return self._raw(layer)
+
+        def compute() -> Tensor:
+            with full_precision() as dtype:
+                value = sidecar.transform(self.name, tensor_of(variable))
+            return value if dtype is None else ops.cast(value, dtype)
+
+        return compute() if is_calling() or is_tracing() else ComputedVariable(variable, compute)
+
+    def _raw(self, layer: Any) -> Any:
+        if isinstance(self.plain, property) and self.plain.fget is not None:
+            return self.plain.fget(layer)
+        if self.name in vars(layer):
+            return vars(layer)[self.name]
+        raise AttributeError(f"{type(layer).__name__} has no attribute {self.name!r}")
+
+    def __set__(self, layer: Any, value: Any) -> None:
+        if isinstance(self.plain, property):
+            if self.plain.fset is None:
+                raise AttributeError(f"{self.name!r} of {type(layer).__name__} cannot be set")
+            self.plain.fset(layer, value)
+        else:
+            vars(layer)[self.name] = value
+
+
+def _make_call(base: Any) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        sidecar = sidecar_of(self)
+        if sidecar is None or is_symbolic():
+            return base.call(self, *args, **kwargs)
+        narrow = sidecar.narrow
+        plain = base.call if narrow is None else narrow.call
+        return sidecar.run(lambda *a, **k: plain(self, *a, **k), args, kwargs)
+
+    call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
+    return call
+
+
+def _plain_weights(self: Any) -> list[Any]:
+    """Return what ``get_weights`` and ``set_weights`` are about: none of our variables."""
+    hidden = {id(variable) for variable in vars(self).get("_lilliput_variables", ())}
+    return [x for x in super(type(self), self).weights if id(x) not in hidden]
+
+
+def _without_ours(method: Any) -> Callable[..., Any]:
+    """Let a layer save or load its raw variables, pruned ones at zero, as if ours were not there."""
+
+    def call(self: Any, *args: Any) -> Any:
+        sidecar = sidecar_of(self)
+        hidden = list(vars(self).get("_lilliput_variables", ()))
+        if sidecar is None:
+            return method(self, *args)
+        sidecar.zero_pruned(self)
+        sidecar.is_bare = True
+        for variable in hidden:
+            untrack(self, variable)
+        try:
+            return method(self, *args)
+        finally:
+            for variable in hidden:
+                track(self, variable)
+            sidecar.is_bare = False
+            sidecar.zero_pruned(self)
+
+    return call
+
+
+def is_floating(value: Any) -> bool:
+    """Whether a value is a tensor of floating-point numbers."""
+    return ops.is_tensor(value) and "float" in str(keras.backend.standardize_dtype(value.dtype))
+
+
+def _map_floating(
+    output: Any, function: Callable[[Tensor], Tensor], wrapper: Any, what: str
+) -> Any:
+    flat = tree.flatten(output)
+    _expect(wrapper, any(is_floating(x) for x in flat), what)
+    return tree.pack_sequence_as(output, [function(x) if is_floating(x) else x for x in flat])
+
+
+def _expect(wrapper: Any, is_there: bool, what: str) -> None:
+    if not is_there:
+        raise UnsupportedModelError(
+            f"layer {wrapper.name!r}: its {what} has no floating-point tensor that could be quantized; "
+            "leave it out of quant_types."
+        )
+
+
+def _expect_one_replica(wrapper: Any) -> None:
+    if replicas() > 1:
+        raise UnsupportedModelError(
+            f"layer {wrapper.name!r}: its activations are collected, but {replicas()} devices train "
+            "together and each sees only its own part of a batch; train on one device, or calibrate."
+        )
+
+
+def with_sidecar(layer: Any) -> Sidecar:
+    """Return what is on a layer, made if nothing is yet."""
+    found: Sidecar = vars(layer).setdefault(SIDECAR, Sidecar())
+    return found

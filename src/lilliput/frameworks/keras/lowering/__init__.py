@@ -1,0 +1,37 @@
+"""Keras layers as neutral ops: one small function per kind of layer, found by the layer's class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lilliput.frameworks.keras.instrument import unshadowed
+from lilliput.frameworks.keras.lowering import convolve, dense, elementwise, norms, recurrent, shape
+from lilliput.frameworks.keras.lowering.table import LOWERINGS, Lowering
+
+__all__ = ["LOWERINGS", "find_lowering"]
+
+_FAMILIES = (convolve, dense, elementwise, norms, recurrent, shape)
+
+
+def find_lowering(operation: Any) -> Lowering | None:
+    """Return how a layer or operation is written; None for one whose code is not Keras's own."""
+    own: Any = unshadowed(type(operation))
+    for base in own.__mro__:
+        if base.__module__.partition(".")[0] == "keras":
+            is_plain = own.call is base.call and getattr(own, "build", 0) is getattr(
+                base, "build", 0
+            )
+            return LOWERINGS.get(_key(base)) if is_plain and not _is_altered(operation) else None
+    return None
+
+
+def _key(cls: Any) -> str:
+    """Return the name that a class has in the table: operations of ``keras.ops`` begin with ``ops.``."""
+    is_layer = cls.__module__.startswith("keras.src.layers")
+    return cls.__name__ if is_layer else f"ops.{cls.__name__}"
+
+
+def _is_altered(layer: Any) -> bool:
+    """Whether a layer holds its weights in another form than its class does at first."""
+    quantized = getattr(layer, "quantization_mode", None) is not None
+    return quantized or bool(getattr(layer, "lora_enabled", False))

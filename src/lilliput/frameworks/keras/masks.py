@@ -1,0 +1,106 @@
+"""Masks on the variables of layers, and in the memory of optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from lilliput.errors import StageError
+from lilliput.frameworks.keras.instrument import sidecar_of
+from lilliput.frameworks.keras.learning import parts_of
+from lilliput.frameworks.keras.scopes import sync
+from lilliput.frameworks.keras.variables import raw, to_array
+from lilliput.frameworks.keras.wrapper import PrunerModuleWrapper, QuantizerModuleWrapper
+
+
+def apply_masks(wrappers: Sequence[Any], optimizer: Any = None) -> None:
+    """Set what masks prune to zero, in the raw variables and in what optimizers remember of them."""
+    if not wrappers:
+        return
+    model = wrappers[0].compressor.bound_model
+    sync(model)
+    optimizers = {id(x): x for x in (optimizer, getattr(model, "optimizer", None)) if x is not None}
+    for variable, mask in _masked(wrappers):
+        if mask.all():
+            continue
+        held = [variable, *(slot for x in optimizers.values() for slot in _slots(x, variable))]
+        for target in held:
+            target.assign(target * ops.cast(mask, target.dtype))
+
+
+def _masked(wrappers: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield each raw variable with its mask."""
+    for wrapper in wrappers:
+        for role in ("weight", "bias"):
+            mask = getattr(wrapper, f"{role}_mask", None)
+            if mask is not None:
+                for owner in wrapper.layer_info.owners:
+                    name = owner.weight_name if role == "weight" else owner.bias_name
+                    if name is not None:
+                        yield raw(owner.module, name), to_array(mask)
+
+
+def _slots(optimizer: Any, variable: Any) -> Iterator[Any]:
+    """Yield what an optimizer remembers of a variable, entry by entry, but what it divides by."""
+    for inner in parts_of(optimizer):
+        trained = getattr(inner, "_trainable_variables", None) or []
+        index = next((i for i, held in enumerate(trained) if held is variable), None)
+        if index is None:
+            continue
+        for slots in vars(inner).values():
+            is_listed = isinstance(slots, list) and len(slots) == len(trained)
+            slot = slots[index] if is_listed and slots is not trained else variable
+            is_other = slot is not variable and _is_memory(slot) and _is_alive(slot)
+            if is_other and slot.shape == variable.shape:
+                yield slot
+
+
+def _is_memory(slot: Any) -> bool:
+    """Whether a slot says where a weight was going; sums of squares only scale its steps."""
+    path = getattr(slot, "path", "accumulator")
+    return "accumulator" not in path or "gradient_accumulator" in path
+
+
+def _is_alive(slot: Any) -> bool:
+    """Whether a slot has a value: on JAX, Keras gives away the buffers of averages and forgets them."""
+    is_deleted = getattr(getattr(slot, "value", None), "is_deleted", None)
+    return is_deleted is None or not is_deleted()
+
+
+def moves_zeros(optimizer: Any) -> bool:
+    """Whether an optimizer moves weights that have neither gradient nor memory."""
+    return any(type(part).__name__ == "Muon" for part in parts_of(optimizer))
+
+
+def fault_of(wrapper: Any, key: str, mask: Any) -> str | None:
+    """Return what is wrong with a mask, or None."""
+    bias = None if key == "weight_mask" else wrapper.bias
+    if key != "weight_mask" and bias is None:
+        return "the layer has no bias."
+    expected = wrapper.layer_info.shape if bias is None else tuple(bias.shape)
+    if not (isinstance(mask, np.ndarray) or ops.is_tensor(mask)):
+        return f"received {type(mask).__name__}, expected a tensor of ones and zeros."
+    if tuple(mask.shape) != expected:
+        return f"received shape {tuple(mask.shape)}, expected {expected}."
+    if not np.isin(to_array(mask), (0, 1)).all():
+        return "received other values than 0 and 1."
+    return None
+
+
+def check_quantizers(wrappers: Sequence[Any]) -> None:
+    """Refuse to take a mask away from under a quantizer that would move its zeros."""
+    for wrapper in wrappers:
+        if not isinstance(wrapper, PrunerModuleWrapper):
+            continue
+        for owner in wrapper.layer_info.owners:
+            sidecar = sidecar_of(owner.module)
+            for other in sidecar.wrappers if sidecar is not None else ():
+                is_moved = isinstance(other, QuantizerModuleWrapper) and "weight" in other.roles
+                if is_moved and not other.compressor.keeps_zero:
+                    raise StageError(
+                        f"layer {wrapper.name!r} is also under {type(other.compressor).__name__}, which "
+                        "does not keep pruned zeros at zero by itself; strip() the quantizer first."
+                    )

@@ -1,0 +1,51 @@
+"""What a Keras model holds and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from lilliput.frameworks.keras.snapshot import watch
+from lilliput.frameworks.work import batch_of, default_threads
+
+
+class MeasuredKeras:
+    """How Keras models are counted and called."""
+
+    def counts(self, model: Any, inputs: Any) -> dict[str, Any]:
+        """Return parameters, nonzeros, macs and bytes."""
+        weights = [np.asarray(x) for x in model.get_weights()]
+        trained = [keras.ops.convert_to_numpy(x) for x in model.trainable_variables]
+        return {
+            "parameters": sum(x.size for x in trained),
+            "nonzeros": sum(int(np.count_nonzero(x)) for x in trained),
+            "macs": count_macs(model, inputs) // self.batch(model, inputs),
+            "bytes": sum(x.nbytes for x in weights),
+        }
+
+    def caller(self, model: Any, inputs: Any) -> Callable[[], Any]:
+        """Return a function that runs the model once, compiled as ``predict`` compiles it."""
+        return lambda: model.predict_on_batch(inputs)
+
+    def runtime(self) -> str:
+        """Return the name of the framework and its threads."""
+        threads = default_threads()
+        return (
+            f"Keras {keras.__version__} on {keras.backend.backend()}, "
+            f"{threads} thread{'s' if threads > 1 else ''}"
+        )
+
+    def batch(self, model: Any, inputs: Any) -> int:
+        """Return how many examples the inputs hold."""
+        return batch_of(keras.tree.flatten(inputs)) or 1
+
+
+def count_macs(model: Any, inputs: Any) -> int:
+    """Return the multiplications of one call."""
+    return sum(work.macs for work in watch(model, inputs, timing=False)[1].values())
+
+
+measured = MeasuredKeras()

@@ -1,0 +1,355 @@
+"""A model under compression: it tells its layers of training, and compressors of its steps.
+
+Like a layer, it gets a subclass of its own class while it is compressed. The subclass publishes whether
+a call is one of training, follows ``fit`` and ``train_on_batch`` on behalf of compressors that were
+given its optimizer, and has its compiled functions traced anew when that is due.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import keras
+
+from lilliput.errors import StageError, UnsupportedModelError
+from lilliput.frameworks.keras.functions import retrace_if_due
+from lilliput.frameworks.keras.instrument import subclass_like, unshadowed
+from lilliput.frameworks.keras.learning import learned_in, reconcile
+from lilliput.frameworks.keras.scopes import is_symbolic, is_tracing, outermost, publish, sync
+from lilliput.frameworks.keras.variables import to_array
+
+log = logging.getLogger("lilliput")
+
+_STATE = "_lilliput_model"
+
+
+class ModelState:
+    """What is on a model: which compressors, and who watches its calls."""
+
+    def __init__(self) -> None:
+        self.compressors: list[Any] = []
+        self.watchers: list[Watcher] = []
+        self.recorders: list[Any] = []  # of distillers; see :mod:`features`
+        self.has_training = True  # whether the model's own call takes the argument
+
+
+class Watcher:
+    """Calls a task with what a model is called with."""
+
+    def __init__(self, model: Any, task: Callable[[Any, Any], None]) -> None:
+        self.model, self.task = model, task
+        state_of(model).watchers.append(self)
+
+    def remove(self) -> None:
+        """Stop watching."""
+        watchers = state_of(self.model).watchers
+        if self in watchers:
+            watchers.remove(self)
+
+
+def state_of(model: Any) -> ModelState:
+    """Return what is on a model."""
+    found: ModelState = vars(model).setdefault(_STATE, ModelState())
+    return found
+
+
+def enter(model: Any, compressor: Any) -> None:
+    """Put a model under a compressor."""
+    state = state_of(model)
+    if compressor in state.compressors:
+        return
+    if not state.compressors:
+        state.has_training = bool(model._call_has_training_arg)
+        object.__setattr__(model, "__class__", shadow_model(unshadowed(type(model))))
+        _take_training(model, True)
+    state.compressors.append(compressor)
+
+
+def leave_idle(model: Any) -> None:
+    """Undo :func:`enter` for the compressors that have left the layers."""
+    state = state_of(model)
+    state.compressors = [x for x in state.compressors if x.is_wrapped]
+    if not state.compressors:
+        if "_lilliput_base" in type(model).__dict__:
+            object.__setattr__(model, "__class__", unshadowed(type(model)))
+            _take_training(model, state.has_training)
+        del vars(model)[_STATE]
+
+
+def compressors_of(model: Any) -> list[Any]:
+    """Return the compressors that are at work on a model, the first one first."""
+    return list(vars(model)[_STATE].compressors) if _STATE in vars(model) else []
+
+
+def _take_training(model: Any, takes: bool) -> None:
+    """Have Keras tell a model's call whether it is one of training."""
+    model._call_has_training_arg = takes
+    model._call_has_context_arg = {**model._call_has_context_arg, "training": takes}
+
+
+@cache
+def shadow_model(base: Any) -> type:
+    """Return the subclass of a model's class that a model under compression has."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state, training = state_of(self), kwargs.get("training")
+        if not state.has_training:
+            kwargs = {key: value for key, value in kwargs.items() if key != "training"}
+        if is_symbolic():
+            return base.call(self, *args, **kwargs)
+        for watcher in list(state.watchers):
+            watcher.task(args, kwargs)
+        for recorder in state.recorders:
+            recorder.begin(args, {**kwargs, "training": training})
+        if training:
+            _check_outermost(self)
+        with publish(training):
+            output = base.call(self, *args, **kwargs)
+        for recorder in state.recorders:
+            recorder.end(output)
+        return output
+
+    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(base.compute_loss).bind(self, *args, **kwargs)
+        trains = bool(bound.arguments.get("training", True))
+        return with_distances(self, trains, lambda: base.compute_loss(self, *args, **kwargs))
+
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        retrace_if_due(self)
+        reconcile(self)
+        bound = inspect.signature(base.fit).bind(self, *args, **kwargs)
+        followers = followers_of(self)
+        if followers:
+            bound.arguments["callbacks"] = _joined(bound.arguments.get("callbacks"), followers)
+        return _followed(self, lambda: base.fit(*bound.args, **bound.kwargs))
+
+    def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        retrace_if_due(self)
+        reconcile(self)
+        result = _followed(self, lambda: base.train_on_batch(self, *args, **kwargs))
+        for task in tasks_of(getattr(self, "optimizer", None)):
+            task()
+        return result
+
+    def retraced(name: str) -> Callable[..., Any]:
+        method = getattr(base, name)
+
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            retrace_if_due(self)
+            return method(self, *args, **kwargs)
+
+        return run
+
+    members: dict[str, Any] = {
+        name: retraced(name)
+        for name in ("evaluate", "predict", "test_on_batch", "predict_on_batch")
+    }
+    call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
+    compute_loss.__signature__ = inspect.signature(base.compute_loss)  # type: ignore[attr-defined]
+    members |= {"call": call, "fit": fit, "train_on_batch": train_on_batch}
+    members["compute_loss"] = compute_loss
+    # What is trained includes what is learned, which ``weights`` hides.
+    members["trainable_weights"] = property(lambda self: self.trainable_variables)
+    return subclass_like(base, members)
+
+
+def with_distances(model: Any, trains: bool, compute: Callable[[], Any]) -> Any:
+    """Return the loss of a model with what its distillers add to it in training.
+
+    Without a loss of its own, the distance to the teacher is all there is: no labels are needed.
+    """
+    distillers = [x for x in state_of(model).compressors if x.kind == "distiller"]
+    distances = [x.loss() for x in distillers if trains and x.has_run]
+    has_loss = model._compile_loss is not None or bool(model.losses)
+    is_alone = bool(distances) and (not has_loss or any(x.is_alone for x in distillers))
+    total = 0.0 if is_alone else compute()
+    for distance in distances:
+        total = total + distance
+    return total
+
+
+def _check_outermost(model: Any) -> None:
+    """Refuse to train a model inside another one that does not know what is learned in it."""
+    outer = outermost()
+    if outer is None or outer is model or "_lilliput_base" in type(outer).__dict__:
+        return
+    if learned_in(model):
+        raise UnsupportedModelError(
+            f"the model {model.name!r} learns scales, and {outer.name!r} is trained, which has it inside; "
+            "make the quantizer for that one (op_names choose layers of a model inside it: 'inner/*')."
+        )
+
+
+def _followed(model: Any, run: Callable[[], Any]) -> Any:
+    """Do some training whose steps are counted elsewhere than at the optimizer.
+
+    The optimizer is marked, not this thread: several devices train in threads of their own.
+    """
+    marked = [x for x in _chain(getattr(model, "optimizer", None)) if _FOLLOWED not in vars(x)]
+    for optimizer in marked:
+        vars(optimizer)[_FOLLOWED] = True
+    try:
+        return run()
+    finally:
+        for optimizer in marked:
+            vars(optimizer).pop(_FOLLOWED, None)
+
+
+def _joined(callbacks: Any, followers: list[keras.callbacks.Callback]) -> Any:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        for follower in followers:
+            callbacks.append(follower)
+        return callbacks
+    given = [] if callbacks is None else callbacks
+    return [*(given if isinstance(given, (list, tuple)) else [given]), *followers]
+
+
+# -- following an optimizer ------------------------------------------------------------------------
+
+_TASKS = "_lilliput_tasks"
+_FOLLOWED = "_lilliput_followed"
+
+
+def tasks_of(optimizer: Any) -> list[Callable[[], None]]:
+    """Return what is to be done after each step of an optimizer."""
+    return [task for part in _chain(optimizer) for task in vars(part).get(_TASKS, ())]
+
+
+def _chain(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer and those in it: scaling of losses, in mixed precision, wraps the user's."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+def followers_of(model: Any) -> list[keras.callbacks.Callback]:
+    """Return a callback that does what is due after each step of a model's optimizer."""
+    tasks = tasks_of(getattr(model, "optimizer", None))
+    return [StepFollower(tasks)] if tasks else []
+
+
+class OptimizerTask:
+    """Something to do after each step of an optimizer."""
+
+    def __init__(self, optimizer: Any, task: Callable[[], None]) -> None:
+        self.optimizer, self.task = optimizer, task
+        held = vars(optimizer).get(_TASKS)
+        if held is None:
+            held = vars(optimizer)[_TASKS] = []
+            _watch(optimizer)
+        held.append(task)
+
+    def remove(self) -> None:
+        """Stop doing it."""
+        held = vars(self.optimizer).get(_TASKS, [])
+        if self.task in held:
+            held.remove(self.task)
+        if not held:
+            vars(self.optimizer).pop(_TASKS, None)
+            vars(self.optimizer).pop("apply", None)
+
+
+def _watch(optimizer: Any) -> None:
+    """Do the tasks after each ``apply`` that is computed at once, in a loop of the user's own.
+
+    In ``fit`` a callback does them, since there ``apply`` is a part of a graph.
+    """
+    plain = optimizer.apply
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        if _FOLLOWED in vars(optimizer):
+            return result
+        if is_tracing():
+            log.warning(
+                "an optimizer that a compressor follows runs inside a compiled function, where its steps "
+                "cannot be seen: call the compressor's step() after each of them."
+            )
+            return result
+        for task in tasks_of(optimizer):
+            task()
+        return result
+
+    vars(optimizer)["apply"] = apply
+
+
+class StepFollower(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls tasks after each step of ``fit``, as often as there were steps."""
+
+    def __init__(self, tasks: list[Callable[[], None]]) -> None:
+        super().__init__()
+        self.tasks = tasks
+        self.done = 0  # steps that the tasks know of, where they come several at a time
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Note how many steps the optimizer has made before."""
+        self.done = self._iterations()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Call the tasks; with ``steps_per_execution`` there were several steps."""
+        count = 1
+        if self.model.steps_per_execution > 1:
+            now = self._iterations()
+            count, self.done = now - self.done, now
+        for _ in range(count):
+            for task in self.tasks:
+                task()
+
+    def _iterations(self) -> int:
+        sync(self.model)
+        return int(to_array(self.model.optimizer.iterations))
+
+
+class CompressionCallback(StepFollower):
+    """Follow ``model.fit`` on behalf of a compressor: its epochs, and its steps.
+
+    Give it to ``fit``, in ``callbacks``. A compressor that was given the model's optimizer follows the
+    steps by itself; this adds the epochs.
+
+    Parameters
+    ----------
+    compressor : Compressor
+        A pruner or quantizer of the model that is trained.
+
+    Examples
+    --------
+    >>> import keras, numpy
+    >>> from lilliput.keras import AGPPruner, CompressionCallback
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(10)])
+    >>> pruner = AGPPruner(model, [{"final_sparsity": 0.8, "end_epoch": 2}])
+    >>> model = pruner.compress()
+    >>> model.compile("sgd", "mse")
+    >>> data = numpy.ones((8, 4)), numpy.ones((8, 10))
+    >>> history = model.fit(*data, epochs=3, verbose=0, callbacks=[CompressionCallback(pruner)])
+    >>> int(keras.ops.sum(model.layers[0].kernel == 0))
+    32
+    """
+
+    def __init__(self, compressor: Any) -> None:
+        super().__init__([])
+        self.compressor = compressor
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuse to follow what is not compressed, or another model than that of the compressor."""
+        super().on_train_begin(logs)
+        if not self.compressor.is_wrapped:
+            raise StageError(
+                f"fit was given the callback of {type(self.compressor).__name__} before compress(), or "
+                "after strip(): there is nothing to follow."
+            )
+        if self.model is not self.compressor.bound_model:
+            raise StageError(
+                f"this callback is that of {type(self.compressor).__name__} for the model "
+                f"{self.compressor.bound_model.name!r}, fit trains {self.model.name!r}; make the "
+                "compressor for that one (op_names choose the layers of a model inside it: 'inner/*')."
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Tell the compressor the epoch."""
+        is_followed = bool(self.compressor._step_handles) and bool(followers_of(self.model))
+        self.tasks = [] if is_followed else [self.compressor._on_step]
+        self.compressor.update_epoch(epoch)

@@ -1,0 +1,109 @@
+"""Run a Keras model on batches as data loaders give them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+
+from lilliput.frameworks.keras.scopes import sync
+from lilliput.frameworks.keras.variables import to_array
+
+_GRADIENTS = "_lilliput_gradients"
+
+
+def run(
+    model: Any, batches: Iterable[Any], forward: Callable[[Any, Any], Any] | None = None
+) -> None:
+    """Run batches in inference mode, without gradients."""
+    with no_grad():
+        for batch in batches:
+            if forward is not None:
+                forward(model, batch)
+            else:
+                call(model, batch)
+
+
+def run_with_gradients(
+    model: Any,
+    batches: Iterable[Any],
+    loss: Callable[[Any, Any], Any],
+    task: Callable[[], None],
+) -> None:
+    """Call a task for each batch when the gradients of its loss are there; the model is left as it was."""
+    before = Snapshot(model)
+    variables = model.trainable_variables
+    try:
+        for batch in batches:
+            found = _differentiate(model, loss, batch, variables)
+            pairs = zip(variables, found, strict=True)
+            vars(model)[_GRADIENTS] = {id(v): g for v, g in pairs if g is not None}
+            task()
+    finally:
+        vars(model).pop(_GRADIENTS, None)
+        before.restore()
+
+
+def gradients_in(model: Any) -> dict[int, Any]:
+    """Return the gradients of the batch that is being run, by the id of the variable."""
+    found: dict[int, Any] = vars(model).get(_GRADIENTS, {})
+    return found
+
+
+def _differentiate(model: Any, loss: Callable[..., Any], batch: Any, variables: list[Any]) -> Any:
+    """Return the gradient of a loss with respect to each variable, None if there is none."""
+    backend = keras.backend.backend()
+    values = [variable.value for variable in variables]
+    if backend == "torch":
+        torch = sys.modules["torch"]
+        return torch.autograd.grad(loss(model, batch), values, allow_unused=True)
+    if backend == "tensorflow":
+        with sys.modules["tensorflow"].GradientTape() as tape:
+            total = loss(model, batch)
+        found = tape.gradient(total, values)
+        return [None if x is None else keras.ops.convert_to_tensor(x) for x in found]
+
+    def compute(trained: list[Any]) -> Any:
+        with keras.StatelessScope(zip(variables, trained, strict=True)):
+            return loss(model, batch)
+
+    return sys.modules["jax"].grad(compute)(values)
+
+
+def call(model: Any, batch: Any) -> Any:
+    """Call a model with a batch: a tensor, ``(inputs, targets)`` or what it takes as inputs."""
+    return model(inputs_of(batch), training=False)
+
+
+def inputs_of(batch: Any) -> Any:
+    """Return the inputs of a batch, in the way of ``fit``: the first part of a tuple."""
+    return batch[0] if isinstance(batch, tuple) and not isinstance(batch, Mapping) else batch
+
+
+class Snapshot:
+    """The values of all variables of a model, to go back to."""
+
+    def __init__(self, model: Any) -> None:
+        sync(model)
+        self._model = model
+        self._values = [(variable, to_array(variable)) for variable in model.variables]
+
+    def restore(self) -> None:
+        """Put the values back."""
+        sync(self._model)
+        for variable, value in self._values:
+            variable.assign(value)
+
+    def restore_modes(self) -> None:
+        """Do nothing: a call says itself whether it is one of training."""
+
+
+def no_grad() -> AbstractContextManager[Any]:
+    """A context in which no gradient is recorded; TensorFlow and JAX record none unless asked."""
+    if keras.backend.backend() != "torch":
+        return nullcontext()
+    context: AbstractContextManager[Any] = sys.modules["torch"].no_grad()
+    return context

@@ -1,0 +1,379 @@
+"""Wrappers: what one compressor knows about one layer. They hold the variables, not the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+from keras import ops
+
+from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.errors import AlgorithmError, StageError
+from lilliput.frameworks.keras.functions import retrace
+from lilliput.frameworks.keras.grad import touch
+from lilliput.frameworks.keras.learned import LearnedVariable, Parameter, needs_start
+from lilliput.frameworks.keras.learning import put_slots, reconcile, slots_of
+from lilliput.frameworks.keras.scopes import is_training, strategy_of, sync
+from lilliput.frameworks.keras.variables import OURS, raw, read, tensor_of, to_array, track, untrack
+from lilliput.frameworks.wrapping import OwnAttributes, marker_of
+
+Tensor = Any
+_numbers = count()
+_SLOTS = "optimizer_slots"
+
+
+class ModuleWrapper(OwnAttributes):
+    """One layer of the model as a compressor sees it.
+
+    Tensors among its attributes are variables of the layer while it is compressed, so that graphs see
+    their changes: non-trainable ones, but for those that an algorithm learns.
+
+    Attributes
+    ----------
+    module : keras.layers.Layer
+        The layer itself, still in its place in the model.
+    name, type : str
+        Its path in the model and class name.
+    config : dict
+        The rule that took it.
+    layer_info : LayerInfo
+        The same as one object.
+    """
+
+    order: ClassVar[int] = 0
+    trains: ClassVar[bool] = False  # whether its variables are trained with those of the layer
+    _variables: dict[str, Any]
+    _starts: dict[str, tuple[Any, float | None]]  # of those that are learned, each with its bound
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        self.__dict__["_variables"] = {}
+        self.__dict__["_starts"] = {}
+        self.__dict__["_is_attached"] = False
+        self.layer_info = layer
+        self.name, self.type = layer.name, layer.type
+        self.config = layer.config
+        self.roles: tuple[str, ...] = ()
+        self.compressor = self.pruner = self.quantizer = compressor
+        self._fix()
+
+    @property
+    def module(self) -> Any:
+        """The layer itself."""
+        return self.layer_info.module
+
+    @property
+    def training(self) -> bool:
+        """Whether the call that is going on is one of training."""
+        return is_training()
+
+    @property
+    def weight(self) -> Any:
+        """The raw trainable weight: assign to this one to change the layer."""
+        name = self.layer_info.weight_name
+        sync(self.compressor.bound_model)
+        return None if name is None else read(raw(self.module, name))
+
+    @property
+    def bias(self) -> Any:
+        """The raw trainable bias, None if there is none."""
+        sync(self.compressor.bound_model)
+        found = ((owner.module, owner.bias_name) for owner in self.layer_info.owners)
+        return next((read(raw(module, name)) for module, name in found if name), None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer, compressed as it is."""
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.__dict__.get("_variables", {}):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        sync(self.compressor.bound_model)
+        return self._read(name)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._variables:
+            self._forget(name)
+        else:
+            super().__delattr__(name)
+
+    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+        """Return what the layer shall see in place of a raw weight or bias."""
+        raise NotImplementedError
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute of this wrapper's own; a tensor becomes a variable, or updates it."""
+        held = self._variables.get(name)
+        if held is None and self.is_reserved(name):
+            raise AlgorithmError(
+                f"a wrapper's {name!r} belongs to the engine; choose another name."
+            )
+        is_tensor = ops.is_tensor(value) or isinstance(value, (keras.Variable, np.ndarray))
+        if isinstance(value, Parameter):
+            self.add_parameter(name, value)
+        elif not is_tensor:
+            setattr(self, name, value)
+        elif held is not None:
+            self.write(name, value)
+        else:
+            self.add_variable(name, value)
+
+    def add_variable(self, name: str, value: Any) -> None:
+        """Hold a tensor as a variable; the layer gets to know it while it is compressed."""
+        self._variables[name] = self._new(name, value, self.trains)
+
+    def add_parameter(self, name: str, parameter: Parameter) -> None:
+        """Hold a tensor as a variable that optimizers train."""
+        self._variables[name] = variable = self._new(name, parameter.value, trainable=True)
+        if needs_start():
+            start = self._new(f"{name}_start", np.zeros(variable.shape, _dtype_of(variable)))
+            self._starts[name] = start, parameter.at_least
+        else:
+            variable.constraint = parameter.bound()
+
+    def learned(self) -> dict[str, Any]:
+        """Return the variables of this wrapper's own that are trained."""
+        return {name: held for name, held in self._variables.items() if held.trainable}
+
+    def put_slots(self) -> None:
+        """Give optimizers what a snapshot knows of their slots; nothing, unless it is kept."""
+
+    def _new(self, name: str, value: Any, trainable: bool = False) -> Any:
+        array = to_array(value)
+        title = f"{OURS}{next(_numbers)}_{name}"  # each is another one, also on one layer
+        with strategy_of(self.compressor.bound_model):
+            variable = keras.Variable(
+                array, dtype=str(array.dtype), trainable=trainable, autocast=False, name=title
+            )
+        if self.__dict__["_is_attached"]:
+            track(self.module, variable)
+        return variable
+
+    def _read(self, name: str) -> Any:
+        held = self._variables[name]
+        return LearnedVariable(held, *self._starts[name]) if name in self._starts else read(held)
+
+    def _forget(self, name: str) -> None:
+        """Hold a variable no longer."""
+        held, start = self._variables.pop(name), self._starts.pop(name, (None, None))[0]
+        for variable in (held, start):
+            for owner in self.layer_info.owners if variable is not None else ():
+                untrack(owner.module, variable)
+        if held.trainable and self.__dict__["_is_attached"]:
+            reconcile(self.compressor.bound_model)
+
+    def write(self, name: str, value: Any) -> None:
+        """Overwrite a variable."""
+        sync(self.compressor.bound_model)
+        held = self._read(name) if name in self._starts else self._variables[name]
+        held.assign(ops.cast(value, held.dtype))
+
+    def variables(self) -> list[Any]:
+        """Return the variables of this wrapper's own."""
+        return [*self._variables.values(), *(start for start, _ in self._starts.values())]
+
+    def tensors(self) -> dict[str, Any]:
+        """Return the tensors of this wrapper's own."""
+        return {name: self._read(name) for name in self._variables}
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return copies of the tensors as NumPy arrays, and the plain attributes of the algorithm."""
+        sync(self.compressor.bound_model)
+        return {name: to_array(self._read(name)) for name in self._variables}, self.attributes()
+
+    def find_faults(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+        """Return what of a snapshot does not fit, by name."""
+        faults = {
+            key: "not an attribute of an algorithm" for key in values if self.is_reserved(key)
+        }
+        for key, held in self._variables.items():
+            saved = tensors.get(key)
+            if saved is None:
+                faults[key] = "missing"
+            elif tuple(saved.shape) != tuple(held.shape):
+                faults[key] = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
+        return faults
+
+    def undo_point(self) -> Callable[[], None]:
+        """Return a function that puts tensors and attributes back as they are now."""
+        held = dict(self._variables)
+        values, attributes = ModuleWrapper.snapshot(self)
+
+        def undo() -> None:
+            for name in self._variables.keys() - held.keys():
+                self._forget(name)
+            for name, value in values.items():
+                self.write(name, value)
+            self.reset_attributes(attributes)
+
+        return undo
+
+    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Put a snapshot back."""
+        for name, tensor in tensors.items():
+            self.set_attribute(name, np.asarray(tensor))
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+class PrunerModuleWrapper(ModuleWrapper):
+    """A layer under a pruner: ``weight_mask`` and, once an algorithm sets it, ``bias_mask``."""
+
+    order = 0
+    optional_tensors = ("bias_mask",)
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        super().__init__(layer, compressor)
+        self.roles = ("weight", "bias")
+        self._fix()
+        self.add_variable("weight_mask", np.ones(layer.shape, _dtype_of(self.weight)))
+
+    @property
+    def bias_mask(self) -> Any:
+        """The mask of the bias, None if there is none."""
+        held = self._variables.get("bias_mask")
+        return None if held is None else read(held)
+
+    def find_faults(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+        """Return what of a snapshot does not fit, by name; masks hold zeros and ones."""
+        faults = super().find_faults(tensors, values)
+        for key in ("weight_mask", "bias_mask"):
+            if key in tensors and not np.isin(np.asarray(tensors[key]), (0, 1)).all():
+                faults[key] = "received other values than 0 and 1"
+        if "bias_mask" in tensors and self.bias is None:
+            faults["bias_mask"] = "the layer has no bias"
+        elif "bias_mask" in tensors and tensors["bias_mask"].shape != tuple(self.bias.shape):
+            shapes = list(tensors["bias_mask"].shape), list(self.bias.shape)
+            faults["bias_mask"] = f"shape {shapes[0]}, the bias has {shapes[1]}"
+        return faults
+
+    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Put a snapshot back."""
+        masks = {key: tensors[key] for key in ("weight_mask", "bias_mask") if key in tensors}
+        self.set_masks(masks)
+        super().restore({k: t for k, t in tensors.items() if k not in masks}, values)
+
+    def set_masks(self, masks: Mapping[str, Any]) -> None:
+        """Take over new masks."""
+        for name, mask in masks.items():
+            if name not in self._variables:
+                bias = self.bias
+                self.add_variable(name, np.ones(tuple(bias.shape), _dtype_of(bias)))
+            self.write(name, mask)
+
+    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+        """Multiply a raw weight or bias by its mask."""
+        held = self._variables.get(f"{role}_mask")
+        if held is None:
+            return value
+        mask = tensor_of(held)
+        masks.append(mask)
+        return value * mask
+
+
+class DistillerModuleWrapper(ModuleWrapper):
+    """A layer that a distiller compares with its teacher's; ``projection``, if there is one, is trained."""
+
+    optional_tensors = ("projection",)
+    trains = True
+
+    def add_variable(self, name: str, value: Any) -> None:
+        """Hold a tensor as a variable to train; refuse if the optimizer could not know of it."""
+        optimizer = getattr(self.compressor.bound_model, "optimizer", None)
+        if optimizer is not None and optimizer.built:
+            raise StageError(
+                f"layer {self.name!r}: a projection to the teacher's width is to be trained, but the "
+                "optimizer is built without it; call compress() first, and model.compile() with a new "
+                "optimizer afterwards."
+            )
+        super().add_variable(name, value)
+
+    def hold_variables(self, is_held: bool) -> None:
+        """Make the variables a part of the layer, or take them out again."""
+        for variable in self.variables():
+            (track if is_held else untrack)(self.module, variable)
+        self.__dict__["_is_attached"] = is_held
+
+
+class QuantizerModuleWrapper(ModuleWrapper):
+    """A layer under a quantizer.
+
+    Its snapshot has ``optimizer_slots`` as well: what optimizers remember of what is learned, which is not
+    in the files of the model.
+    """
+
+    order = 1
+    optional_tensors = (_SLOTS,)
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        super().__init__(layer, compressor)
+        self.roles = tuple(compressor.targets_of(layer))
+        self.config["quant_types"] = list(self.roles)
+        self._fix()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        before = self.__dict__.get(name, self)
+        self.__dict__[name] = value
+        if self.__dict__.get("_is_attached") and _differs(before, value):
+            # Graphs were traced with the old value: whether a range is known, say.
+            retrace(self.compressor.bound_model)
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return copies of the tensors, and plain attributes with the slots of optimizers."""
+        tensors, values = super().snapshot()
+        model = self.compressor.bound_model
+        slots = {name: slots_of(model, variable) for name, variable in self.learned().items()}
+        return tensors, values | ({_SLOTS: slots} if any(slots.values()) else {})
+
+    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Put a snapshot back; slots as soon as an optimizer has them."""
+        super().restore(tensors, {k: value for k, value in values.items() if k != _SLOTS})
+        self.__dict__["_slots_to_come"] = dict(values.get(_SLOTS, {}))
+        self.put_slots()
+
+    def put_slots(self) -> None:
+        """Give optimizers the slots of a snapshot that they had no variables for until now."""
+        waiting = self.__dict__.get("_slots_to_come", {})
+        for name, variable in self.learned().items():
+            if name in waiting and put_slots(self.compressor.bound_model, variable, waiting[name]):
+                waiting.pop(name)
+
+    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+        """Quantize a raw weight."""
+        (result,) = self._run(QuantType.WEIGHT, (value,))
+        if not self.compressor.keeps_zero:
+            for mask in masks:
+                result = result * mask
+        return result
+
+    def quantize_inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Quantize what the layer is called with."""
+        return self._run(QuantType.INPUT, tensors)
+
+    def quantize_output(self, tensor: Tensor) -> Tensor:
+        """Quantize what the layer returns."""
+        return self._run(QuantType.OUTPUT, (tensor,))[0]
+
+    def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        mark = marker_of(self) if self._markings else None
+        if mark is not None:
+            return mark(self, quant_type, tensors)
+        results: tuple[Tensor, ...] = self.compressor.run(self, quant_type, tensors)
+        if not getattr(self, "is_on", True):
+            # Gradients of zero: Keras warns of variables that have none.
+            idle = [x for name, x in self.learned().items() if name.startswith(quant_type.value)]
+            results = (touch(results[0], idle), *results[1:]) if idle else results
+        return results
+
+
+def _differs(before: Any, after: Any) -> bool:
+    try:
+        return bool(before is not after and before != after)
+    except (TypeError, ValueError):  # arrays
+        return True
+
+
+def _dtype_of(tensor: Any) -> str:
+    return str(keras.backend.standardize_dtype(tensor.dtype))

@@ -1,0 +1,625 @@
+"""The torch backend: find layers, wrap them, hook the optimizer, keep pruned weights at zero."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.config.layer import LayerInfo, Owner, QuantType
+from lilliput.errors import AlgorithmError, ConfigError, StageError
+from lilliput.frameworks.base import Backend
+from lilliput.frameworks.features import Run
+from lilliput.frameworks.torch import (
+    batches,
+    features,
+    files,
+    instrument,
+    recompute,
+    statistics,
+    stepping,
+)
+from lilliput.frameworks.torch.admit import check_layer, check_overlaps, hold_zeros
+from lilliput.frameworks.torch.discover import (
+    DEFAULT_TYPES,
+    discover,
+    find_parameters,
+    parts_of,
+    unwrapped,
+)
+from lilliput.frameworks.torch.grad import with_gradient
+from lilliput.frameworks.torch.learning import Learned
+from lilliput.frameworks.torch.replicated import GradientMean
+from lilliput.frameworks.torch.sidecar import SIDECAR, mask_of, narrow_of
+from lilliput.frameworks.torch.weights import (
+    forget_,
+    hold_,
+    is_binary,
+    is_parametrized,
+    is_sharded,
+    raw,
+    zero_,
+)
+from lilliput.frameworks.torch.wrapper import (
+    Collector,
+    DistillerModuleWrapper,
+    ModuleWrapper,
+    PrunerModuleWrapper,
+    QuantizerModuleWrapper,
+)
+from lilliput.graph.ir import Graph
+from lilliput.ops.flow import Flow
+from lilliput.ops.grad import QuantGrad
+
+_WRAPPERS = {
+    "compressor": ModuleWrapper,
+    "pruner": PrunerModuleWrapper,
+    "quantizer": QuantizerModuleWrapper,
+    "distiller": DistillerModuleWrapper,
+}
+
+
+class TorchBackend(Backend):
+    """What the engine needs, done with torch."""
+
+    name = "torch"
+    default_types = DEFAULT_TYPES
+
+    def layers(self, model: nn.Module) -> list[LayerInfo]:
+        """Return every layer that could be compressed; see :mod:`discover`."""
+        return discover(model)
+
+    def parts(self, model: nn.Module) -> list[tuple[str, Any]]:
+        """Return the modules and parameters of a model by name."""
+        return parts_of(model)
+
+    def reshard(self, model: nn.Module) -> None:
+        """Make FSDP2 give up gathered copies, which a forward without backward leaves in the root."""
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        if fsdp is not None:
+            for module in model.modules():
+                if isinstance(module, fsdp.FSDPModule):
+                    module.reshard()
+
+    def announce_buffers(self, model: nn.Module) -> None:
+        """Tell DDP, which looks for buffers only if it found some when it was made."""
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model._assign_modules_buffers()  # type: ignore[no-untyped-call]
+
+    def is_known_type(self, name: str) -> bool:
+        """Whether ``torch.nn`` has a class of that name."""
+        return isinstance(getattr(nn, name, None), type)
+
+    @torch.inference_mode(False)  # masks made in inference mode could not be trained with
+    def wrap(self, kind: str, layer: LayerInfo, compressor: Any) -> ModuleWrapper:
+        """Return a new wrapper; the model stays untouched."""
+        check_layer(layer, holds_masks=kind == "pruner")
+        return (compressor.wrapper_type or _WRAPPERS[kind])(layer, compressor)
+
+    def quantizers_in(self, model: nn.Module) -> list[Any]:
+        """Return the wrappers of quantizers that are at work in a model."""
+        return instrument.quantizers_in(model)
+
+    def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
+        """Raise if two weights share memory without being one parameter."""
+        check_overlaps(layers)
+
+    def attach(self, wrapper: ModuleWrapper) -> None:
+        """Shadow the layer's attributes, in every module that owns them."""
+        for owner in _owners(wrapper):
+            instrument.attach(owner.module, wrapper, owner.weight_name, owner.bias_name)
+
+    def detach(self, wrapper: ModuleWrapper) -> None:
+        """Take the shadow away."""
+        for owner in _owners(wrapper):
+            instrument.detach(owner.module, wrapper)
+
+    @torch.no_grad()
+    def settle(self, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Leave the pruned zeros in the raw weights, or refuse where a parametrization hides them."""
+        for wrapper in wrappers:
+            _check_quantizers(wrapper)
+        for wrapper in wrappers:
+            for module, name, mask in _masks(wrapper):
+                if is_parametrized(module, name):
+                    hold_zeros(wrapper.name, module, name, mask)
+        self.apply_masks(wrappers)
+
+    def modules(self, model: nn.Module) -> list[LayerInfo]:
+        """Return the model and every module in it; see :mod:`features`."""
+        return features.list_modules(model)
+
+    def frozen_copy(self, model: nn.Module) -> nn.Module:
+        """Return a copy in eval mode without gradients."""
+        return features.frozen_copy(model)
+
+    def move_like(self, teacher: nn.Module, model: nn.Module) -> None:
+        """Bring a teacher to the device of a model's parameters."""
+        features.move_like(teacher, model)
+
+    def record(
+        self, model: nn.Module, wrappers: Sequence[ModuleWrapper], task: Callable[[Run], None]
+    ) -> list[Any]:
+        """Hook the modules and the model itself."""
+        return features.record(model, wrappers, task)
+
+    def outputs_of(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        forward: Callable[[Any], Any] | None = None,
+    ) -> dict[str, list[Any]]:
+        """Run a model in eval mode without gradients, and leave its modes as they were."""
+        return features.outputs_of(model, names, args, kwargs, forward)
+
+    def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a tensor, a tuple of arguments or a dict of named ones as arguments."""
+        from lilliput.frameworks.torch.capture import as_inputs
+
+        return as_inputs(example_inputs)
+
+    def learned(self, array: Any, like: Tensor) -> nn.Parameter:
+        """Return an array as a parameter on the device of a tensor."""
+        return features.learned(array, like)
+
+    def channel_axis(self, rank: int) -> int:
+        """Return 1 for images, the last axis for a sequence of tokens."""
+        return 1 if rank > 3 else -1
+
+    def are_shares(self, tensor: Tensor, axis: int) -> bool:
+        """Whether no value is below 0 and they add up to 1."""
+        return features.are_shares(tensor, axis)
+
+    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> list[Any]:
+        """Average gradients at the end of each backward; those that are sharded are averaged anyway."""
+        whole = [p for p in parameters if not is_sharded(p)]
+        return [GradientMean(whole)] if whole and self.processes() > 1 else []
+
+    def check_inputs(self, run: Run) -> None:
+        """Raise if inputs were written to in place."""
+        features.check_inputs(run)
+
+    def check_trainable(self, tensor: Tensor, name: str) -> None:
+        """Raise if a tensor was computed without gradients."""
+        features.check_trainable(tensor, name)
+
+    def on_forward(self, wrapper: ModuleWrapper, collector: Callable[..., Any]) -> list[Any]:
+        """Register the collector on every module that owns the weight."""
+        hook = Collector(wrapper, collector)
+        return [owner.module.register_forward_hook(hook) for owner in _owners(wrapper)]
+
+    def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
+        """Register a step post hook."""
+        return optimizer.register_step_post_hook(lambda *_: task())
+
+    def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
+        """Register a step pre hook; see :mod:`stepping`."""
+        return stepping.before_step(optimizer, task)
+
+    def parameters(self, model: nn.Module) -> dict[str, LayerInfo]:
+        """Return each parameter under all its full names, as a layer that can be wrapped."""
+        return find_parameters(model)
+
+    def to_mask(self, keep: Any, wrapper: ModuleWrapper) -> Tensor:
+        """Return a NumPy array of booleans as a tensor on the device of a wrapper's mask."""
+        mask: Tensor = wrapper.weight_mask  # type: ignore[assignment]
+        return torch.from_numpy(keep).to(mask.device)
+
+    def sum_over_processes(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over the default process group, if there is one."""
+        return statistics.sum_over_processes(tensor)
+
+    def gradient(self, wrapper: ModuleWrapper, optimizer: Any = None) -> Any:
+        """Return the gradient of the raw weight in full, None if there is none."""
+        return statistics.gradient(wrapper, stepping.gradient_scale(optimizer))
+
+    def pull_to_zero(
+        self, wrappers: Sequence[ModuleWrapper], scale: float, optimizer: Any = None
+    ) -> None:
+        """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
+        statistics.pull_to_zero(wrappers, scale, stepping.gradient_scale(optimizer))
+
+    def is_recomputing(self) -> bool:
+        """Whether autograd runs this forward again; see :mod:`recompute`."""
+        return recompute.is_recomputing()
+
+    def when_recomputing(self, like: Tensor) -> Tensor | None:
+        """Return, in compiled code, a flag that says so as the code runs."""
+        return recompute.when_recomputing(like)
+
+    def may_be_recomputed(self) -> bool:
+        """Whether autograd may run this forward again."""
+        return recompute.may_be_recomputed()
+
+    def is_training(self, model: nn.Module) -> bool:
+        """Whether the model, below what wraps it, is in training mode."""
+        return unwrapped(model).training
+
+    def run(
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        forward: Callable[..., Any] | None,
+        task: Callable[[], None] | None = None,
+    ) -> None:
+        """Run batches in eval mode, with gradients where a task wants to see them."""
+        statistics.run(model, batches, forward, task)
+
+    def on_gradient(self, tensor: Tensor, task: Callable[[Tensor], None]) -> None:
+        """Register a tensor hook."""
+        statistics.on_gradient(tensor, task)
+
+    def probe(self, outputs: Any) -> Tensor:
+        """Return a random combination of outputs, to be derived."""
+        return statistics.probe(outputs)
+
+    def feeder(self, example_inputs: Any) -> Callable[..., Any]:
+        """Return what calls a model with a batch; see :mod:`batches`."""
+        return batches.feeder(example_inputs)
+
+    def remember(self, model: nn.Module) -> statistics.Snapshot:
+        """Return copies of all parameters and buffers, and the modes of all modules."""
+        return statistics.Snapshot(model)
+
+    def model_tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the tensors of the state dict."""
+        return {key: t for key, t in model.state_dict().items() if isinstance(t, Tensor)}
+
+    def load_model(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+        """Load them; what a state dict holds beside tensors stays."""
+        model.load_state_dict({**model.state_dict(), **tensors})
+
+    def adopt(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
+        """Add the wrappers' own parameters to the groups of their weights; see :mod:`learning`."""
+        held = _held_by(optimizer)
+        found: list[tuple[str, nn.Parameter, Any]] = []
+        for wrapper in wrappers:
+            name = wrapper.layer_info.weight_name
+            weight = None if name is None else raw(wrapper.module, name)
+            own = wrapper.named_parameters()
+            found += [(f"{wrapper.name}.{k}", p, weight) for k, p in own if id(p) not in held]
+        return [Learned(optimizer, found)] if found else []
+
+    def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Raise if the optimizer cannot be hooked or holds none of the weights."""
+        if not hasattr(optimizer, "register_step_post_hook"):
+            raise ConfigError(
+                f"optimizer: received {type(optimizer).__name__!r}, expected a torch.optim.Optimizer "
+                "(or none, and call step() yourself)."
+            )
+        held = _held_by(optimizer)
+        weights = [
+            raw(w.module, name)
+            for w in wrappers
+            if (name := w.layer_info.weight_name) and not is_parametrized(w.module, name)
+        ]
+        own = [p for wrapper in wrappers for p in wrapper.parameters()]
+        if weights and not any(id(p) in held for p in [*weights, *own]):
+            raise ConfigError(
+                "optimizer: it holds none of the weights to compress; was it made for another model, "
+                "or before the model was moved or wrapped? Make it from this model's parameters()."
+            )
+
+    def check_mask(self, wrapper: ModuleWrapper, key: str, mask: Any) -> str | None:
+        """Return what is wrong with a mask, or None."""
+        is_weight = key == "weight_mask"
+        bias = None if is_weight else wrapper.bias
+        if not is_weight and bias is None:
+            return "the layer has no bias."
+        expected = wrapper.layer_info.shape if bias is None else tuple(bias.shape)
+        if not isinstance(mask, Tensor):
+            return f"received {type(mask).__name__}, expected a tensor of ones and zeros."
+        if tuple(mask.shape) != expected:
+            return f"received shape {tuple(mask.shape)}, expected {expected}."
+        if not is_binary(mask):
+            return "received other values than 0 and 1."
+        return None
+
+    @torch.no_grad()
+    def apply_masks(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
+        """Zero the pruned weights and the optimizer's memory of them, in place."""
+        for parameter, mask in _masked_parameters(wrappers):
+            zero_(parameter, mask)
+            if optimizer is not None:
+                forget_(optimizer, parameter, mask)
+
+    def tensor(self, value: float, wrapper: ModuleWrapper) -> Tensor:
+        """Return a number as a tensor on the device of a wrapper's layer."""
+        near = next(wrapper.module.parameters(), None)
+        device = None if near is None else near.device
+        return torch.tensor(value, dtype=torch.float32, device=device)
+
+    def parameter(self, value: Tensor, at_least: float | None = None) -> nn.Parameter:
+        """Return a tensor as one that is trained; the algorithm has to see to its bound."""
+        return nn.Parameter(value.detach().clone())
+
+    @torch.no_grad()
+    def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
+        """Return the raw weight with its masks applied."""
+        name = str(wrapper.layer_info.weight_name)
+        weight: Tensor = wrapper.weight.detach()
+        mask = mask_of(wrapper.module, name)
+        return weight if mask is None else weight * mask
+
+    def graph(self, model: nn.Module, example_inputs: Any) -> Graph:
+        """Record one run of a copy of the model; numbers are not kept."""
+        from lilliput.frameworks.torch.capture import forget_values, plain_copy
+        from lilliput.frameworks.torch.graph import graph_of
+
+        graph = graph_of(plain_copy(model, share=True), example_inputs)
+        forget_values(graph.source)
+        return graph
+
+    def needs_example(self, model: nn.Module) -> bool:
+        """Say yes: only a run shows what a module does."""
+        return True
+
+    def flow(self, model: nn.Module, example_inputs: Any) -> Flow:
+        """Run the model once in eval mode; see :mod:`flow`."""
+        from lilliput.frameworks.torch.capture import as_inputs
+        from lilliput.frameworks.torch.flow import record_flow
+
+        args, kwargs = as_inputs(example_inputs)
+        try:
+            return record_flow(unwrapped(model), lambda: model(*args, **kwargs))
+        except Exception as error:
+            raise ConfigError(
+                f"example_inputs: the model does not run on them: {type(error).__name__}: {error}"
+            ) from error
+
+    def on_call(self, model: nn.Module, task: Callable[[Any, Any], None]) -> Any:
+        """Register a forward pre hook on the model."""
+        return model.register_forward_pre_hook(
+            lambda _, args, kwargs: task(args, kwargs), with_kwargs=True
+        )
+
+    def flow_of_batch(
+        self, model: nn.Module, batch: Any, forward: Callable[..., Any] | None
+    ) -> Flow:
+        """Run the first rows of a batch in eval mode, or all of it if the model insists."""
+        from lilliput.frameworks.torch.flow import record_flow, shorten
+
+        call = forward or batches.call
+        try:
+            return record_flow(unwrapped(model), lambda: call(model, shorten(batch)))
+        except Exception:
+            return record_flow(unwrapped(model), lambda: call(model, batch))
+
+    def keep_sites(self, wrapper: ModuleWrapper, roles: Collection[str]) -> None:
+        """Switch the hooks on the modules that own the weight."""
+        for owner in _owners(wrapper):
+            instrument.keep_sites(owner.module, wrapper, roles)
+
+    def add_site(self, model: nn.Module, path: str, wrapper: ModuleWrapper, role: str) -> Any:
+        """Register a forward hook on another module."""
+        module = unwrapped(model).get_submodule(path)
+        return module.register_forward_hook(instrument.Site(wrapper, role), prepend=True)
+
+    def hold_norm(self, model: nn.Module, wrapper: ModuleWrapper) -> None:
+        """Keep the norm in a list: as an attribute it would be a child of the wrapper."""
+        path = getattr(wrapper, "norm", "")
+        wrapper.__dict__["_norms"] = [unwrapped(model).get_submodule(str(path))] if path else []
+
+    @torch.no_grad()
+    def norm_factor(self, wrapper: ModuleWrapper) -> Tensor:
+        """Return ``gamma / sqrt(running_var + eps)``."""
+        (norm,) = wrapper.__dict__["_norms"]
+        factor: Tensor = torch.rsqrt(norm.running_var + norm.eps)
+        return factor if norm.weight is None else factor * norm.weight
+
+    def freeze_norms(self, model: nn.Module, paths: Iterable[str]) -> list[Any]:
+        """Register hooks that put the norms into eval mode for as long as they run."""
+        handles = []
+        for path in paths:
+            norm = unwrapped(model).get_submodule(path)
+            handles += [
+                norm.register_forward_pre_hook(instrument.use_running_statistics),
+                norm.register_forward_hook(instrument.resume_mode, always_call=True),
+            ]
+        return handles
+
+    def refinement(
+        self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
+    ) -> Any:
+        """Run the first batch to see how the model is built; see :mod:`ptq`."""
+        from lilliput.frameworks.torch.ptq import Refinement  # here: imports are to be quick
+
+        model = quantizer.bound_model
+        return Refinement(
+            quantizer, batches, forward, lambda: self.flow_of_batch(model, batches[0], forward)
+        )
+
+    def watch_join(self, model: nn.Module) -> list[Any]:
+        """Note which DistributedDataParallel runs the model; see :mod:`joining`."""
+        from lilliput.frameworks.torch.joining import watch_join  # here: imports are to be quick
+
+        return watch_join(model)
+
+    def is_joining(self, model: nn.Module) -> bool:
+        """Whether the model runs inside ``DistributedDataParallel.join()``."""
+        if self.processes() == 1:
+            return False
+        from lilliput.frameworks.torch.joining import joining
+
+        return joining(model) is not None
+
+    def processes(self) -> int:
+        """Return the size of the default process group."""
+        distributed = torch.distributed
+        is_one = not (distributed.is_available() and distributed.is_initialized())
+        return 1 if is_one else distributed.get_world_size()
+
+    def process_index(self) -> int:
+        """Return the rank in the default process group."""
+        distributed = torch.distributed
+        is_one = not (distributed.is_available() and distributed.is_initialized())
+        return 0 if is_one else distributed.get_rank()
+
+    @torch.no_grad()
+    def average(self, tensors: Sequence[Tensor]) -> bool:
+        """Average tensors in place over the default process group; False if there is none."""
+        return statistics.average(tensors)
+
+    def reduce(self, array: Any, how: str) -> Any:
+        """Reduce over the default process group, if there is one."""
+        return statistics.reduce(array, how)
+
+    def quantize(
+        self,
+        tensors: tuple[Tensor, ...],
+        function: Callable[..., Any],
+        rule: type[QuantGrad] | None,
+        quant_type: QuantType,
+    ) -> tuple[Tensor, ...]:
+        """Return what ``function`` makes of the tensors, with the gradient that ``rule`` prescribes."""
+        seen = tensors if rule is None else tuple(x.detach() for x in tensors)
+        answer = function(*seen)
+        results = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+        for result in results:
+            if not isinstance(result, Tensor):
+                raise AlgorithmError(
+                    f"a quantizer returned {type(result).__name__} for a layer's {quant_type.value}; "
+                    "expected a tensor."
+                )
+        if rule is None or len(results) != len(tensors):  # the caller refuses the latter
+            return results
+        return tuple(
+            with_gradient(x, y, rule, quant_type) for x, y in zip(tensors, results, strict=True)
+        )
+
+    @torch.no_grad()
+    def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Put pruned weights that an optimizer step has moved back to zero, in place."""
+        hold_(list(_masked_parameters(wrappers)))
+
+    def narrow_norms(self, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Let norms see the channels that the masks of a structured pruner keep, and no others."""
+        pruner = wrappers[0].compressor if wrappers else None
+        layout = getattr(pruner, "layout", None)
+        if layout is not None and layout.is_followed:
+            from lilliput.frameworks.torch.live import narrow_live  # here: imports are to be quick
+
+            narrow_live(pruner)
+
+    def narrow_again(self, model: nn.Module) -> None:
+        """Narrow norms for the pruners that are still at work on a model, after one has left."""
+        left = {id(m.compressor): m for m in model.modules() if isinstance(m, PrunerModuleWrapper)}
+        for wrapper in left.values():
+            self.narrow_norms([wrapper])
+
+    def widen_norms(self, model: nn.Module) -> list[str]:
+        """Let norms see all channels again; return which did not."""
+        narrow = [x for x in model.named_modules() if narrow_of(x[1]) is not None]
+        for _, module in narrow:
+            instrument.set_narrow(module, None)
+        return [name for name, _ in narrow]
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value is a torch tensor."""
+        return isinstance(value, Tensor)
+
+    def no_grad(self) -> AbstractContextManager[Any]:
+        """A context in which no gradient is recorded."""
+        return torch.no_grad()
+
+    def export(self, *args: Any) -> None:
+        """Write the compressed model as a plain one; see :mod:`export`."""
+        from lilliput.frameworks.torch.export import export_plain  # here: imports are to be quick
+
+        export_plain(*args)
+
+    def dump_tensors(self, tensors: dict[str, Tensor]) -> bytes:
+        """Return tensors as the bytes of a safetensors file."""
+        return files.dump_tensors(tensors)
+
+    def parse_tensors(self, data: bytes) -> dict[str, Tensor]:
+        """Return the tensors of a safetensors file."""
+        return files.parse_tensors(data)
+
+
+def _owners(wrapper: ModuleWrapper) -> list[Owner]:
+    """Return the modules that own a layer's weight, each once, whatever names they have for it."""
+    return list({id(owner.module): owner for owner in wrapper.layer_info.owners[::-1]}.values())[
+        ::-1
+    ]
+
+
+def _masks(wrapper: ModuleWrapper) -> list[tuple[nn.Module, str, Tensor]]:
+    """Return the masks in force, each with the module and the name of the parameter it covers.
+
+    A shared weight is one parameter; its owners may have biases of their own.
+    """
+    weight_mask, bias_mask = (wrapper._buffers.get(k) for k in ("weight_mask", "bias_mask"))
+    found, owners = [], wrapper.layer_info.owners
+    if weight_mask is not None and owners[0].weight_name is not None:
+        found.append((owners[0].module, owners[0].weight_name, weight_mask))
+    if bias_mask is not None:
+        found += [(o.module, o.bias_name, bias_mask) for o in owners if o.bias_name is not None]
+    return found
+
+
+def _masked_parameters(wrappers: Sequence[ModuleWrapper]) -> Iterator[tuple[Any, Tensor]]:
+    """Yield each raw parameter that can hold its zeros itself, with its mask."""
+    for wrapper in wrappers:
+        for module, name, mask in _masks(wrapper):
+            if not is_parametrized(module, name):
+                yield raw(module, name), mask
+
+
+def _held_by(optimizer: Any) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _check_quantizers(wrapper: ModuleWrapper) -> None:
+    """Refuse to take a mask away from under a quantizer that would move its zeros."""
+    if not isinstance(wrapper, PrunerModuleWrapper):
+        return
+    for owner in wrapper.layer_info.owners:
+        for other in owner.module._modules[SIDECAR]._modules.values():
+            if isinstance(other, QuantizerModuleWrapper) and "weight" in other.roles:
+                quantizer = other.compressor
+                if quantizer is None or not quantizer.keeps_zero:
+                    raise StageError(
+                        f"layer {wrapper.name!r} is also under {type(quantizer).__name__}, which does "
+                        "not keep pruned zeros at zero by itself; strip() the quantizer first."
+                    )
+
+
+def strip(model: nn.Module) -> nn.Module:
+    """Leave a compressed model, or a copy of one, as a plain one, and return it.
+
+    For copies that no compressor knows of, such as a teacher made by ``copy.deepcopy``. Pruned
+    weights are zeros; after a quantizer the weights are the trained float ones.
+
+    Examples
+    --------
+    >>> import copy, torch
+    >>> from lilliput.torch import LevelPruner
+    >>> model = LevelPruner(torch.nn.Linear(4, 4), [{"sparsity": 0.5}]).compress()
+    >>> teacher = strip(copy.deepcopy(model))
+    >>> type(teacher) is torch.nn.Linear, int((teacher.weight == 0).sum())
+    (True, 8)
+    """
+    backend = TorchBackend()
+    backend.widen_norms(model)
+    instrument.remove_sites(model)
+    wrappers = [module for module in model.modules() if isinstance(module, ModuleWrapper)]
+    for wrapper in wrappers:
+        if isinstance(wrapper, QuantizerModuleWrapper):  # before the masks that it may rely on
+            backend.detach(wrapper)
+    others = [w for w in wrappers if not isinstance(w, QuantizerModuleWrapper)]
+    backend.settle(others)
+    for wrapper in others:
+        backend.detach(wrapper)
+    return model
+
+
+def create() -> TorchBackend:
+    """Return the backend; the one name every backend module has."""
+    return TorchBackend()

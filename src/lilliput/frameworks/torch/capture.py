@@ -1,0 +1,448 @@
+"""Capture a model as a graph of tensor ops, without changing it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import logging
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from threading import RLock
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
+
+from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.torch.caches import (
+    cached_tensors,
+    drop_caches,
+    find_shortcuts,
+    forget_states,
+    is_cache,
+    is_same_without,
+    without_shortcuts,
+)
+from lilliput.frameworks.torch.compare import relative_error, tensors_of
+from lilliput.frameworks.torch.fastpath import calling_modules
+from lilliput.frameworks.torch.record import Recorder, is_simple
+
+_one_capture = RLock()
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+_PRECISE = (torch.float32, torch.float64)
+
+
+log = logging.getLogger("lilliput")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Example inputs with both positional and named arguments."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A model as a graph.
+
+    Parameters
+    ----------
+    graph : torch.fx.Graph
+        The operators that the model calls.
+    tensors : dict
+        Every tensor that the graph reads, by name.
+    names : dict
+        From the name of a parameter or buffer to its first name; tied ones have several.
+    parameters : dict
+        How many numbers each parameter of the model has, by its first name.
+    simple : set of str
+        Paths of leaf modules without buffers that take one tensor and return one.
+    call : tuple
+        What the model was called with.
+    """
+
+    graph: fx.Graph
+    tensors: dict[str, Tensor]
+    names: dict[str, str]
+    parameters: dict[str, int]
+    simple: frozenset[str]
+    call: Inputs
+
+    def unread(self) -> list[str]:
+        """Return the model's parameters that the graph does not read."""
+        read = {self.names.get(name) for name in self.tensors}
+        return [name for name in self.parameters if name not in read]
+
+
+@dataclass(frozen=True, eq=False)
+class Exported(Captured):
+    """A graph that can be run in place of the model.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        The graph, with the model's tensors under their own names.
+    ranges : dict
+        What sizes that were left open may be.
+    """
+
+    module: fx.GraphModule
+    ranges: dict[Any, Any]
+
+
+AnyCaptured = TypeVar("AnyCaptured", bound=Captured)
+
+
+def fresh(inputs: Any) -> Any:
+    """Return copies of inputs, for a model that may write to them."""
+    if isinstance(inputs, Call):
+        return Call(fresh(inputs.args), fresh(inputs.kwargs))
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs)
+
+
+def as_inputs(example_inputs: Any) -> Inputs:
+    """Return example inputs as arguments: a tensor, a tuple of arguments, or a dict of named ones."""
+    if isinstance(example_inputs, Call):
+        return example_inputs.args, example_inputs.kwargs
+    if isinstance(example_inputs, Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, (tuple, list)) and len(example_inputs):
+        return tuple(example_inputs), {}
+    raise UnsupportedModelError(
+        f"example_inputs: received {type(example_inputs).__name__}, expected what the model is called "
+        "with: a tensor, a tuple of arguments, or a dict of named arguments."
+    )
+
+
+def plain_copy(model: nn.Module, share: bool = False) -> nn.Module:
+    """Return a copy of a model in eval mode, without what compressors put on it.
+
+    With ``share``, parameters lie in the memory of the model's own, unless masks have to be applied
+    to them: nobody may write to the copy.
+    """
+    from lilliput.frameworks.torch.backend import strip
+    from lilliput.frameworks.torch.discover import unwrapped
+
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(
+            f"model: received {type(model).__name__}, expected a torch.nn.Module."
+        )
+    own = unwrapped(model)
+    memo = _shared_masks(own)
+    if share:
+        memo |= {id(p): _shared(p) for p in _as_masked(own)}
+    twin = strip(_copy(own, memo))
+    twin.eval()  # a user's own train() may return nothing
+    drop_caches(twin)
+    return twin
+
+
+def _as_masked(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters that are zero already wherever a mask is."""
+    from lilliput.frameworks.torch.sidecar import mask_of
+
+    masked = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        path, _, leaf = name.rpartition(".")
+        mask = mask_of(model.get_submodule(path), leaf)
+        if mask is not None and bool(((mask == 0) & (parameter.detach() != 0)).any()):
+            masked.add(id(parameter))
+    yield from (p for p in model.parameters() if id(p) not in masked)
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """Return a copy of a model, without what it keeps from run to run."""
+    return _copy(model, {})
+
+
+def shared_copy(model: nn.Module) -> nn.Module:
+    """Return a copy whose parameters lie in the same memory: replace them, but do not write to them."""
+    return _copy(model, _shared_masks(model) | {id(p): _shared(p) for p in model.parameters()})
+
+
+def check_copies(model: nn.Module, example_inputs: Any) -> None:
+    """Raise if a model answers otherwise without the tables that it keeps, as its copies are.
+
+    All that is compared later are copies: that they compute what the model does is to be seen here.
+    """
+    cached = [t for module in model.modules() for t in cached_tensors(module)]
+    if not cached:
+        return
+    shared = {id(p): _shared(p) for p in model.parameters()}
+    twin = copy.deepcopy(model, _shared_masks(model) | shared | _computed(cached))
+    forget_states(twin)
+    given = as_inputs(example_inputs)
+    with quiet(), torch.no_grad():
+        try:
+            wanted, again = (_outputs(twin.eval(), given) for _ in range(2))
+        except Exception:  # tables of another size, say: then it needs them to be dropped
+            return
+        received = _outputs(shared_copy(model).eval(), given)
+    error, limit = relative_error(wanted, received), 1e-3
+    if not all(x.dtype in _PRECISE for x in wanted):
+        limit = 0.05
+    if not error <= limit and relative_error(wanted, again) <= limit:  # no chance in its answers
+        raise UnsupportedModelError(
+            f"{type(model).__name__} keeps tensors beside its state, in dicts or attributes called caches, "
+            f"and answers otherwise without them (by {error:.1e} of the largest). They are taken for tables "
+            "that can be made again. Register what has to stay as a buffer."
+        )
+
+
+def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    args, kwargs = fresh(inputs)
+    return [x.clone() for x in tensors_of(model(*args, **kwargs))]
+
+
+def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    cached = [t for module in model.modules() for t in cached_tensors(module)]
+    twin = copy.deepcopy(model, memo | _empty_hooks(model) | _computed(cached))
+    drop_caches(twin)
+    forget_states(twin)
+    return twin
+
+
+def _empty_hooks(model: nn.Module) -> dict[int, Any]:
+    """Return new dicts for the hooks that a module does not have: deepcopy spends most of its time there."""
+    held = (x for module in model.modules() for x in vars(module).values())
+    return {id(x): OrderedDict() for x in held if type(x) is OrderedDict and not x}
+
+
+def _computed(cached: list[Tensor]) -> dict[int, Any]:
+    """Return copies of tensors that were computed, which deepcopy refuses."""
+    return {id(t): t.detach().clone() for t in cached if not t.is_leaf}
+
+
+def _shared(parameter: nn.Parameter) -> nn.Parameter:
+    if type(parameter) is not nn.Parameter:
+        return copy.deepcopy(parameter)
+    return nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
+
+
+def _shared_masks(model: nn.Module) -> dict[int, Any]:
+    """Return the masks of pruners for a copy that only reads them: they are as large as the weights."""
+    from lilliput.frameworks.torch.wrapper import PrunerModuleWrapper
+
+    wrappers = [m for m in model.modules() if isinstance(m, PrunerModuleWrapper)]
+    masks = [m for w in wrappers for m in (w.weight_mask, w.bias_mask) if m is not None]
+    return {id(mask): mask.detach() for mask in masks}
+
+
+def read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    """Return the graph of a plain model in eval mode, to be looked at; the model is only read.
+
+    One run is recorded. Where another one might take another way, torch.export is asked.
+    """
+    try:
+        with quiet():
+            return _by_training_code(model, args, kwargs, lambda: _record(model, args, kwargs))
+    except Exception as error:  # the model's own, too: it may not like to be watched
+        log.debug("speedup: not recorded: %r", error)
+        return capture(model, args, kwargs)
+    finally:
+        drop_caches(model)  # made in inference mode
+
+
+def capture(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], any_size: bool = False
+) -> Exported:
+    """Return the graph of a plain model in eval mode, to be run; the model is only read.
+
+    With ``any_size``, batches and lengths of sequences are left open wherever the code allows.
+    """
+    simple = _try(model, *fresh((args, kwargs)))
+    export = functools.partial(_export, model, args, kwargs, any_size, simple)
+    return _by_training_code(model, args, kwargs, export)
+
+
+def _by_training_code(
+    model: nn.Module, args: Any, kwargs: Any, take: Callable[[], AnyCaptured]
+) -> AnyCaptured:
+    """Return a graph, taken again if tables are read where in training parameters are."""
+    captured = take()
+    shortcuts = find_shortcuts(model, captured.unread())
+    if shortcuts and is_same_without(model, shortcuts, args, kwargs):
+        with without_shortcuts(shortcuts):
+            return take()
+    return captured
+
+
+def _record(model: nn.Module, args: Any, kwargs: Any) -> Captured:
+    names = _first_names(model)
+    held = {name: tensor for name, tensor in _named_tensors(model) if names.get(name) == name}
+    recorder = Recorder(held)
+    recorder.run(model, args, kwargs)
+    graph = recorder.graph
+    _drop_unused(graph)
+    read = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    tensors = {name: tensor for name, tensor in recorder.tensors.items() if name in read}
+    simple = frozenset(path for path, found in recorder.simple.items() if found)
+    sizes = _parameter_sizes(model, names)
+    return Captured(graph, tensors, names, sizes, simple, (args, kwargs))
+
+
+def _export(
+    model: nn.Module, args: Any, kwargs: Any, any_size: bool, simple: frozenset[str]
+) -> Exported:
+    with quiet(), torch.no_grad():
+        try:
+            open_ = _open_sizes(model, args, kwargs) if any_size else None
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=open_, strict=False)
+            module: Any = program.module()
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} cannot be captured by torch.export: {_first_line(error)}"
+            ) from error
+    _drop_guards(module)
+    targets = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    tensors = {x: found for x in targets if isinstance(found := attrgetter(x)(module), Tensor)}
+    names = _first_names(model)
+    sizes, ranges = _parameter_sizes(model, names), program.range_constraints
+    return Exported(module.graph, tensors, names, sizes, simple, (args, kwargs), module, ranges)
+
+
+def _parameter_sizes(model: nn.Module, names: dict[str, str]) -> dict[str, int]:
+    found = model.named_parameters(remove_duplicate=False)
+    return {names[name]: parameter.numel() for name, parameter in found if name in names}
+
+
+def forget_values(captured: Captured) -> None:
+    """Free the numbers of a captured copy of a model; its shapes are all that is asked for later."""
+    tensors = captured.tensors.values()
+    shapes = {id(tensor): tensor.to("meta") for tensor in tensors}
+    if isinstance(captured, Exported):
+        captured.module.to("meta")
+    for name, tensor in list(captured.tensors.items()):
+        meta = shapes[id(tensor)]
+        is_parameter = isinstance(tensor, nn.Parameter)
+        captured.tensors[name] = nn.Parameter(meta, tensor.requires_grad) if is_parameter else meta
+        if name in captured.names:  # others are the user's: globals, and attributes of classes
+            # The module they come from may live on in a circle.
+            tensor.data = tensor.data.new_empty(0)
+
+
+def _open_sizes(model: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Return which sizes to leave open: batches, and lengths of sequences; more would take minutes."""
+
+    def spec(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.dim():
+            return None
+        dims = (0, 1) if x.dim() in (2, 3) else (0,)
+        return dict.fromkeys(dims, torch.export.Dim.AUTO)
+
+    bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    given = dict(bound.arguments)
+    for name, parameter in bound.signature.parameters.items():
+        if name in given and parameter.kind is parameter.VAR_KEYWORD:
+            given |= given.pop(name)
+    return {name: tree_map(spec, value) for name, value in given.items()}
+
+
+def _try(model: nn.Module, args: Any, kwargs: Any) -> frozenset[str]:
+    """Run a model, and return its leaf modules that just make one tensor of another."""
+    simple: dict[str, bool] = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        def note(module: nn.Module, given: Any, named: Any, output: Any) -> None:
+            simple[name] = simple.get(name, True) and is_simple(module, given, named, output)
+
+        return note
+
+    handles = [
+        module.register_forward_hook(watch(name), with_kwargs=True)
+        for name, module in model.named_modules()
+    ]
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:
+        shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not run on the example inputs (shapes {shapes}): "
+            f"{type(error).__name__}: {_first_line(error)}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return frozenset(name for name, found in simple.items() if found)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what capturing says, and keep torch from taking its fused path for attention.
+
+    One thread at a time: torch's tracers, like warnings and levels of logging, are one for all.
+    """
+    with _one_capture, calling_modules(), warnings.catch_warnings():
+        level = logging.getLogger("torch").level
+        logging.getLogger("torch").setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.getLogger("torch").setLevel(level)
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    names = {}
+    for name, tensor in _named_tensors(model):
+        owner, _, leaf = name.rpartition(".")
+        if is_cache(model.get_submodule(owner), leaf):
+            continue  # made of parameters again whenever these change
+        names[name] = first.setdefault(id(tensor), name)
+    return names
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _drop_guards(module: fx.GraphModule) -> None:
+    """Take out checks of shapes and types, which a smaller model would not pass."""
+    for node in list(module.graph.nodes):
+        is_guard = node.op == "call_module" and "guard" in str(node.target)
+        if is_guard or "_assert_tensor_metadata" in str(node.target):
+            module.graph.erase_node(node)
+    _drop_unused(module.graph)
+    module.recompile()
+
+
+def _drop_unused(graph: fx.Graph) -> None:
+    kept = _unused_but_run(graph)
+    graph.eliminate_dead_code(lambda node: node.is_impure() or node in kept)
+
+
+def _unused_but_run(graph: fx.Graph) -> set[fx.Node]:
+    """Return ops with no effect on the output that read parameters of their own.
+
+    The model's code runs them all the same, so their layers have to be cut along. Other ops that
+    lead nowhere are dropped: nothing that only they read need be kept whole.
+    """
+    live: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.is_impure() or any(user in live for user in node.users):
+            live.add(node)
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "get_attr" and node not in live:
+            found |= set(node.users)
+        elif node in found:
+            found |= node.users.keys() - live
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,206 @@
+"""What modules return in one run: of a student as it trains, and of its teacher on the same inputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lilliput.config.layer import LayerInfo
+from lilliput.errors import ConfigError, StageError, UnsupportedModelError
+from lilliput.frameworks.features import MODEL, Run
+from lilliput.frameworks.torch.discover import find_modules, unwrapped
+from lilliput.frameworks.torch.fastpath import calling_modules
+from lilliput.frameworks.torch.weights import is_sharded
+from lilliput.frameworks.torch.wrapper import ModuleWrapper
+
+
+def list_modules(model: nn.Module) -> list[LayerInfo]:
+    """Return the model and every module in it, by path."""
+    if isinstance(model, nn.DataParallel):
+        raise UnsupportedModelError(
+            "a DataParallel runs copies of the model in threads, whose layers cannot be compared with a "
+            "teacher's; use DistributedDataParallel."
+        )
+    found = find_modules(model)
+    root = replace(found[0], name=MODEL, types=found[0].types | {MODEL})
+    return [root, *found[1:]]
+
+
+def frozen_copy(model: nn.Module) -> nn.Module:
+    """Return a copy in eval mode without gradients; refuse a model that compressors have changed."""
+    plain = unwrapped(model)
+    at_work = next((m for m in plain.modules() if isinstance(m, ModuleWrapper)), None)
+    if at_work is not None:
+        raise StageError(
+            f"teacher: the model is already under {type(at_work.compressor).__name__}, so a copy of it is "
+            "not the original. Make the distiller before the other compressors are attached, or give it "
+            "the original: Distiller(model, teacher=original)."
+        )
+    if any(is_sharded(p) for p in plain.parameters()):
+        raise StageError(
+            "teacher: the parameters are sharded, so the model cannot be copied; make the distiller "
+            "before fully_shard(), or give it a teacher."
+        )
+    try:
+        teacher = copy.deepcopy(plain)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"teacher: the model cannot be copied ({type(error).__name__}: {error}); give the distiller "
+            "a teacher."
+        ) from error
+    return teacher.eval().requires_grad_(False)
+
+
+def move_like(teacher: nn.Module, model: nn.Module) -> None:
+    """Bring a teacher to the device of a model's parameters."""
+    place, own = next(model.parameters(), None), next(teacher.parameters(), None)
+    if place is not None and own is not None and own.device != place.device:
+        teacher.to(place.device)
+
+
+class Recorder:
+    """Collects what chosen modules return while the whole model runs with gradients."""
+
+    def __init__(self, task: Callable[[Run], None]) -> None:
+        self.task = task
+        self.run: Run | None = None
+
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Start a run, if it is one that could be trained by."""
+        self.run = None
+        if torch.is_grad_enabled():
+            stamps = [] if torch.compiler.is_compiling() else _stamps((args, kwargs))
+            self.run = Run(args, kwargs, model.training, {}, stamps)
+
+    def add(self, name: str, output: Any) -> None:
+        """Take what a module returned; a copy, since the next layer may write to it in place."""
+        if self.run is not None:
+            self.run.outputs.setdefault(name, []).append(tree_map(_cloned, output))
+
+    def end(self, output: Any) -> None:
+        """Hand the run over."""
+        run, self.run = self.run, None
+        if run is not None:
+            run.result = output
+            self.task(run)
+
+
+class Watch:
+    """A hook on one module on behalf of a recorder; copies of the module are not watched."""
+
+    def __init__(self, recorder: Recorder | None, name: str = "", begins: bool = False) -> None:
+        self.recorder, self.name, self.begins = recorder, name, begins
+
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        """Tell the recorder that the model begins to run, or what a module returned."""
+        if self.recorder is None:
+            return
+        if self.begins:
+            self.recorder.begin(module, args, rest[0])
+            return
+        if self.name == MODEL:
+            self.recorder.end(rest[-1])
+        else:
+            self.recorder.add(self.name, rest[-1])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
+        return Watch(None)
+
+    def __reduce__(self) -> Any:
+        return Watch, (None,)
+
+
+def record(model: nn.Module, wrappers: Sequence[Any], task: Callable[[Run], None]) -> list[Any]:
+    """Hook the modules, and the model itself."""
+    plain, recorder = unwrapped(model), Recorder(task)
+    handles: list[Any] = [
+        wrapper.module.register_forward_hook(Watch(recorder, wrapper.name))
+        for wrapper in wrappers
+        if wrapper.name != MODEL
+    ]
+    begin = Watch(recorder, MODEL, begins=True)
+    handles.append(plain.register_forward_pre_hook(begin, with_kwargs=True))
+    handles.append(plain.register_forward_hook(Watch(recorder, MODEL)))
+    return handles
+
+
+def outputs_of(
+    model: nn.Module,
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    forward: Callable[[Any], Any] | None = None,
+) -> dict[str, list[Any]]:
+    """Run a model in eval mode without gradients, and leave its modes as they were."""
+    plain = unwrapped(model)
+    found: dict[str, list[Any]] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: found.setdefault(name, []).append(
+            tree_map(_cloned, output)
+        )
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(calling_modules())
+        for module in [module for module in plain.modules() if module.training]:
+            module.training = False
+            stack.callback(setattr, module, "training", True)
+        for name in set(names) - {MODEL}:
+            handle = _module(plain, name).register_forward_hook(keep(name))
+            stack.callback(handle.remove)
+        found[MODEL] = [plain(*args, **kwargs) if forward is None else forward(plain)]
+    return found
+
+
+def check_inputs(run: Run) -> None:
+    """Raise if inputs were written to in place: the teacher would see others than the student saw."""
+    if any(tensor._version != version for tensor, version in run.stamps):
+        raise StageError(
+            "loss() would show the teacher other inputs than the model saw: a tensor of the batch was "
+            "written to in place in the meantime (x.add_(), or a first layer with inplace=True); work on "
+            "a copy of it."
+        )
+
+
+def check_trainable(tensor: Tensor, name: str) -> None:
+    """Raise if a tensor was computed without gradients."""
+    if torch.is_grad_enabled() and not tensor.requires_grad:
+        raise StageError(
+            f"no gradient goes through what layer {name!r} returned: all that feeds it is frozen or "
+            "detached, or it is recomputed by checkpoint(use_reentrant=True); use use_reentrant=False."
+        )
+
+
+def are_shares(tensor: Tensor, axis: int) -> bool:
+    """Whether no value is below 0 and they add up to 1 along an axis, up to rounding."""
+    total = tensor.sum(axis)
+    return bool((tensor >= 0).all()) and bool(((total - 1).abs() < 1e-2).all())
+
+
+def learned(array: Any, like: Tensor) -> nn.Parameter:
+    """Return an array as a parameter on the device of a tensor, in its precision."""
+    return nn.Parameter(torch.from_numpy(array).to(like.device, like.dtype).contiguous())
+
+
+def _module(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        raise ConfigError(f"the model has no layer {name!r}.") from error
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _stamps(inputs: Any) -> list[tuple[Tensor, int]]:
+    tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+    return [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]

@@ -1,0 +1,125 @@
+"""Parameters that an algorithm adds (learned scales), trained by the user's optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.errors import ConfigError
+from lilliput.frameworks.torch.replicated import GradientMean
+from lilliput.frameworks.torch.weights import is_sharded
+
+# Optimizers that cannot train a handful of numbers, and why.
+_UNFIT = {
+    "Muon": "it trains matrices only",
+    "ZeroRedundancyOptimizer": "it has divided its parameters among processes already",
+}
+
+
+class Learned:
+    """Added parameters in an optimizer, each in the group that holds the weight of its layer.
+
+    No group is added, so that learning rate schedulers, made before or after, count the same groups;
+    what goes over all parameters (``zero_grad``, ``GradScaler``, ``state_dict``) finds them. Only while
+    the optimizer makes a step are they in groups of their own, without weight decay: it would pull
+    a learned scale to zero, which is not a small scale but none.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        The optimizer to train them.
+    found : sequence of (str, Parameter, Tensor or None)
+        The name of each, itself, and the weight whose learning rate it follows.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, found: Sequence[tuple[str, nn.Parameter, Any]]
+    ) -> None:
+        _check_fit(optimizer)
+        self.optimizer = optimizer
+        self.names = {id(parameter): name for name, parameter, _ in found}
+        groups = optimizer.param_groups
+        for _, parameter, weight in found:
+            _join(
+                next((g for g in groups if _holds(g, weight)), groups[0]), [parameter], self.names
+            )
+        self._apart: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        shared = [parameter for _, parameter, _ in found if is_sharded(parameter)]
+        self._hooks: list[Any] = [
+            *([GradientMean(shared)] if shared else []),
+            optimizer.register_step_pre_hook(self._part),
+            optimizer.register_step_post_hook(lambda *_: self._unite()),
+        ]
+
+    def remove(self) -> None:
+        """Take the parameters out, and what the optimizer remembers of them."""
+        for hook in self._hooks:
+            hook.remove()
+        self._unite()
+        for group in self.optimizer.param_groups:
+            for parameter in _leave(group, self.names):
+                self.optimizer.state.pop(parameter, None)
+
+    def _part(self, *_: Any) -> None:
+        """Put the parameters into groups of their own for one step."""
+        self._unite()  # a step that failed has left them apart
+        groups = self.optimizer.param_groups
+        for group in list(groups):
+            is_mixed = len({is_sharded(p) for p in group["params"]}) > 1  # no kernel takes both
+            if group.get("weight_decay") or is_mixed:
+                own = _leave(group, self.names)
+                if own:
+                    rest = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+                    decay = {"weight_decay": 0.0} if "weight_decay" in group else {}
+                    groups.append({**rest, **decay, "params": own})
+                    self._apart.append((group, groups[-1]))
+
+    def _unite(self) -> None:
+        """Put them back."""
+        groups = self.optimizer.param_groups
+        for group, apart in self._apart:
+            groups[:] = [x for x in groups if x is not apart]
+            _join(group, apart["params"], self.names)
+        self._apart = []
+
+
+def _check_fit(optimizer: torch.optim.Optimizer) -> None:
+    for cls in type(optimizer).__mro__:
+        reason = _UNFIT.get(cls.__name__)
+        if reason is not None:
+            raise ConfigError(
+                f"optimizer: {cls.__name__} cannot train the scales that this quantizer learns: {reason}. "
+                "Construct the quantizer without it and, after compress(), give the scales an optimizer "
+                "of their own: scales = [p for w in quantizer.get_modules_wrapper() for p in "
+                "w.parameters()]; quantizer.bind_optimizer(torch.optim.Adam(scales, lr=1e-3))."
+            )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        if optimizer.state:
+            raise ConfigError(
+                "optimizer: this LBFGS has made steps without the scales that are learned; make a new one "
+                "after compress(), and bind_optimizer(optimizer)."
+            )
+        optimizer._numel_cache = None
+
+
+def _holds(group: dict[str, Any], weight: Tensor | None) -> bool:
+    return any(p is weight for p in group["params"])
+
+
+def _join(group: dict[str, Any], parameters: Sequence[nn.Parameter], names: dict[int, str]) -> None:
+    group["params"].extend(parameters)
+    if "param_names" in group:
+        group["param_names"].extend(names[id(p)] for p in parameters)
+
+
+def _leave(group: dict[str, Any], names: dict[int, str]) -> list[nn.Parameter]:
+    own = [p for p in group["params"] if id(p) in names]
+    if own:
+        group["params"][:] = [p for p in group["params"] if id(p) not in names]
+        if "param_names" in group:
+            left = set(names.values())
+            group["param_names"][:] = [x for x in group["param_names"] if x not in left]
+    return own

@@ -1,0 +1,85 @@
+"""What a torch model holds and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.frameworks.torch.capture import as_inputs
+from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.sidecar import SIDECAR
+from lilliput.frameworks.torch.snapshot import evaluating, examples_in, watch
+
+
+class MeasuredTorch:
+    """How torch modules are counted and called."""
+
+    def counts(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
+        """Return parameters, nonzeros, macs and bytes."""
+        return {
+            **count_stored(model),
+            "macs": count_macs(model, inputs) // self.batch(model, inputs),
+        }
+
+    def caller(self, model: nn.Module, inputs: Any) -> Callable[[], Any]:
+        """Return a function that runs the model once."""
+        args, kwargs = as_inputs(inputs)
+
+        def call() -> Any:
+            with evaluating(model), torch.no_grad():
+                result = model(*args, **kwargs)
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                return result
+
+        return call
+
+    def runtime(self) -> str:
+        """Return the name of the framework and its threads."""
+        version = torch.__version__.partition("+")[0]
+        return f"PyTorch {version}, {_threads(torch.get_num_threads())}"
+
+    def batch(self, model: nn.Module, inputs: Any) -> int:
+        """Return how many examples the inputs hold."""
+        return examples_in(unwrapped(model), inputs) or 1
+
+
+def count_stored(model: nn.Module) -> dict[str, int]:
+    """Return parameters, those that are not zero, and bytes of all that is saved.
+
+    What compressors put on the model is left out: a saved model is a plain one.
+    """
+    plain = unwrapped(model)
+    parameters = [x for name, x in plain.named_parameters() if _is_own(name)]
+    saved = [x for name, x in plain.state_dict().items() if _is_own(name) and isinstance(x, Tensor)]
+    state = {(x.data_ptr(), x.shape): x for x in saved}  # tied ones are stored once
+    return {
+        "parameters": sum(x.numel() for x in parameters),
+        "nonzeros": sum(int(torch.count_nonzero(x.detach())) for x in parameters),
+        "bytes": sum(x.numel() * x.element_size() for x in state.values()),
+    }
+
+
+def _is_own(name: str) -> bool:
+    return SIDECAR not in name.split(".")
+
+
+def count_macs(model: nn.Module, inputs: Any) -> int:
+    """Return the multiplications of one forward, those of recurrent layers included.
+
+    Examples
+    --------
+    >>> count_macs(nn.LSTM(3, 4), torch.zeros(5, 2, 3))
+    1120
+    """
+    return sum(work.macs for work in watch(model, inputs, timing=False)[1].values())
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+measured = MeasuredTorch()

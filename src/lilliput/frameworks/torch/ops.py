@@ -1,0 +1,232 @@
+"""The tensor vocabulary of :mod:`lilliput.ops.namespace`, for torch."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+from lilliput.frameworks.torch.fakequant import fake_quantize as fake_quantize
+from lilliput.frameworks.torch.fakequant import learned_fake_quantize as learned_fake_quantize
+from lilliput.frameworks.torch.fakequant import offset_to_zero_point as offset_to_zero_point
+from lilliput.frameworks.torch.fakequant import order_in_memory
+from lilliput.frameworks.torch.fakequant import round_to_grid as round_to_grid
+from lilliput.frameworks.torch.grad import map_gradient as map_gradient
+from lilliput.frameworks.torch.grad import straight_through as straight_through
+
+abs = torch.abs
+any = torch.any
+clip = torch.clamp
+detach = torch.detach
+exp = torch.exp
+isfinite = torch.isfinite
+flatten = torch.flatten
+gelu = torch.nn.functional.gelu
+isnan = torch.isnan
+log = torch.log
+max = torch.max
+maximum = torch.maximum
+mean = torch.mean
+moveaxis = torch.movedim
+ones_like = torch.ones_like
+relu = torch.relu
+relu6 = torch.nn.functional.relu6
+reshape = torch.reshape
+round = torch.round
+sign = torch.sign
+sqrt = torch.sqrt
+tanh = torch.tanh
+uniform_like = torch.rand_like
+where = torch.where
+zeros_like = torch.zeros_like
+
+# Below this size kthvalue is fast enough; above, bracketing by a sample reads the tensor a few times
+# at full vector speed instead of selecting element by element.
+_SAMPLED_FROM = 1 << 20
+_SAMPLE_SIZE = 1 << 16
+_PIECE = 1 << 17  # entries that fit into the cache
+
+
+def size(tensor: Tensor) -> int:
+    """Return the number of entries."""
+    return tensor.numel()
+
+
+def sample_size(tensor: Tensor) -> int:
+    """Return the number of entries for each entry of the first axis."""
+    return tensor.shape[1:].numel()
+
+
+def shape(tensor: Tensor) -> torch.Size:
+    """Return the shape."""
+    return tensor.shape
+
+
+def concat(tensors: Sequence[Tensor]) -> Tensor:
+    """Join flat tensors end to end."""
+    return torch.cat(list(tensors))
+
+
+def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    """Join tensors of one shape along a new axis."""
+    return torch.stack(list(tensors), dim=axis)
+
+
+def repeat(tensor: Tensor, count: int, axis: int) -> Tensor:
+    """Repeat each entry along an axis, copies side by side."""
+    return torch.repeat_interleave(tensor, count, dim=axis)
+
+
+def cond(flag: Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """Return what one of two functions returns; only that one is computed."""
+    return yes() if flag else no()
+
+
+def is_certain(flag: Tensor) -> bool:
+    """Whether a flag is true; while a graph is traced, where it has no value yet, it is believed."""
+    return torch.compiler.is_compiling() or bool(flag)
+
+
+def assign(target: Tensor, value: Tensor) -> None:
+    """Overwrite a tensor in place."""
+    with torch.no_grad():
+        target.copy_(value)
+
+
+def take_first(tensor: Tensor, count: int, axis: int) -> Tensor:
+    """Return the first ``count`` entries along an axis."""
+    return tensor.narrow(axis, 0, count)
+
+
+def range_of(tensor: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest value, of all or of each slice along an axis."""
+    if axis is None:
+        low, high = torch.aminmax(tensor.permute(order_in_memory(tensor)))
+        return low, high
+    others = [i for i in builtins.range(tensor.dim()) if i != axis % tensor.dim()]
+    return (tensor.amin(others), tensor.amax(others)) if others else (tensor, tensor)
+
+
+def mean_abs(tensor: Tensor) -> Tensor:
+    """Return the mean magnitude."""
+    return tensor.abs().mean()
+
+
+def min_over(tensor: Tensor, axis: int) -> Tensor:
+    """Return the smallest entries along an axis, which goes away."""
+    return torch.amin(tensor, dim=axis)
+
+
+def mean_over(tensor: Tensor, axis: int) -> Tensor:
+    """Return the mean along an axis, which goes away."""
+    return torch.mean(tensor, dim=axis)
+
+
+def max_over(tensor: Tensor, axis: int) -> Tensor:
+    """Return the largest entries along an axis, which goes away."""
+    return torch.amax(tensor, dim=axis)
+
+
+def histogram(
+    tensor: Tensor, bins: int, low: float, high: float, every: int = 1
+) -> NDArray[np.float64]:
+    """Return how many of every n-th entries fall into each of equal bins from ``low`` to ``high``."""
+    flat = tensor.permute(order_in_memory(tensor)).flatten()[::every]
+    counts = torch.zeros(bins, dtype=torch.int64, device=tensor.device)
+    for piece in torch.split(flat, _PIECE):
+        places = (piece.float() - low).mul_(bins / (high - low))
+        whole = places.to(torch.int16 if bins < 1 << 15 else torch.int64)  # small ones are faster
+        counts += torch.bincount(whole.clamp_(0, bins - 1), minlength=bins)
+    array: NDArray[np.float64] = counts.double().cpu().numpy()
+    return array
+
+
+def log_softmax(tensor: Tensor, axis: int) -> Tensor:
+    """Return the logarithms of the shares that a softmax gives to the entries along an axis."""
+    return torch.log_softmax(tensor, dim=axis)
+
+
+def pad_last(tensor: Tensor, count: int, axis: int) -> Tensor:
+    """Append ``count`` copies of the last entry along an axis."""
+    if count == 0:
+        return tensor
+    last = tensor.narrow(axis, tensor.shape[axis] - 1, 1)
+    return torch.cat([tensor, torch.repeat_interleave(last, count, axis)], axis)
+
+
+def positive(scale: Tensor) -> Tensor:
+    """Return scales with those that are zero replaced by the smallest one whose reciprocal exists."""
+    return scale.clamp(min=torch.finfo(scale.dtype).tiny)
+
+
+def sum(tensor: Tensor, axis: int | tuple[int, ...]) -> Tensor:
+    """Add up along axes, which go away."""
+    return torch.sum(tensor, dim=axis)
+
+
+def count_nonzero(tensor: Tensor) -> int:
+    """Return the number of entries that are not zero, as a Python integer."""
+    return int(torch.count_nonzero(tensor))
+
+
+def first_true(flags: Tensor, count: int) -> Tensor:
+    """Return flat flags with only the first ``count`` true ones left."""
+    kept = torch.zeros_like(flags)
+    kept[flags.nonzero()[:count]] = True
+    return kept
+
+
+def pairwise_distances(rows: Tensor) -> Tensor:
+    """Return the Euclidean distance of each row to each other one."""
+    wide = rows.double()  # matrix products lose half of the digits where rows are close
+    return torch.cdist(wide, wide)
+
+
+def products(rows: Tensor) -> Tensor:
+    """Return the inner product of each row with each other one, added up further in float64."""
+    return (rows @ rows.T).double()
+
+
+def to_numpy(tensor: Tensor) -> NDArray[np.float64]:
+    """Return a copy as a NumPy array of float64."""
+    array: NDArray[np.float64] = tensor.detach().double().cpu().numpy().copy()
+    return array
+
+
+def to_float(tensor: Tensor, like: Tensor) -> Tensor:
+    """Cast to the dtype of another tensor."""
+    return tensor.to(like.dtype)
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Cast half precision to float32, and leave the rest as it is."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def kth_smallest(flat: Tensor, k: int) -> Tensor:
+    """Return the k-th smallest value (k from 1) of a flat tensor, exactly.
+
+    Large tensors: a strided sample gives two values that enclose the answer almost surely; only
+    what lies between them is searched. Where the answer lies outside, the plain way is taken.
+    """
+    total = flat.numel()
+    if total < _SAMPLED_FROM or flat.device.type == "meta":
+        return torch.kthvalue(flat, k).values
+    sample = flat[:: total // _SAMPLE_SIZE].sort().values
+    center = k / total * sample.numel()
+    slack = 4 * math.sqrt(sample.numel()) * 0.5 + 2
+    low = sample[int(builtins.max(center - slack, 0))]
+    high = sample[int(builtins.min(center + slack, sample.numel() - 1))]
+    below = count_nonzero(flat < low)
+    inside = flat[(flat >= low) & (flat <= high)]
+    if below < k <= below + inside.numel():
+        return torch.kthvalue(inside, k - below).values
+    return torch.kthvalue(flat, k).values

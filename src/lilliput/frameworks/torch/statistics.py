@@ -1,0 +1,155 @@
+"""What criteria look at while a model runs: activations, gradients, the sum over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.torch.batches import call
+from lilliput.frameworks.torch.weights import is_parametrized, local, raw, whole
+
+
+def sum_over_processes(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over the default process group, if there is one."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        tensor = tensor.clone()
+        distributed.all_reduce(tensor)
+    return tensor
+
+
+def average(tensors: Sequence[Tensor]) -> bool:
+    """Average numbers in place over the default process group; False if there is none."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    tensors = [local(tensor) for tensor in tensors]
+    joined = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    distributed.all_reduce(joined)
+    joined /= distributed.get_world_size()
+    for tensor, mean in zip(
+        tensors, torch.split(joined, [x.numel() for x in tensors]), strict=True
+    ):
+        tensor.copy_(mean.view_as(tensor))
+    return True
+
+
+def reduce(array: Any, how: str) -> Any:
+    """Return the 'min', 'max' or 'sum' of a NumPy array over the default process group."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return array
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    tensor = torch.tensor(array, dtype=torch.float64, device=device)
+    operations = {"min": distributed.ReduceOp.MIN, "max": distributed.ReduceOp.MAX}
+    distributed.all_reduce(tensor, operations.get(how, distributed.ReduceOp.SUM))
+    return tensor.cpu().numpy()
+
+
+def gradient(wrapper: Any, factor: Tensor | None = None) -> Tensor | None:
+    """Return the gradient of a raw weight in full, divided by what a loss scale multiplied it by."""
+    parameter = _trained(wrapper)
+    if parameter is None or parameter.grad is None:
+        return None
+    found = whole(parameter.grad)
+    found = found.to_dense() if found.is_sparse else found
+    return found if factor is None else found / factor.to(found.device)
+
+
+@torch.no_grad()
+def pull_to_zero(wrappers: Sequence[Any], scale: float, factor: Tensor | None = None) -> None:
+    """Add ``scale * sign(w)`` to the gradients of the raw weights, which a loss scale multiplied."""
+    for wrapper in wrappers:
+        parameter = _trained(wrapper)
+        if parameter is not None and parameter.grad is not None:
+            sign = parameter.sign()
+            sign = sign if factor is None else sign * factor.to(sign.device)
+            parameter.grad.add_(sign, alpha=scale)
+
+
+def run(
+    model: nn.Module,
+    batches: Iterable[Any],
+    forward: Callable[[nn.Module, Any], Any] | None,
+    task: Callable[[], None] | None = None,
+) -> None:
+    """Run batches through a model that is left as it was.
+
+    In eval mode, so that norm statistics stay. With a task, ``forward`` returns a loss; the task is
+    called when its gradients are there, and the gradients from before are put back.
+    """
+    modes = {module: module.training for module in model.modules()}
+    gradients = [(p, p.grad) for p in model.parameters()]
+    model.eval()
+    try:
+        with torch.set_grad_enabled(task is not None):
+            for batch in batches:
+                result = (forward or call)(model, batch)
+                if task is not None:
+                    for parameter, _ in gradients:
+                        parameter.grad = None
+                    result.backward()
+                    task()
+    finally:
+        for module, is_training in modes.items():
+            module.training = is_training
+        for parameter, before in gradients:
+            parameter.grad = before
+
+
+def on_gradient(tensor: Tensor, task: Callable[[Tensor], None]) -> None:
+    """Call a task with the gradient of a tensor, when it is computed."""
+    if torch.is_grad_enabled():
+        if not tensor.requires_grad:
+            tensor.requires_grad_()  # of a model with frozen parameters
+        tensor.register_hook(lambda gradient: task(gradient.detach()))  # type: ignore[no-untyped-call]
+
+
+def probe(outputs: Any) -> Tensor:
+    """Return a random combination of all outputs, each tensor in terms of its standard deviation.
+
+    The mean square of its gradient is how much all outputs together depend on something.
+    """
+    found = [x for x in tree_flatten(outputs)[0] if isinstance(x, Tensor) and x.requires_grad]
+    if not found:
+        raise UnsupportedModelError(
+            f"the model returned {type(outputs).__name__}, in which there is no tensor to derive; give "
+            "loss=lambda model, batch: ... to calibrate()."
+        )
+    total = torch.zeros((), device=found[0].device)
+    for x in found:
+        spread = x.detach().float().std().clamp(min=1e-12) if x.numel() > 1 else 1.0
+        signs = torch.randint(0, 2, x.shape, generator=torch.Generator().manual_seed(x.numel()))
+        total = total + (x.float() * (2.0 * signs - 1).to(x.device) / spread).sum()
+    return total
+
+
+class Snapshot:
+    """Every parameter, buffer and mode of a model, to go back to; an optimizer notices nothing."""
+
+    def __init__(self, model: nn.Module) -> None:
+        tensors = [*model.parameters(), *model.buffers()]
+        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._modes = [(module, module.training) for module in model.modules()]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the values back in place."""
+        for tensor, value in self._values:
+            tensor.copy_(value)
+        self.restore_modes()
+
+    def restore_modes(self) -> None:
+        """Put only training and evaluation mode back, module by module."""
+        for module, mode in self._modes:
+            module.training = mode
+
+
+def _trained(wrapper: Any) -> Any:
+    name = wrapper.layer_info.weight_name
+    return None if is_parametrized(wrapper.module, name) else raw(wrapper.module, name)

@@ -1,0 +1,372 @@
+"""Wrappers: what one compressor knows about one layer. They hold the buffers, not the layer.
+
+A wrapper refers to its module but is not in the model's call path; the sidecar of the module holds
+it, so that its buffers are saved, moved and broadcast with the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.errors import AlgorithmError, StageError
+from lilliput.frameworks.torch.recompute import is_recomputing
+from lilliput.frameworks.torch.replicated import replicate, replicated_class
+from lilliput.frameworks.torch.weights import is_binary, is_sharded, peek, raw, whole
+from lilliput.frameworks.wrapping import OwnAttributes, marker_of
+
+
+class Link:
+    """A reference to the compressor that copies share and files leave out.
+
+    Without it, copying or saving a model would drag the compressor, its optimizer and whatever
+    these refer to along.
+    """
+
+    def __init__(self, compressor: Any = None) -> None:
+        self.compressor = compressor
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Link:
+        return self
+
+    def __reduce__(self) -> tuple[type[Link], tuple[()]]:
+        return Link, ()
+
+
+class ModuleWrapper(OwnAttributes, nn.Module):
+    """One layer of the model as a compressor sees it.
+
+    Attributes
+    ----------
+    module : torch.nn.Module
+        The layer itself, still in its place in the model.
+    name, type : str
+        Its name and class name.
+    config : dict
+        The rule that took it.
+    layer_info : LayerInfo
+        The same as one object.
+    """
+
+    order: ClassVar[int] = 0
+    # A class that a module inherits from while this wrapper is attached to it, None for none.
+    module_mixin: ClassVar[type | None] = None
+    name: str
+    type: str  # type: ignore[assignment]
+    config: dict[str, Any]
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        super().__init__()
+        self.layer_info = layer
+        self.name, self.type = layer.name, layer.type
+        self.config = layer.config
+        self.roles: tuple[str, ...] = ()
+        self._link = Link(compressor)
+        self._fix()
+
+    @property
+    def module(self) -> nn.Module:
+        """The layer itself."""
+        found: nn.Module = self.layer_info.module
+        return found
+
+    @property
+    def compressor(self) -> Any:
+        """The compressor in charge, None in a model that came out of a pickle."""
+        return self._link.compressor
+
+    pruner = compressor
+    quantizer = compressor
+
+    @property
+    def weight(self) -> Any:
+        """The raw trainable weight; where a quantizer is at work, ``module.weight`` is another one.
+
+        Gathered in full (a copy) where it is sharded over processes.
+        """
+        name = self.layer_info.weight_name
+        return None if name is None else whole(peek(self.module, name))
+
+    @property
+    def bias(self) -> Any:
+        """The raw trainable bias (of the first owner that has one), None if there is none."""
+        found = ((owner.module, owner.bias_name) for owner in self.layer_info.owners)
+        return next((whole(raw(module, name)) for module, name in found if name), None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer, compressed as it is."""
+        return self.module(*args, **kwargs)
+
+    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+        """Return what the layer shall see in place of a raw weight or bias."""
+        raise NotImplementedError
+
+    @torch.inference_mode(False)  # tensors made in inference mode could not be trained with
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute of this wrapper's own.
+
+        A Parameter is registered as one, another tensor as a buffer; one that is there already is
+        updated in place.
+        """
+        held = self.tensors().get(name)
+        if held is None and name not in self._buffers and self.is_reserved(name):
+            raise AlgorithmError(
+                f"a wrapper's {name!r} belongs to the engine; choose another name."
+            )
+        if not isinstance(value, Tensor):
+            setattr(self, name, value)
+        elif held is not None:
+            with torch.no_grad():
+                held.copy_(value)
+        else:
+            device = self.weight.device if self.weight is not None else value.device
+            with torch.no_grad():
+                copied = value.clone().to(device)
+            if isinstance(value, nn.Parameter):
+                self._register_learned(name, copied, value.requires_grad)
+            else:
+                self.register_buffer(name, copied)
+
+    def _register_learned(self, name: str, value: Tensor, is_trained: bool) -> None:
+        weight, model = self.layer_info.weight_name, getattr(self.compressor, "bound_model", None)
+        near: Any = ()
+        if weight is not None:
+            near = [raw(self.module, weight)]
+        elif model is not None:  # an activation: its scale goes with the weights of the others
+            near = model.parameters()
+        sharded = next((p for p in near if is_sharded(p)), None)
+        if sharded is not None:
+            value = replicate(value, like=sharded)
+            cls: Any = type(self)
+            self.__class__ = replicated_class(cls)
+        self.register_parameter(name, nn.Parameter(value, is_trained))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the buffers and parameters of this wrapper's own."""
+        held = {**self._buffers, **self._parameters}
+        return {name: tensor for name, tensor in held.items() if tensor is not None}
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return copies of the tensors, and the plain attributes that an algorithm set."""
+        tensors = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+        return tensors, self.attributes()
+
+    def find_faults(
+        self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Return what of a snapshot does not fit, by name."""
+        faults = {
+            key: "not an attribute of an algorithm" for key in values if self.is_reserved(key)
+        }
+        for key, held in self.tensors().items():
+            saved = tensors.get(key)
+            if saved is None:
+                faults[key] = "missing"
+            elif saved.shape != held.shape:
+                faults[key] = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
+        return faults
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Put a snapshot back."""
+        for name, tensor in tensors.items():
+            self.set_attribute(name, tensor)
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def undo_point(self) -> Callable[[], None]:
+        """Return a function that puts tensors and attributes back as they are now."""
+        groups: list[tuple[Any, dict[str, Any]]] = [
+            (held, dict(held)) for held in (self._buffers, self._parameters)
+        ]
+        values, attributes = self.snapshot()
+
+        def undo() -> None:
+            for held, before in groups:
+                held.clear()
+                held.update(before)
+            with torch.no_grad():
+                for name, tensor in self.tensors().items():
+                    tensor.copy_(values[name])
+            self.reset_attributes(attributes)
+
+        return undo
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, *rest: Any
+    ) -> None:
+        # A checkpoint from before compression lacks our buffers: that is fine, they stay as they are.
+        for name, value in list(self._buffers.items()):
+            saved = state_dict.get(prefix + name)
+            if value is None and saved is not None and self.bias is not None:
+                self._buffers[name] = torch.ones_like(self.bias.detach())
+        own = {
+            name: state_dict[prefix + name]
+            for name in self.tensors()
+            if prefix + name in state_dict
+        }
+        faults = self.find_faults({**self.tensors(), **own}, {})
+        rest[1].extend(f"{prefix}{name}: {text}" for name, text in faults.items())
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, [], *rest)
+        if own and self.compressor is not None:
+            self.compressor._take_loaded(self)
+
+
+class PrunerModuleWrapper(ModuleWrapper):
+    """A layer under a pruner: ``weight_mask`` and, once an algorithm sets it, ``bias_mask``."""
+
+    order = 0
+    optional_tensors = ("bias_mask",)
+    weight_mask: Tensor
+    bias_mask: Tensor | None
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        super().__init__(layer, compressor)
+        self.roles = ("weight", "bias")
+        self.register_buffer("weight_mask", torch.ones_like(self.weight.detach()))
+        self.register_buffer("bias_mask", None)
+        self._fix()
+
+    def find_faults(
+        self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Return what of a snapshot does not fit, by name; masks hold zeros and ones."""
+        faults = super().find_faults(tensors, values)
+        for key in ("weight_mask", "bias_mask"):
+            if key in tensors and not is_binary(tensors[key]):
+                faults[key] = "received other values than 0 and 1"
+        if "bias_mask" in tensors and self.bias is None:
+            faults["bias_mask"] = "the layer has no bias"
+        elif "bias_mask" in tensors and tensors["bias_mask"].shape != self.bias.shape:
+            shapes = list(tensors["bias_mask"].shape), list(self.bias.shape)
+            faults["bias_mask"] = f"shape {shapes[0]}, the bias has {shapes[1]}"
+        return faults
+
+    @torch.inference_mode(False)
+    def set_masks(self, masks: Mapping[str, Tensor]) -> None:
+        """Take over new masks, in place where there were some."""
+        for name, mask in masks.items():
+            if getattr(self, name) is None:
+                self.register_buffer(name, torch.ones_like(self.bias.detach()))
+            with torch.no_grad():
+                getattr(self, name).copy_(mask)
+
+    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+        """Multiply a raw weight or bias by its mask."""
+        mask = self.mask_for(role, value)
+        if mask is None:
+            return value
+        masks.append(mask)
+        return value * mask
+
+    def mask_for(self, role: str, value: Tensor) -> Tensor | None:
+        """Return the mask of a raw weight or bias in its dtype, None if there is none."""
+        mask = self.stored_mask(role, value)
+        if mask is not None and mask.dtype != value.dtype:  # mixed precision casts only parameters
+            mask = mask.to(value.dtype)
+        return mask
+
+    def stored_mask(self, role: str, value: Tensor) -> Tensor | None:
+        """Return the mask of a raw weight or bias as it is held, None if there is none."""
+        mask = self._buffers["weight_mask" if role == "weight" else "bias_mask"]
+        if mask is not None and mask.shape != value.shape:
+            raise StageError(
+                f"layer {self.name!r}: its {role} now has shape {tuple(value.shape)}, the mask "
+                f"{tuple(mask.shape)}; strip() before replacing it."
+            )
+        return mask
+
+
+class QuantizerModuleWrapper(ModuleWrapper):
+    """A layer under a quantizer."""
+
+    order = 1
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        super().__init__(layer, compressor)
+        self.roles = tuple(compressor.targets_of(layer))
+        self.config["quant_types"] = list(self.roles)
+        self._fix()
+
+    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+        """Quantize a raw weight."""
+        (result,) = self._run(QuantType.WEIGHT, (value,))
+        if not self._quantizer().keeps_zero:
+            for mask in masks:
+                result = result * mask
+        return result
+
+    def unquantized(self, value: Tensor) -> Tensor:
+        """Return a raw weight to the quantizer that reads it off the module; see ``quant_grad``."""
+        return value if self._quantizer().differentiates_itself else value.detach()
+
+    def quantize_inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Quantize what the layer is called with."""
+        return self._run(QuantType.INPUT, tensors)
+
+    def quantize_output(self, tensor: Tensor) -> Tensor:
+        """Quantize what the layer returns, clipped first where a clip that follows has no module."""
+        if self._clip is not None:
+            tensor = _clipped(tensor, *self._clip)
+        return self._run(QuantType.OUTPUT, (tensor,))[0]
+
+    def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if self._markings:
+            # Compiled code cannot ask in which thread it runs; only this very model is concerned.
+            is_compiled = torch.compiler.is_dynamo_compiling()
+            mark = self._markings[-1].marker if is_compiled else marker_of(self)
+            if mark is not None:
+                return mark(self, quant_type, tensors)
+        return self._quantizer().run(self, quant_type, tensors)  # type: ignore[no-any-return]
+
+    def _quantizer(self) -> Any:
+        if self._link.compressor is None:
+            raise StageError(
+                f"layer {self.name!r} was quantized by an algorithm that did not come along when the "
+                "model was unpickled; build the model anew, make the quantizer and load its state."
+            )
+        return self._link.compressor
+
+
+class DistillerModuleWrapper(ModuleWrapper):
+    """A layer that a distiller compares with its teacher's.
+
+    It is not a part of the model: ``projection``, once there is one, belongs to the distiller alone.
+    """
+
+    optional_tensors = ("projection",)
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Put a snapshot back; a projection is learned on."""
+        learned = {name: nn.Parameter(tensor) for name, tensor in tensors.items()}
+        super().restore(learned, values)
+
+
+def _clipped(tensor: Tensor, low: float | None, high: float | None) -> Tensor:
+    if (low, high) == (0.0, None) and not torch.is_grad_enabled():
+        return torch.relu(tensor)
+    # Backward of a ReLU needs its result, which the one that follows may overwrite in place.
+    return torch.clamp(tensor, low, high)
+
+
+class Collector:
+    """A forward hook that calls a user's function with the wrapper; pickles without the function."""
+
+    def __init__(self, wrapper: ModuleWrapper, function: Callable[..., Any] | None) -> None:
+        self.wrapper = wrapper
+        self.function = function
+
+    def __call__(self, module: nn.Module, input_: Any, output: Any) -> None:
+        """Hand a forward's input and output to the user's function, once for each forward."""
+        if self.function is not None and not is_recomputing():
+            self.function(self.wrapper, input_, output)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"wrapper": self.wrapper, "function": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Collector:
+        return Collector(copy.deepcopy(self.wrapper, memo), self.function)
