@@ -41,6 +41,7 @@ class ChannelMasker(WeightMasker):
     keys = frozenset({"min_kept", "round_to"})
     removes_channels = True
     scores_compare = False  # across layers as they are; else relative to the mean of their layer
+    reads_weights = False  # and nothing else, so that any dimension of a weight can be scored
 
     def score(self, wrapper: Any) -> Tensor:
         """Return the importance of each output channel of a layer; larger is kept."""

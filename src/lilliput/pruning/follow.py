@@ -37,7 +37,8 @@ def lay_out(pruner: Any, selection: Selection, obstacle: Callable[[LayerInfo], s
         groups = LoneFilters(layers)
     parameters = pruner._backend.parameters(pruner.bound_model)
     filters_only = getattr(pruner, "filters_only", False)  # a schedule has any criterion's masker
-    layout = Layout(groups, selection, parameters, obstacle, filters_only)
+    reads_weights = getattr(pruner.masker_type, "reads_weights", False)
+    layout = Layout(groups, selection, parameters, obstacle, filters_only, reads_weights)
     layout.selection = replace(
         layout.selection, problems=(*selection.problems, *layout.selection.problems)
     )

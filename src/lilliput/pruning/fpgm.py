@@ -27,6 +27,8 @@ from lilliput.registry import register_pruner
 class FPGMMasker(ChannelMasker):
     """Score channels by the distance of their filters to all others of the layer."""
 
+    reads_weights = True
+
     def score(self, wrapper: Any) -> Tensor:
         """Return the sum of each filter's distances."""
         rows = filters(wrapper)

@@ -23,6 +23,8 @@ from lilliput.registry import register_pruner
 class L1NormMasker(ChannelMasker):
     """Score channels by the L1 norm of their filters."""
 
+    reads_weights = True
+
     def score(self, wrapper: Any) -> Tensor:
         """Return the sum of ``|w|`` over each filter."""
         rows = filters(wrapper)

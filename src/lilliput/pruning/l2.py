@@ -21,6 +21,8 @@ from lilliput.registry import register_pruner
 class L2NormMasker(ChannelMasker):
     """Score channels by the L2 norm of their filters."""
 
+    reads_weights = True
+
     def score(self, wrapper: Any) -> Tensor:
         """Return the Euclidean norm of each filter."""
         rows = filters(wrapper)

@@ -90,6 +90,8 @@ class Layout:
         Why the criterion cannot score a layer, an empty string if it can.
     filters_only : bool
         Mask the filters and biases of the selected layers alone, and not what scales or reads them.
+    reads_weights : bool
+        Whether the criterion can score a weight along any of its dimensions.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Layout:
         parameters: Mapping[str, LayerInfo],
         obstacle: Callable[[LayerInfo], str],
         filters_only: bool = False,
+        reads_weights: bool = False,
     ) -> None:
         self.groups = groups
         owned = _Owned(groups.groups)
@@ -109,6 +112,8 @@ class Layout:
             if decision.is_chosen:
                 found = owned.of(decision.layer)
                 why = obstacle(decision.layer) or _why_not(decision.layer, found, protected, groups)
+                if not reads_weights and any(_is_elsewhere(decision.layer, s) for _, s in found):
+                    why = why or "its heads are not the channels that this criterion scores"
                 decision = replace(decision, obstacle=why)
                 for group, slice_ in [] if why else found:
                     if group.name not in protected:
@@ -144,8 +149,12 @@ class Layout:
 
 def _along(layer: LayerInfo, slice_: Slice) -> LayerInfo:
     """Return a layer with its channels counted where a slice lies: heads have a dimension of their own."""
-    is_elsewhere = slice_.units.ndim == 1 and slice_.dim != layer.out_axis
-    return replace(layer, out_axis=slice_.dim) if is_elsewhere and layer.out_groups == 1 else layer
+    return replace(layer, out_axis=slice_.dim) if _is_elsewhere(layer, slice_) else layer
+
+
+def _is_elsewhere(layer: LayerInfo, slice_: Slice) -> bool:
+    is_single = slice_.units.ndim == 1 and layer.out_groups == 1
+    return is_single and slice_.dim != layer.out_axis
 
 
 class _Owned:

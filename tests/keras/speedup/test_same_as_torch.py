@@ -10,7 +10,7 @@ import lilliput.keras
 import lilliput.torch
 
 # How the dimensions of a torch parameter are numbered in Keras.
-CONV, LINEAR, VECTOR, TABLE = {0: 3, 1: 2}, {0: 1, 1: 0}, {0: 0}, {0: 0, 1: 1}
+CONV, LINEAR, VECTOR = {0: 3, 1: 2}, {0: 1, 1: 0}, {0: 0}
 
 
 class Net(nn.Module):

@@ -6,6 +6,7 @@ import pytest
 from keras import layers, ops
 
 from lilliput.keras import AGPPruner, L1NormPruner, channel_groups, speedup
+from lilliput.pruning.l1 import L1NormMasker
 from lilliput.report.measure import measure
 
 HALF = [{"op_types": ["default"], "sparsity": 0.5}]
@@ -85,6 +86,20 @@ def test_attention_to_another_sequence_with_a_width_of_its_own():
     assert error < 1e-5
     across = result.model.get_layer("across")
     assert (across.num_heads, across.output.shape) == (2, (None, 5, 3))
+
+
+def test_a_criterion_that_scores_activations_leaves_heads_alone():
+    class Watching(L1NormMasker):
+        reads_weights = False
+
+    class Pruner(L1NormPruner):
+        masker_type = Watching
+
+    pruner = Pruner(encoder(), HALF)
+    pruner.compress()
+    result = speedup(pruner.bound_model, tokens())
+    assert result.model.get_layer("attention0").num_heads == 4
+    assert result.model.get_layer("up0").units == 6
 
 
 def test_a_causal_mask_stays():
