@@ -34,6 +34,8 @@ from lilliput.ops.qparams import Grid, QParams
 if TYPE_CHECKING:
     from lilliput.export.keras import ExportResult, export_litert, export_onnx, litert_latency
     from lilliput.pruning import (
+        ActivationAPoZRankPruner,
+        ActivationMeanRankPruner,
         AGPPruner,
         ChannelMasker,
         ChannelPruner,
@@ -46,10 +48,14 @@ if TYPE_CHECKING:
         ScoreMasker,
         SensitivityAnalysis,
         SensitivityPruner,
+        SlimPruner,
+        TaylorFOWeightPruner,
     )
     from lilliput.quantization import (
         BNNQuantizer,
         DoReFaQuantizer,
+        LSQPlusQuantizer,
+        LSQQuantizer,
         NaiveQuantizer,
         PTQQuantizer,
         QATQuantizer,
@@ -87,6 +93,8 @@ _LAZY = {
 
 __all__ = [
     "AGPPruner",
+    "ActivationAPoZRankPruner",
+    "ActivationMeanRankPruner",
     "BNNQuantizer",
     "ChannelGroups",
     "ChannelMasker",
@@ -101,6 +109,8 @@ __all__ = [
     "Grid",
     "L1NormPruner",
     "L2NormPruner",
+    "LSQPlusQuantizer",
+    "LSQQuantizer",
     "LayerInfo",
     "LevelPruner",
     "LinearPruner",
@@ -123,7 +133,9 @@ __all__ = [
     "ScoreMasker",
     "SensitivityAnalysis",
     "SensitivityPruner",
+    "SlimPruner",
     "SpeedupResult",
+    "TaylorFOWeightPruner",
     "WeightMasker",
     "build_report",
     "channel_groups",

@@ -4,7 +4,8 @@ import lilliput
 import lilliput.keras
 
 NAMES = """
-    AGPPruner BNNQuantizer ChannelGroups ChannelMasker ChannelPruner CompressionCallback
+    AGPPruner ActivationAPoZRankPruner ActivationMeanRankPruner LSQPlusQuantizer LSQQuantizer
+    SlimPruner TaylorFOWeightPruner BNNQuantizer ChannelGroups ChannelMasker ChannelPruner CompressionCallback
     CompressionState Compressor DoReFaQuantizer ExportResult FPGMPruner Figures Grid L1NormPruner
     L2NormPruner LayerInfo LevelPruner LinearPruner ModuleWrapper NaiveQuantizer OneShotPruner
     PTQQuantizer Pruner PrunerModuleWrapper QATQuantizer QParams QuantGrad QuantType
