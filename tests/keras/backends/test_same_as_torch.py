@@ -43,7 +43,8 @@ def twins():
     other = keras.Model(
         inputs, layers.Dense(10, name="fc")(layers.GlobalAveragePooling2D()(x)), name="net"
     )
-    values = {name: p.detach().numpy() for name, p in one.state_dict().items()}
+    # Copies: JAX keeps the memory that it is given, and torch changes its parameters in place.
+    values = {name: p.detach().numpy().copy() for name, p in one.state_dict().items()}
     for name, perm in (("conv1", (2, 3, 1, 0)), ("conv2", (2, 3, 1, 0)), ("fc", (1, 0))):
         layer = other.get_layer(name)
         layer.kernel.assign(values[f"{name}.weight"].transpose(perm))
@@ -140,6 +141,8 @@ WEIGHTS = {
     "qat": ("QATQuantizer", {"quant_types": ["weight"]}),
     "qat per tensor": ("QATQuantizer", {"quant_types": ["weight"], "granularity": "per_tensor"}),
     "ptq": ("PTQQuantizer", {"quant_types": ["weight"], "quant_bits": 4}),
+    "lsq": ("LSQQuantizer", {"quant_types": ["weight"], "quant_bits": 4}),
+    "lsq+": ("LSQPlusQuantizer", {"quant_types": ["weight"], "quant_bits": 3}),
 }
 
 
@@ -148,7 +151,7 @@ def test_quantized_weights_are_the_same(case):
     name, settings = WEIGHTS[case]
     rules = [{"op_types": ["default"], **settings}]
     one, other = twins()
-    inputs = {"example_inputs": torch.ones(1, 3, 9, 9)} if name.startswith(("Q", "P")) else {}
+    inputs = {"example_inputs": torch.ones(1, 3, 9, 9)} if name.startswith(("Q", "P", "L")) else {}
     getattr(on_torch, name)(one, rules, **inputs).compress()
     getattr(on_keras, name)(other, rules).compress()
     for key in ("conv1", "conv2", "fc"):
@@ -216,3 +219,35 @@ def test_a_step_of_training_moves_both_alike():
             for end in ("low", "high"):
                 values = [float(to_numpy(getattr(w, f"{target}_{end}"))) for w in (left, right)]
                 assert values[0] == pytest.approx(values[1], rel=1e-2, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["LSQQuantizer", "LSQPlusQuantizer"])
+def test_a_step_of_learning_moves_scales_alike(name):
+    """One step: in a second one, the last digits decide which activations are rounded up."""
+    labels = np.arange(16) % 10
+    one, other = twins()
+    rules = [{**ACTIVATIONS, "quant_bits": 4}]
+    optimizer = torch.optim.SGD(one.parameters(), lr=1.0)
+    first = getattr(on_torch, name)(one, rules, optimizer, torch.ones(1, 3, 9, 9))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    other.get_layer("bn1").trainable = False
+    other.compile(keras.optimizers.SGD(1.0), loss)
+    second = getattr(on_keras, name)(other, rules, other.optimizer)
+    first.compress()
+    second.compress()
+    one.train()
+    one.bn1.eval().requires_grad_(False)
+    scores = one(torch.from_numpy(BATCH.transpose(0, 3, 1, 2).copy()))
+    torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels)).backward()
+    learned = [(w.name, key) for w in second.get_wrappers() for key in w.learned()]
+    assert len(learned) == (6 if name == "LSQQuantizer" else 9)
+    held = {wrapper.name: wrapper for wrapper in first.get_wrappers()}
+    moved = {(layer, key): getattr(held[layer], key).grad.abs().max() for layer, key in learned}
+    optimizer.step()
+    other.fit(BATCH, labels, batch_size=16, epochs=1, verbose=0, shuffle=False)
+    for wrapper in second.get_wrappers():
+        for key in wrapper.learned():
+            expected = getattr(held[wrapper.name], key).detach().numpy()
+            found = to_numpy(ops.convert_to_tensor(getattr(wrapper, key)))
+            close = 1e-3 * float(moved[wrapper.name, key]) + 1e-6
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=close, err_msg=key)

@@ -83,13 +83,16 @@ NEEDED_ALL_THE_SAME = {
     ("naive", "check_models_compute_with_compressed_weights"),
     ("naive", "check_recurrent"),
     ("naive", "check_strip_restores_model"),
+    ("lsq", "check_compressed_model_saves_plain_file"),
+    ("lsq", "check_own_loops"),
+    ("lsq", "check_strip_restores_model"),
     ("qat", "check_compiled_mixed_precision"),
     ("qat", "check_own_loops"),
     ("qat", "check_evaluation_before_training"),
     ("qat", "check_training_is_followed"),
 }
 # All but a line of each is that of another one.
-SAME = {"l2", "fpgm", "linear", "sensitivity"}
+SAME = {"l2", "fpgm", "linear", "sensitivity", "mean_activation", "lsq_plus"}
 OWN = {
     "check_determinism",
     "check_exact_sparsity",
@@ -138,8 +141,9 @@ ALL = {
 def test_most_algorithms_are_for_keras():
     """So that a mistake in the lists above does not go unnoticed."""
     assert {name for name, cls in ALL.items() if "keras" in cls.backends} >= {
-        *("level", "agp", "linear", "sensitivity", "l1", "l2", "fpgm"),
-        *("naive", "qat", "ptq", "dorefa", "bnn"),
+        *("level", "agp", "linear", "sensitivity", "l1", "l2", "fpgm", "slim"),
+        *("taylorfo", "apoz", "mean_activation"),
+        *("naive", "qat", "ptq", "dorefa", "bnn", "lsq", "lsq_plus"),
     }
     assert set(ALL) >= THOROUGH | SAME
 
