@@ -48,7 +48,7 @@ class OpenVINO(Target):
         ),
     )
     packages = (
-        Package("openvino", "OpenVINO files, and checking ONNX files in OpenVINO", "openvino"),
+        Package("openvino", "OpenVINO files", "openvino"),
     )
     options = ("dynamic_batch", "dynamic_shapes", "check", "min_sqnr", "assume_vnni")
 
