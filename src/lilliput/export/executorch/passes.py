@@ -1,7 +1,8 @@
 """From the captured graph to one that XNNPACK computes on integers; each pass keeps all numbers.
 
-In their order: batch norms go into the weight in front of them, activations that cut nothing off are
-dropped, integers reach through what only moves them, and weights that no integer kernel reads become float.
+In their order: batch norms go into the weight in front of them, padding into the convolution behind it,
+activations that cut nothing off are dropped, integers reach through what only moves them, and weights that
+no integer kernel reads become float.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ _CLIPS = {
     ATEN.relu6_.default: (0.0, 6.0),
 }
 _GIVEN_CLIPS = frozenset({ATEN.hardtanh.default, ATEN.hardtanh_.default, ATEN.clamp.default})
+_CONV2D = (None, [1, 1], [0, 0], [1, 1], 1)  # bias, stride, padding, dilation, groups
 _FUSED = frozenset({ATEN.relu.default, ATEN.hardtanh.default})
 _REASON = "lilliput_reason"  # in the meta of a layer whose weight became float
 _ROOMY = 2.0**30  # a bias in units of input scale times weight scale, where XNNPACK has int32
@@ -56,6 +58,7 @@ def finish(captured: Captured) -> None:
     """Run all passes."""
     graph = captured.module.graph
     _fold_norms(captured)
+    _merge_pads(graph)
     _drop_idle_clips(graph)
     _merge_clips(graph)
     _quantize_earlier(graph)
@@ -107,6 +110,28 @@ def _scale_channels(captured: Captured, weight: Node, factor: Tensor, axis: int)
     scaled = (scale.double() * size).float().clamp(min=torch.finfo(torch.float32).tiny)
     _set_weight(captured, weight, turned.to(torch.int8), scaled, axis)
     return True
+
+
+def _merge_pads(graph: fx.Graph) -> None:
+    """Let a convolution pad its input itself, where both sides get as many zeros."""
+    for node in graph.find_nodes(op="call_function", target=ATEN.conv2d.default):
+        pad = node.args[0]
+        if not _is_zero_pad(pad) or len(pad.args[1]) != 4:
+            continue
+        left, right, top, bottom = pad.args[1]
+        if (left, top) == (right, bottom):
+            bias, stride, own, *others = [*node.args[2:], *_CONV2D[len(node.args) - 2 :]]
+            padding = [own[0] + top, own[-1] + left]
+            node.args = (pad.args[0], node.args[1], bias, stride, padding, *others)
+    graph.eliminate_dead_code()
+
+
+def _is_zero_pad(node: Node) -> bool:
+    """Whether a node puts zeros around a tensor, and has one reader."""
+    if node.target is not ATEN.pad.default or len(node.users) != 1 or min(node.args[1]) < 0:
+        return False
+    mode, value = (*node.args[2:], *("constant", None)[len(node.args) - 2 :])
+    return mode == "constant" and not value
 
 
 def _merge_clips(graph: fx.Graph) -> None:
@@ -197,6 +222,7 @@ def _give_room(captured: Captured) -> None:
     for layer in [x for x in module.graph.nodes if x.target in LAYERS]:
         source, weight = layer.args[:2]
         bias = value_of(module, layer.args[2] if len(layer.args) > 2 else None)
+        source = source.args[0] if _is_zero_pad(source) else source
         if bias is None or source.target is not DEQUANTIZE:
             continue
         if weight.target is not DEQUANTIZE_WEIGHT or weight.args[3] != LAYERS[layer.target]:
@@ -251,7 +277,9 @@ def why_float(layer: Node) -> str:
     source, weight = layer.args[:2]
     if not isinstance(weight, fx.Node) or weight.target is not DEQUANTIZE_WEIGHT:
         return "its weight is not quantized symmetrically to 8 bits or less"
-    if not isinstance(source, fx.Node) or source.target is not DEQUANTIZE:
+    if _is_zero_pad(source):  # XNNPACK's partitioner looks through it
+        source = source.args[0]
+    if source.target is not DEQUANTIZE:
         return "its input is not quantized"
     if weight.args[3] != LAYERS[layer.target]:
         return "its weight has no scale per output channel"

@@ -37,7 +37,7 @@ class ExecuTorch(Target):
             "executorch",
         ),
     )
-    packages = (Package("executorch", "ExecuTorch files, written and executed", "executorch"),)
+    packages = (Package("executorch", "ExecuTorch files", "executorch"),)
     options = ("dynamic_batch", "max_batch", "check", "min_sqnr")
     quant_types = ("weight", "input", "output")
 
