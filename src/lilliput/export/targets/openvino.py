@@ -47,9 +47,7 @@ class OpenVINO(Target):
             "openvino",
         ),
     )
-    packages = (
-        Package("openvino", "OpenVINO files", "openvino"),
-    )
+    packages = (Package("openvino", "OpenVINO files", "openvino"),)
     options = ("dynamic_batch", "dynamic_shapes", "check", "min_sqnr", "assume_vnni")
 
     def open(self, path: Path, threads: int) -> ExecutedFile:
