@@ -62,6 +62,7 @@ def test_it_takes_smaller_batches_and_refuses_larger_ones(exported):
         file(x[:65])
 
 
+@pytest.mark.slow
 def test_an_output_that_is_not_quantized_leaves_the_layer_in_float(tmp_path):
     _, quantizer = quantized([{}])
     result = export_executorch(quantizer, tmp_path / "m.pte", data()[0][:8], dynamic_batch=False)
@@ -72,6 +73,7 @@ def test_an_output_that_is_not_quantized_leaves_the_layer_in_float(tmp_path):
     assert result.runtimes["executorch"].sqnr > 40 and result.sizes == {"batch": "8 only"}
 
 
+@pytest.mark.slow
 def test_grids_of_fewer_bits_are_clipped_to_their_ends(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -89,6 +91,30 @@ def test_grids_of_fewer_bits_are_clipped_to_their_ends(tmp_path):
     with torch.no_grad():
         step = float(np.abs(open_file(result.path)(loud) - model(loud)).max())
     assert step <= 1.5 * float(quantizer.get_modules_wrapper()[1].output_scale)
+
+
+@pytest.mark.slow
+def test_padding_of_its_own_and_negative_batch_norms_stay_on_integers(tmp_path):
+    torch.manual_seed(0)
+    parts = [
+        nn.ZeroPad2d((0, 1, 0, 1)),
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU6(),
+    ]
+    parts += [nn.ZeroPad2d(1), nn.Conv2d(8, 8, 3, groups=8, bias=False), nn.BatchNorm2d(8)]
+    model = nn.Sequential(*parts).eval()
+    for norm in (model[2], model[6]):
+        norm.weight.data = torch.randn(8)
+        norm.weight.data[0] = 0.0  # a channel that is switched off
+        norm.bias.data, norm.running_mean = torch.randn(8), torch.randn(8)
+    x = torch.randn(4, 3, 9, 9)
+    rule = {"op_types": ["Conv2d"], "quant_types": ["weight", "input", "output"]}
+    quantizer = PTQQuantizer(model, [rule], example_inputs=x)
+    quantizer.compress()
+    quantizer.calibrate([x])
+    result = export_executorch(quantizer, tmp_path / "m.pte", x)
+    assert result.integer_share == 1.0 and result.runtimes["executorch"].local_lsb <= 1.01
 
 
 def test_what_xnnpack_does_not_have_is_refused(tmp_path):

@@ -48,7 +48,13 @@ _CLIPS = {
     ATEN.relu6_.default: (0.0, 6.0),
 }
 _GIVEN_CLIPS = frozenset({ATEN.hardtanh.default, ATEN.hardtanh_.default, ATEN.clamp.default})
-_CONV2D = (None, [1, 1], [0, 0], [1, 1], 1)  # bias, stride, padding, dilation, groups
+_CONV2D: tuple[Any, ...] = (
+    None,
+    [1, 1],
+    [0, 0],
+    [1, 1],
+    1,
+)  # bias, stride, padding, dilation, groups
 _FUSED = frozenset({ATEN.relu.default, ATEN.hardtanh.default})
 _REASON = "lilliput_reason"  # in the meta of a layer whose weight became float
 _ROOMY = 2.0**30  # a bias in units of input scale times weight scale, where XNNPACK has int32
@@ -120,9 +126,9 @@ def _merge_pads(graph: fx.Graph) -> None:
             continue
         left, right, top, bottom = pad.args[1]
         if (left, top) == (right, bottom):
-            bias, stride, own, *others = [*node.args[2:], *_CONV2D[len(node.args) - 2 :]]
-            padding = [own[0] + top, own[-1] + left]
-            node.args = (pad.args[0], node.args[1], bias, stride, padding, *others)
+            given: list[Any] = [*node.args, *_CONV2D[len(node.args) - 2 :]]
+            given[0], given[4] = pad.args[0], [given[4][0] + top, given[4][-1] + left]
+            node.args = tuple(given)
     graph.eliminate_dead_code()
 
 
@@ -130,7 +136,8 @@ def _is_zero_pad(node: Node) -> bool:
     """Whether a node puts zeros around a tensor, and has one reader."""
     if node.target is not ATEN.pad.default or len(node.users) != 1 or min(node.args[1]) < 0:
         return False
-    mode, value = (*node.args[2:], *("constant", None)[len(node.args) - 2 :])
+    given: list[Any] = list(node.args[2:])
+    mode, value = given + ["constant", None][len(given) :]
     return mode == "constant" and not value
 
 
