@@ -196,7 +196,7 @@ def an_unknown_loss(draw):
     return (*dump(draw, value), ["loss"])
 
 
-@fixed_by("one of prune, recover, speedup, finetune, quantize, export, analyze")
+@fixed_by("one of prune, recover, speedup, finetune, distill, quantize, export, analyze")
 def typo_in_a_verb(draw):
     value = base(draw)
     index = draw.randrange(len(value["steps"]))
@@ -206,7 +206,7 @@ def typo_in_a_verb(draw):
     return (*dump(draw, value), [f"step {index + 1}"])
 
 
-@fixed_by("one of prune, recover, speedup, finetune, quantize, export, analyze")
+@fixed_by("one of prune, recover, speedup, finetune, distill, quantize, export, analyze")
 def a_step_that_is_none(draw):
     value = base(draw)
     index = draw.randrange(len(value["steps"]))
@@ -363,7 +363,7 @@ def a_bad_file_name(draw):
     return (*dump(draw, value), ["file"])
 
 
-@fixed_by("should be 'onnx' or")
+@fixed_by("expected 'onnx' or")
 def a_bad_format(draw):
     value = copy.deepcopy(RECIPE)
     value["steps"][4]["export"] = draw.choice(["onx", "tflite", "tensorrt", 3, None, []])

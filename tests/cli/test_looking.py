@@ -15,7 +15,7 @@ def as_json(ended):
 def test_list(lilliput):
     rows = {row["name"]: row for row in as_json(lilliput("list", "--json"))["algorithms"]}
     assert rows["agp"]["paper"].startswith("Zhu & Gupta 2017")
-    assert (rows["lsq"]["kind"], rows["lsq"]["frameworks"]) == ("quantizer", ["torch"])
+    assert (rows["lsq"]["kind"], rows["lsq"]["frameworks"]) == ("quantizer", ["torch", "keras"])
     assert "level" not in lilliput("list", "a*").out
     assert (
         "AGPPruner" not in lilliput("list", "AGPP*").out and "agp" in lilliput("list", "AGPP*").out

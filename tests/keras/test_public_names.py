@@ -10,8 +10,8 @@ def test_every_public_name_is_there():
 
 
 def test_an_algorithm_for_torch_only_is_found_but_not_listed():
-    assert lilliput.keras.SlimPruner is lilliput.SlimPruner
-    assert "SlimPruner" not in lilliput.keras.__all__
+    assert lilliput.keras.LeastSquaresPruner is lilliput.LeastSquaresPruner
+    assert "LeastSquaresPruner" not in lilliput.keras.__all__
 
 
 def test_tab_completion_lists_every_public_name():

@@ -551,6 +551,7 @@ def test_frozen_norms_compile_as_one_graph():
 @pytest.mark.parametrize("kind", [QATQuantizer, LSQQuantizer])
 def test_sizes_of_a_compiled_model_may_change(kind):
     torch._dynamo.reset()
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(8, 3, 5, 5)

@@ -51,7 +51,7 @@ def check_file(
     calibration: Iterable[Inputs],
     is_asked: bool = False,
 ) -> None:
-    """Run the file in every runtime at hand, and enter what was found into the result.
+    """Run the file in the runtimes that it is for, and enter what was found into the result.
 
     ``is_asked``: whether the user gave the calibration to compare on; inputs of sizes that the file does
     not take are refused then, and left out otherwise.
@@ -64,7 +64,7 @@ def check_file(
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder, "optimized.onnx")
         for runtime in data.runtimes:
-            if runtime == OPENVINO and not has_openvino():
+            if runtime == OPENVINO and not (result.target == OPENVINO and has_openvino()):
                 continue
             is_decisive = runtime in (PLAIN, _DECISIVE[result.target])
             if runtime == FAST and _saturates_only_here(result):

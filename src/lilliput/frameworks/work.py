@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 @dataclass
@@ -28,6 +29,7 @@ def batch_of(arrays: Iterable[Any]) -> int:
 
     Examples
     --------
+    >>> import numpy as np
     >>> batch_of([np.zeros((8, 3)), np.zeros(3)]), batch_of([np.zeros(3)])
     (8, 1)
     """

@@ -69,8 +69,9 @@ class LSQQuantizer(RangeQuantizer):
         """Let the scale or offset of an activation be trained; the first batch will set it."""
         value = getattr(wrapper, name)
         delattr(wrapper, name)
-        unset = namespace(value).zeros_like(value) + (at_least or 0.0)
-        wrapper.set_attribute(name, self._backend.parameter(unset, at_least))
+        if self._backend.keeps_bounds:
+            value = namespace(value).zeros_like(value) + (at_least or 0.0)
+        wrapper.set_attribute(name, self._backend.parameter(value, at_least))
 
     def _fix_weight(self, wrapper: Any) -> None:
         """Let the scale of a weight be trained."""

@@ -81,11 +81,11 @@ def _check_name(text: str) -> str:
     return text
 
 
-def _check_format(text: str) -> str:
-    if text not in TARGETS:
+def _check_format(value: Any) -> Any:
+    if value not in [*TARGETS]:
         names = " or ".join(repr(name) for name in TARGETS)
-        raise ValueError(f"received {text!r}, expected {names}.{nearest(text, TARGETS)}")
-    return text
+        raise ValueError(f"received {value!r}, expected {names}.{nearest(str(value), TARGETS)}")
+    return value
 
 
 def _nothing_is_empty(value: Any) -> Any:
@@ -98,7 +98,7 @@ Loss = Annotated[str, AfterValidator(_check_loss)]
 Teacher = Annotated[str, AfterValidator(_check_teacher)]
 ModelSource = Annotated[str, AfterValidator(_check_model)]
 Format = Annotated[
-    str, AfterValidator(_check_format), WithJsonSchema({"enum": [*TARGETS], "type": "string"})
+    str, BeforeValidator(_check_format), WithJsonSchema({"enum": [*TARGETS], "type": "string"})
 ]
 FileName = Annotated[str, AfterValidator(_check_name)]
 Count = Annotated[int, Field(ge=1)]

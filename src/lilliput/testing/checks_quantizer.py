@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -145,7 +146,7 @@ def check_own_gradient_is_used(subject: Subject) -> None:
         found: list[dict[str, Array]] = []
         for rule in (QuantGrad, _Threefold):
             lab.set_seed(2)
-            changed = replace(subject, cls=type(subject.name, (subject.cls,), {"quant_grad": rule}))
+            changed = replace(subject, cls=_with_gradient(subject.cls, rule))
             for model in changed.models(kind):
                 quantizer = changed.compress(model)
                 by_weight = lab.gradients(model)
@@ -153,6 +154,18 @@ def check_own_gradient_is_used(subject: Subject) -> None:
         for plain, own in zip(found[::2], found[1::2], strict=True):
             for label, gradient in plain.items():
                 expect_close(own[label], gradient * 3, f"three times the gradient of {label}")
+
+
+def _with_gradient(cls: Any, rule: type[QuantGrad]) -> type:
+    """Return a class with another gradient, also where its constructor sets one."""
+    construct = cls.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        self.quant_grad = rule
+
+    return type(cls.__name__, (cls,), {"__init__": __init__})
 
 
 @seeded

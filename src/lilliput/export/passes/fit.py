@@ -221,6 +221,8 @@ TARGETS = {
             *(write_integer_lstms, unpack_recurrent, split_means, pack_groups),
         ),
     ),
-    "openvino": _Target((order_gates,), (refuse_ragged, widen_weights, unfold_gemms)),
+    "openvino": _Target(
+        (order_gates,), (refuse_ragged, widen_weights, unfold_gemms, unpack_recurrent)
+    ),
     "generic": _Target((order_gates,)),
 }

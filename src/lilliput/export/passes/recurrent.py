@@ -25,6 +25,7 @@ from lilliput.export.passes.graph import CONTRIB, Draft, integer_attribute
 from lilliput.export.passes.moved import Moved, moved_integers
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", INTEGER_LSTM})
+_ONLY_THERE = "only ONNX Runtime has an integer kernel for LSTM"
 _FEWEST = 64  # units from which on the integer kernel is faster
 _SAFE = 64  # signed weights up to this never saturate: a pair of products fits into 16 bits
 _UNSIGNED = 128  # the zero point of unsigned weights
@@ -75,14 +76,17 @@ def write_integer_lstms(draft: Draft) -> None:
 
 
 def unpack_recurrent(draft: Draft) -> None:
-    """Store the weights that stay in float as such: unpacking integers at every call is slower."""
+    """Store the weights that stay in float as such.
+
+    ONNX Runtime would unpack integers at every call, which is slower; OpenVINO cannot.
+    """
     unpacked = []
     for node in _float_layers(draft):
         weights = [moved_integers(x) for x in node.inputs[1:3]]
         known = [x for x in weights if x is not None]
         if len(known) < 2:
             continue
-        node.doc_string = _refusal(node, known)
+        node.doc_string = _refusal(node, known) or _ONLY_THERE
         for position, weight in enumerate(known, 1):
             constant = draft.constant(weight.reals(), f"{weight.name}_unpacked")
             node.replace_input_with(position, constant)
@@ -90,8 +94,8 @@ def unpack_recurrent(draft: Draft) -> None:
     draft.sweep()
     if unpacked:
         draft.notes.append(
-            f"{some_of(unpacked)}: quantized weights are stored as float, because ONNX Runtime would "
-            "unpack integers at every call, which is slower; target='generic' packs them."
+            f"{some_of(unpacked)}: quantized weights are stored as float, because runtimes would unpack "
+            "integers at every call, which is slower, or cannot; target='generic' packs them."
         )
 
 
@@ -102,7 +106,7 @@ def why_float(node: ir.Node) -> str:
     known = [x for x in map(moved_integers, node.inputs[1:3]) if x is not None]
     if len(known) < 2:
         return "its weights are not quantized"
-    return _refusal(node, known) or "only ONNX Runtime has an integer kernel for LSTM"
+    return _refusal(node, known) or _ONLY_THERE
 
 
 def weight_type(node: ir.Node) -> str:

@@ -204,7 +204,9 @@ def _spare_from_decay(part: Any, learned: Sequence[Any]) -> None:
         vars(part).pop(name, None)
         if value:
             vars(part)[name] = value
-    vars(part).pop(f"{_EXCLUDED}_cache", None)
+    known = vars(part).get(f"{_EXCLUDED}_cache", {})  # what Keras has decided already
+    for key in keys | spared:
+        known.pop(key, None)
 
 
 def _hide_in_files(part: Any, hides: bool) -> None:
