@@ -27,7 +27,7 @@ def plans(draw):
     """Return a network, a seed, and the sparsity of each kind of layer."""
     rules = [{"op_types": ["default"], "sparsity": draw(shares)}]
     rules += [{"op_types": ["Linear"], "sparsity": draw(shares)}]
-    if draw(st.booleans()):
+    if draw(st.integers(0, 3)) == 3:  # in more, too many networks have nothing left to prune
         rules += [{"op_names": ["maps.0.0"], "exclude": True}]
     return draw(specs), draw(st.integers(0, 99)), rules
 
