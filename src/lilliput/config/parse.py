@@ -78,6 +78,12 @@ def parse_rules(
         if not isinstance(entry, Mapping):
             problems.append(Problem(place, f"received {shown(entry)}, expected a dict of keys."))
             continue
+        try:
+            entry = dict(entry)
+        except Exception as error:  # a mapping of the user's own, which runs their code
+            text = f"its keys cannot be read ({type(error).__name__}); write a plain dict of keys."
+            problems.append(Problem(place, text))
+            continue
         for spelled in _in_todays_keys(entry, origin, rule, problems):
             try:
                 rules.append(rule.model_validate(dict(spelled)))
