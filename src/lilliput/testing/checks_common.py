@@ -209,7 +209,8 @@ def check_training_in(subject: Subject, model: Model, stored: str, computed: str
     """Compress and train a model of another precision, which keeps the dtypes it has."""
     lab, where = subject.lab, f"{name_of(model)} in {computed}"
     optimizer = lab.optimizer(model)
-    anatomy = Anatomy(lab, model)
+    lab.train(model, optimizer, 1)  # what is made at the first step belongs to the model
+    anatomy = Anatomy(lab, model, optimizer)
     wanted = lab.outputs(model).dtype
     compressor = subject.compress(model, optimizer)
     for entry in entries(lab, compressor):

@@ -50,9 +50,10 @@ def _jax_gradients(model: Any, variables: list[Any]) -> list[Any]:
     jax: Any = sys.modules["jax"]
     others = [v.value for v in model.non_trainable_variables]
     inputs, target = make_batch(model)
+    told = {"training": True} if model._call_has_training_arg else {}  # a plain TinyUntold is not
 
     def loss(trained: list[Any]) -> Any:
-        result, _ = model.stateless_call(trained, others, inputs, training=True)
+        result, _ = model.stateless_call(trained, others, inputs, **told)
         return squares(result, target)
 
     found: list[Any] = jax.grad(loss)([v.value for v in variables])
