@@ -24,13 +24,17 @@ def calibrated(name, **options):
     def __init__(self, model=None, *args, **kwargs):
         base.__init__(self, model, *args, **kwargs)
         if model is not None:
-            self.calibrate([make_batch(model)], **options)
+            self.calibrate([make_batch(model)[0]])
 
-    return type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
+    def calibrate(self, batches):
+        base.calibrate(self, batches, **options)
+
+    members = {"__init__": __init__, "calibrate": calibrate, "__module__": base.__module__}
+    return type(base.__name__, (base,), members)
 
 
-def loss_of(model, batch):
-    return squares(model(batch[0], training=False), batch[1])
+def loss_of(model, inputs):
+    return squares(model(inputs, training=False), 1.0)
 
 
 # Those that prune after they have seen data, by registered name.
