@@ -22,7 +22,7 @@ class Backend(ABC):
     default_types: ClassVar[frozenset[str]]
     # Layers whose integer kernels, in the runtimes that the framework's users have, return integers.
     integer_outputs: ClassVar[frozenset[str]] = frozenset({"_ConvNd"})
-    dynamic_inputs: ClassVar[frozenset[str]] = frozenset({"Linear"})
+    dynamic_inputs: ClassVar[frozenset[str]] = frozenset({"Linear", "MultiheadAttention"})
 
     @abstractmethod
     def layers(self, model: Any) -> list[LayerInfo]:
