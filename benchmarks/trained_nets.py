@@ -63,8 +63,10 @@ class Case:
 
     @property
     def open_axes(self) -> tuple[int, ...]:
-        """The axes whose size is open in a file."""
-        return (0, 1) if self.lengths else (0,)
+        """The axes whose size is open in the float file: those that are open in Lilliput's."""
+        if self.lengths:
+            return (0, 1)
+        return (0, 2, 3) if self.inputs[0].dim() == 4 else (0,)
 
     def timed(self) -> dict[str, tuple[Tensor, ...]]:
         """Return the examples whose latency is measured, by what to call them."""
