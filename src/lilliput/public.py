@@ -54,6 +54,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (ALL, "lilliput.pruning.mean_activation", "ActivationMeanRankPruner"),
     (ALL, "lilliput.pruning.one_shot", "OneShotPruner ScoreMasker"),
     (ALL, "lilliput.pruning.random_scores", "RandomChannelPruner RandomPruner"),
+    (NOT_KERAS, "lilliput.pruning.second_order", "SecondOrderPruner"),
     (ALL, "lilliput.pruning.sensitivity", "SensitivityPruner"),
     (ALL, "lilliput.pruning.sensitivity_analysis", "SensitivityAnalysis"),
     (ALL, "lilliput.pruning.slim", "SlimPruner"),

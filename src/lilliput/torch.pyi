@@ -36,6 +36,7 @@ from lilliput.pruning.one_shot import OneShotPruner as OneShotPruner
 from lilliput.pruning.one_shot import ScoreMasker as ScoreMasker
 from lilliput.pruning.random_scores import RandomChannelPruner as RandomChannelPruner
 from lilliput.pruning.random_scores import RandomPruner as RandomPruner
+from lilliput.pruning.second_order import SecondOrderPruner as SecondOrderPruner
 from lilliput.pruning.sensitivity import SensitivityPruner as SensitivityPruner
 from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis as SensitivityAnalysis
 from lilliput.pruning.slim import SlimPruner as SlimPruner

@@ -13,6 +13,7 @@ from lilliput.torch import (
     AGPPruner,
     L1NormPruner,
     LeastSquaresPruner,
+    SecondOrderPruner,
     SlimPruner,
     TaylorFOWeightPruner,
 )
@@ -38,6 +39,7 @@ MAKERS = {
     "apoz": calibrated(ActivationAPoZRankPruner),
     "least_squares": followed(calibrated(LeastSquaresPruner)),
     "mean_activation": calibrated(ActivationMeanRankPruner),
+    "second_order": calibrated(SecondOrderPruner),
     "taylorfo": calibrated(TaylorFOWeightPruner, loss=loss_of),
 }
 
