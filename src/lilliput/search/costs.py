@@ -66,7 +66,7 @@ class Counts:
         terms: list[Term] = []
         for number, decisions in users.items():
             terms += expand(decisions, self.sizes, self._macs_of(number))
-        batch = self._batch()
+        batch = self.batch()
         return merged(Term(t.decisions, t.values / batch) for t in terms)
 
     def bytes(self) -> list[Term]:
@@ -93,7 +93,7 @@ class Counts:
     @cached_property
     def weights(self) -> dict[str, int]:
         """The weights whose bits are decided, each with the decision."""
-        found = {}
+        found: dict[str, int] = {}
         for number, decision in enumerate(self.space.decisions):
             for layer in decision.layers if decision.key == "quant_bits" else ():
                 names = self.space.layers[layer].tensor_names
@@ -147,7 +147,8 @@ class Counts:
             removed |= self.space.removed[number][index]
         return self.space.groups.flags(removed)
 
-    def _batch(self) -> int:
+    def batch(self) -> int:
+        """Return how many examples the example inputs hold."""
         shapes = [x.shape for x in self.analysis.graph.inputs]
         return batch_of(np.empty(shape, np.int8) for shape in shapes)
 

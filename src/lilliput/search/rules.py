@@ -68,7 +68,9 @@ def read_choices(config_list: Any, model: Any, pruner: str, quantizer: str) -> l
     elif selecting is not None:
         problems += selecting.problems
     if not problems and not any(len(x) > 1 for rule in found for x in rule.choices.values()):
-        text = f"no value is a choice, so there is nothing to search; write a rule such as {_EXAMPLE}."
+        text = (
+            f"no value is a choice, so there is nothing to search; write a rule such as {_EXAMPLE}."
+        )
         problems.append(Problem("", text))
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)), title="Search")
@@ -95,7 +97,8 @@ def _read(
         return None
     entry = dict(entry)
     selecting = {key: entry.pop(key) for key in SELECTING if key in entry}
-    choices = {key: _choices(entry.pop(key), f"{place} → {key}", problems) for key in CHOSEN if key in entry}  # fmt: skip
+    given = {key: entry.pop(key) for key in CHOSEN if key in entry}
+    choices = {k: _choices(x, f"{place} → {k}", problems) for k, x in given.items()}
     others: dict[str, dict[str, Any]] = {key: {} for key in CHOSEN}
     for key, value in entry.items():
         if isinstance(value, Mapping) and "choose" in value:

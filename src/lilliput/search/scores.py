@@ -86,7 +86,9 @@ class _Scores:
         for number, pruned in self._groups():
             readers = readers_of(pruned, self.space.probe.layout)
             for reader in readers:
-                task = self._on_channels(number, pruned.group.name, reader.layer, reader.units, True)
+                task = self._on_channels(
+                    number, pruned.group.name, reader.layer, reader.units, True
+                )
                 handles += watch(reader.layer, task)
             for member in [] if readers else pruned.members:
                 task = self._on_channels(
@@ -114,7 +116,9 @@ class _Scores:
     def finish(self) -> list[Array]:
         """Return the mean squares, never falling within a decision."""
         if not self.batches:
-            raise AlgorithmError("data: received no batch, expected a few to find sensitivities on.")
+            raise AlgorithmError(
+                "data: received no batch, expected a few to find sensitivities on."
+            )
         found: list[Array | None] = []
         for number, decision in enumerate(self.space.decisions):
             count = self.examples.get(number)
@@ -127,7 +131,7 @@ class _Scores:
             found.append(None if scores is None else np.maximum.accumulate(scores))
         most = max((float(x[-1]) for x in found if x is not None), default=1.0) or 1.0
         return [
-            _UNKNOWN * most * np.arange(size) if x is None else x
+            np.arange(size, dtype=np.float64) * (_UNKNOWN * most) if x is None else x
             for x, size in zip(found, self.space.sizes, strict=True)
         ]
 
@@ -144,7 +148,7 @@ class _Scores:
                 if bits is None:
                     continue
                 layer = self.space.quantized(name, bits)
-                targets, effects = self.space.targets_of(layer), 0.0
+                targets, effects = self.space.targets_of(layer), np.zeros(1)
                 if "weight" in targets:
                     moved = self.space.backend.response(layer, self._change(number, i, layer), read)
                     effects = effects + _per_example(grad * moved)
@@ -152,7 +156,7 @@ class _Scores:
                     grid = grid_for(layer.config, "input", layer)
                     rounded = fake_quantize(read, covering(read, grid)) - read
                     effects = effects + _per_example(read_grad * rounded)
-                self._add(number, i, np.asarray(effects))
+                self._add(number, i, effects)
 
         return task
 

@@ -124,9 +124,7 @@ class _Program:
         for decisions in self.combinations:
             self._tie(decisions, [sizes[d] for d in decisions])
 
-    def run(
-        self, budgets: Budgets, minimize: str = "", with_excess: bool = False
-    ) -> Choice | None:
+    def run(self, budgets: Budgets, minimize: str = "", with_excess: bool = False) -> Choice | None:
         """Solve it for the least score, the least of a cost, or the least excess over budgets."""
         require("scipy", "searching needs pip install 'lilliput[search]'")
         from scipy.optimize import Bounds, LinearConstraint, milp
@@ -163,7 +161,9 @@ class _Program:
         if found.status == _OUT_OF_TIME:
             log.warning(
                 "the solver stopped after %g s; its choice keeps the budgets, and a better one may exist "
-                "(by at most %.2g of the score).", _SECONDS, found.mip_gap
+                "(by at most %.2g of the score).",
+                _SECONDS,
+                found.mip_gap,
             )
         return tuple(
             int(np.argmax(found.x[self.starts[d] : self.starts[d + 1]]))
@@ -211,4 +211,3 @@ class _Program:
         places = np.flatnonzero(row)
         most = (budget - constant) / unit + _SLACK
         return places.tolist(), (row[places] / unit).tolist(), -np.inf, most
-

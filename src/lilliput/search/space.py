@@ -181,9 +181,7 @@ class Space:
                 problems.append(Problem("sparsity", text))
             for name in names:
                 self.settings["sparsity"][name] = takers[name].settings("sparsity")
-            self.decisions.append(
-                Decision("sparsity", tuple(names), tuple(choices), tuple(groups))
-            )
+            self.decisions.append(Decision("sparsity", tuple(names), tuple(choices), tuple(groups)))
         if not problems:
             self._find_removed()
         return problems
