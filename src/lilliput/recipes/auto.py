@@ -53,7 +53,7 @@ DEFAULT_RULES = (
     },
 )
 _BATCHES = 16  # that sensitivities, recovery without training and calibration look at
-_RATE = 0.02
+_RATE = 2e-3  # of Adam, falling to 0 along a cosine
 _SHARE_OF_TIME = 0.85  # of what is left that is planned for training: the rest is for writing files
 
 
@@ -286,7 +286,7 @@ def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, 
     model, teacher = maker.cut(choice), copy.deepcopy(space.model)
     functions = Functions()
     costs, planned = work.task.measure(choice), epochs if end is None else 1
-    optimizer = framework.start_training(model, [], functions, None, _RATE)
+    optimizer = framework.start_recovery(model)
     done, since = 0, 0
     while done < planned:
         for group in optimizer.param_groups:

@@ -145,11 +145,16 @@ class Task:
             self.journal.note("latency", held)
         return [Term(tuple(d), np.asarray(values, float)) for d, values in held]
 
+    @property
+    def limited(self) -> list[str]:
+        """The names of all budgets but the drop of the metric."""
+        return [name for name in self.limits if name != "drop"]
+
     @cached_property
     def bounds(self) -> dict[str, float]:
         """The most that each cost may come to."""
         found = {}
-        for name in self.costs:
+        for name in self.limited:
             limit = self.limits[name]
             if name == "average_bits":
                 found[name] = 0.0
@@ -244,7 +249,7 @@ class Task:
     ) -> list[tuple[str, float, float]]:
         """Return each limited cost as measured, and the most that is allowed."""
         rows = []
-        for name in self.costs:
+        for name in self.limited:
             is_bits = name == "average_bits"
             bound = self.limits[name].value if is_bits else self.bounds[name] * looser
             rows.append((name, costs[name], bound + _ROUNDING * abs(bound)))
