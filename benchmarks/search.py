@@ -127,7 +127,7 @@ def latency(case: Case, count: int, networks: int) -> dict[str, Any]:
             # Networks of all sizes: each draws from its own range of alternatives.
             most = int(rng.integers(1, 5))
             choice = tuple(int(rng.integers(min(n, most))) for n in space.sizes)
-            ratio, _ = clock.measure(choice, maker.make(choice, is_draft=True))
+            ratio, _ = clock.measure(choice, maker.draft(choice))
             rows.append((total(terms, choice), ratio, total(macs, choice) / whole))
             print(f"estimated {rows[-1][0]:.3f}, measured {ratio:.3f}", flush=True)
         estimated, real, work = np.array(rows).T

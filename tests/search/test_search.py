@@ -1,10 +1,12 @@
 """Whole searches: budgets kept as measured, exact against all choices, resumed, and refused."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -201,3 +203,67 @@ def test_a_killed_search_goes_on_and_ends_in_the_same_config_list(tmp_path):
         found, left = run(tmp_path / f"killed-{kill}", 0)
         assert found == expected
         assert left == calls - (kill - 1)  # nothing is evaluated twice, but what was under way
+
+
+@pytest.mark.parametrize("strategy", ["evolution", "netadapt", "annealing"])
+def test_every_strategy_keeps_the_budget_and_is_deterministic(strategy, tmp_path):
+    from lilliput.search.strategies.table import strategy_named
+
+    found = []
+    for name in ("one", "two"):
+        task = search({"macs": 0.5, "params": 0.6}, trials=3).start(tmp_path / name)
+        (tmp_path / name).mkdir()
+        found.append(strategy_named(strategy)(task))
+        assert task.keeps(found[-1].costs)
+        assert found[-1].costs["macs"] <= 0.5 * task.whole["macs"]
+        best = max(t.metric for t in task.tried.values() if task.keeps(t.costs))
+        assert strategy == "netadapt" or found[-1].metric == best
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("strategy", ["evolution", "netadapt", "annealing"])
+def test_every_strategy_refuses_what_cannot_be_met(strategy, tmp_path):
+    with pytest.raises(AlgorithmError, match="cannot be met"):
+        search({"macs": 0.01}, strategy=strategy).run(tmp_path)
+
+
+def _dies(model):
+    """Kill the worker at the first trial, and only there."""
+    if Path("died").exists() or os.getpid() == int(Path("parent").read_text()):
+        return accuracy(model)
+    Path("died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
+def test_workers_find_the_same_even_if_one_of_them_dies(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("parent").write_text(str(os.getpid()))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    budget, found = {"macs": 0.5}, []
+    found.append(search(budget, evaluate=accuracy, trials=6).run("alone"))
+    context = multiprocessing.get_context("spawn")
+    for name, evaluate in (("together", accuracy), ("dying", _dies)):
+        with ProcessPoolExecutor(2, mp_context=context) as executor:
+            given = search(budget, evaluate=evaluate, trials=6, executor=executor)
+            found.append(given.run(name))
+    assert Path("died").exists()
+    assert found[0].config_list == found[1].config_list == found[2].config_list
+    assert found[0].front == found[1].front == found[2].front
+
+
+def test_an_executor_without_submit_is_refused():
+    with pytest.raises(ConfigError, match=r"executor: received int, .*submit"):
+        search({"macs": 0.5}, executor=3)
+
+
+def test_trials_of_an_executor_are_those_of_one_machine(tmp_path):
+    """Threads, and results that come in the wrong order."""
+    with ThreadPoolExecutor(3) as executor:
+        task = search({"macs": 0.5}, executor=executor).start(tmp_path)
+        choices = [(0, 1, 1), (1, 0, 1), (1, 1, 0)]
+        together = task.trials(choices)
+    (tmp_path / "alone").mkdir()
+    alone = search({"macs": 0.5}).start(tmp_path / "alone")
+    assert together == [alone.trial(choice) for choice in choices]

@@ -280,10 +280,11 @@ class _Work:
 
 def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, seed: int) -> None:
     """Train the cut network to answer as the original does; offer it after 1, 2, 4, … epochs."""
-    space, maker = work.search.space, work.task.maker
+    space = work.search.space
     framework = framework_named(space.backend.name)
     framework.seed(seed)
-    model, teacher = maker.cut(choice), copy.deepcopy(space.model)
+    order = work.task.maker.order(choice)
+    model, teacher = order.cut(), copy.deepcopy(space.model)
     functions = Functions()
     costs, planned = work.task.measure(choice), epochs if end is None else 1
     optimizer = framework.start_recovery(model)
@@ -305,7 +306,7 @@ def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, 
         if done in (1, planned) or done == 2 * since or is_late:
             since = done
             framework.evaluation_mode(model)
-            candidate = maker.quantized(copy.deepcopy(model), choice)
+            candidate = order.quantized(copy.deepcopy(model))
             work.offer(f"trained for {done} epoch{'s' * (done > 1)}", choice, candidate, costs)
             if is_late or (work.is_done and end is None):
                 return
@@ -366,4 +367,4 @@ def _check_time(hours: Any, epochs: Any) -> float | None:
     is_number = isinstance(hours, (int, float)) and not isinstance(hours, bool)
     if not is_number or not 0 < hours < math.inf:
         raise ConfigError(f"hours: received {hours!r}, expected a number above 0.")
-    return time.monotonic() + 3600 * hours
+    return time.monotonic() + 3600 * float(hours)

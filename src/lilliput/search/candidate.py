@@ -8,7 +8,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,72 @@ class Candidate:
     compressor: Any
 
 
+@dataclass(frozen=True, eq=False)
+class Order:
+    """All that it takes to make one network, so that another process can make it as well.
+
+    Parameters
+    ----------
+    model : object
+        The original; it is copied.
+    pruning, quantization : list of dict
+        Config lists, empty where there is nothing to do.
+    data : sequence
+        Batches for recovery and calibration.
+    example_inputs : object
+        What the model is called with.
+    pruner, quantizer : str
+        Names of the algorithms.
+    recover : str
+        ``"reconstruct"``, ``"recalibrate"`` or ``"none"``.
+    options : mapping
+        Keyword arguments of the quantizer.
+    """
+
+    model: Any
+    pruning: list[dict[str, Any]]
+    quantization: list[dict[str, Any]]
+    data: Sequence[Any]
+    example_inputs: Any
+    pruner: str
+    quantizer: str
+    recover: str
+    options: Mapping[str, Any]
+
+    def make(self) -> Candidate:
+        """Return the network."""
+        return self.quantized(self.cut())
+
+    def cut(self) -> Any:
+        """Return a copy of the model without the channels that are pruned, in floating point."""
+        model = copy.deepcopy(self.model)
+        if not self.pruning:
+            return model
+        from lilliput.recovery.recalibrate import recalibrate
+        from lilliput.recovery.reconstruct import reconstruct
+        from lilliput.speedup.shrink import speedup
+
+        inputs, algorithm = self.example_inputs, pruners.get(self.pruner)
+        with quiet():
+            model = algorithm(model, self.pruning, example_inputs=inputs).compress()
+            if self.recover == "reconstruct":
+                reconstruct(model, self.data, self.model, progress=False)
+            elif self.recover == "recalibrate":
+                recalibrate(model, self.data, original=self.model)
+            return speedup(model, inputs).model
+
+    def quantized(self, model: Any) -> Candidate:
+        """Quantize a network in place."""
+        if not self.quantization:
+            return Candidate(model, model)
+        inputs, algorithm = self.example_inputs, quantizers.get(self.quantizer)
+        with quiet():
+            quantizer = algorithm(model, self.quantization, example_inputs=inputs, **self.options)
+            model = quantizer.compress()
+            quantizer.calibrate(self.data, progress=False)
+        return Candidate(model, quantizer)
+
+
 class Maker:
     """Make networks for choices; the original is never changed.
 
@@ -49,13 +115,8 @@ class Maker:
     ----------
     space : Space
         What can be chosen.
-    data : sequence
-        Batches for recovery and calibration.
-    recover : str
-        ``"reconstruct"``, ``"recalibrate"`` or ``"none"``: what gives back, without training, what
-        pruning took.
-    options : mapping
-        Keyword arguments of the quantizer.
+    data, recover, options
+        See :class:`Order`.
     target : Target
         The kind of file that is written.
     """
@@ -71,40 +132,25 @@ class Maker:
         self.space, self.data, self.recover = space, data, recover
         self.options, self.target = dict(options), target
 
-    def make(self, choice: Sequence[int], is_draft: bool = False) -> Candidate:
-        """Return the network of a choice; a draft has its shape and bits, and nothing recovered."""
-        return self.quantized(self.cut(choice, is_draft), choice, is_draft)
+    def order(self, choice: Sequence[int]) -> Order:
+        """Return what the network of a choice is made from."""
+        space = self.space
+        return Order(
+            space.model,
+            space.pruning(choice),
+            space.quantization(choice),
+            self.data,
+            space.example_inputs,
+            space.pruner,
+            space.quantizer,
+            self.recover,
+            self.options,
+        )
 
-    def cut(self, choice: Sequence[int], is_draft: bool = False) -> Any:
-        """Return a copy of the model with the channels of a choice removed, in floating point."""
-        rules, inputs = self.space.pruning(choice), self.space.example_inputs
-        model = copy.deepcopy(self.space.model)
-        if not rules:
-            return model
-        from lilliput.recovery.recalibrate import recalibrate
-        from lilliput.recovery.reconstruct import reconstruct
-        from lilliput.speedup.shrink import speedup
-
-        with quiet():
-            model = pruners.get(self.space.pruner)(model, rules, example_inputs=inputs).compress()
-            if self.recover == "reconstruct" and not is_draft:
-                reconstruct(model, self.data, self.space.model, progress=False)
-            elif self.recover == "recalibrate" and not is_draft:
-                recalibrate(model, self.data, original=self.space.model)
-            return speedup(model, inputs).model
-
-    def quantized(self, model: Any, choice: Sequence[int], is_draft: bool = False) -> Candidate:
-        """Quantize a network in place as a choice says."""
-        rules = self.space.quantization(choice)
-        if not rules:
-            return Candidate(model, model)
-        options: dict[str, Any] = {} if is_draft else self.options
-        with quiet():
-            algorithm = quantizers.get(self.space.quantizer)
-            quantizer = algorithm(model, rules, example_inputs=self.space.example_inputs, **options)
-            model = quantizer.compress()
-            quantizer.calibrate(self.data[:1] if is_draft else self.data, progress=False)
-        return Candidate(model, quantizer)
+    def draft(self, choice: Sequence[int]) -> Candidate:
+        """Return a network with the shape and the bits of a choice, and nothing recovered."""
+        order = self.order(choice)
+        return replace(order, data=self.data[:1], recover="none", options={}).make()
 
     def write(self, candidate: Candidate | None, path: Path, check: bool = False) -> Any:
         """Write a candidate as a file, or the original for None; return the ExportResult."""

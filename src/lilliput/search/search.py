@@ -33,6 +33,7 @@ from lilliput.report.receipt import Receipt, take_receipt
 from lilliput.search.budget import parse_budget
 from lilliput.search.candidate import RECOVERIES, Maker, evaluated, target_of, threads
 from lilliput.search.costs import Counts
+from lilliput.search.executors import check_executor
 from lilliput.search.journal import Journal
 from lilliput.search.result import Found, explain, pareto
 from lilliput.search.space import Space
@@ -68,7 +69,8 @@ class Search:
     target : str
         The runtime: ``"onnxruntime"``, ``"openvino"`` or ``"executorch"``.
     strategy : str
-        How to search; ``"knapsack"``.
+        How to search: ``"knapsack"`` (exact by scores, then exchanges), ``"evolution"`` (level
+        switches), ``"netadapt"`` (step by step to the budget) or ``"annealing"``.
     pruner, quantizer : str
         Names of the pruner, which removes channels by their weights, and of the quantizer.
     recover : str
@@ -84,6 +86,10 @@ class Search:
         The folder of latency tables, to share them between searches; by default that of the run.
     seed : int
         For what is drawn.
+    executor : concurrent.futures.Executor, optional
+        Where trials are evaluated, several at a time: any executor of PEP 3148, such as a
+        ``ProcessPoolExecutor`` or Dask's ``Client.get_executor()``. Model, data and ``evaluate`` must be
+        picklable for it. The config list that is found does not depend on it.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class Search:
         networks: int = 12,
         tables: str | os.PathLike[str] | None = None,
         seed: int = 0,
+        executor: Any = None,
     ) -> None:
         framework = backend_of(model).name
         if framework != "torch":
@@ -114,6 +121,8 @@ class Search:
             )
         self.limits = parse_budget(budget)
         _check(evaluate, recover, trials, networks)
+        check_executor(executor)
+        self.executor = executor
         self.run_strategy, self.strategy = strategy_named(strategy), strategy
         self.target = target_of(target, framework)
         self.space = Space(model, config_list, example_inputs, pruner, quantizer)
@@ -160,6 +169,7 @@ class Search:
             self.networks,
             self.trials,
             self.seed,
+            self.executor,
         )
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from lilliput.errors import AlgorithmError
 from lilliput.search.budget import Limit, amount
 from lilliput.search.candidate import Candidate, Maker, evaluated
 from lilliput.search.costs import Counts
+from lilliput.search.executors import outcome, submitted
 from lilliput.search.journal import Journal
 from lilliput.search.scores import find_scores
 from lilliput.search.solve import Array, Choice, Term, nearest_to, solve, total
@@ -21,6 +22,7 @@ from lilliput.search.timing import Clock
 
 log = logging.getLogger("lilliput")
 _ROUNDING = 1e-6  # of a limit: what a measured number may exceed it by
+_MEASURED = 4  # networks that are measured for each trial that is allowed, at most
 _ROUNDS = 8  # of solving, measuring, and solving again with what was learned
 
 
@@ -65,6 +67,8 @@ class Task:
         How many config lists may be evaluated.
     seed : int
         For strategies that draw numbers.
+    executor : concurrent.futures.Executor, optional
+        Evaluates trials.
     """
 
     def __init__(
@@ -78,11 +82,14 @@ class Task:
         networks: int,
         trials: int,
         seed: int,
+        executor: Any = None,
     ) -> None:
         self.maker, self.counts, self.space = maker, counts, maker.space
         self.limits, self.evaluate, self.journal = limits, evaluate, journal
         self.clock, self.networks, self.seed = clock, networks, seed
+        self.executor = executor
         self.allowed, self.tried = trials, dict[Choice, Trial]()
+        self.known: dict[Choice, dict[str, float]] = {}  # the real costs of choices
         self.shift: dict[str, float] = {}  # what measured costs exceeded their estimates by
         self._last: tuple[Choice, Candidate] | None = None
 
@@ -199,10 +206,10 @@ class Task:
             costs = self.measure(choice)
             if self.keeps(costs, looser):
                 return self.trial(choice)
-            self._learn(choice, costs)
+            self.learn(choice, costs)
         return None
 
-    def _learn(self, choice: Choice, costs: Mapping[str, float]) -> None:
+    def learn(self, choice: Choice, costs: Mapping[str, float]) -> None:
         """Correct estimates by what a choice really takes."""
         for name in ("bytes", "latency"):
             if name in self.costs:
@@ -216,17 +223,19 @@ class Task:
     def candidate(self, choice: Choice) -> Candidate:
         """Return the network of a choice."""
         if self._last is None or self._last[0] != choice:
-            self._last = (choice, self.maker.make(choice))
+            self._last = (choice, self.maker.order(choice).make())
         return self._last[1]
 
     def measure(self, choice: Choice) -> dict[str, float]:
         """Return the real costs of a choice: counted, of the file, and timed."""
-        name = f"costs {_key(choice)}"
-        held = self.journal.get(name)
-        if held is None:
-            held = self._measured(choice)
-            self.journal.note(name, held)
-        return dict(held)
+        if choice not in self.known:
+            name = f"costs {_key(choice)}"
+            held = self.journal.get(name)
+            if held is None:
+                held = self._measured(choice)
+                self.journal.note(name, held)
+            self.known[choice] = dict(held)
+        return self.known[choice]
 
     def _measured(self, choice: Choice) -> dict[str, float]:
         found = {
@@ -257,24 +266,49 @@ class Task:
 
     def trial(self, choice: Choice) -> Trial:
         """Measure a choice, the metric included."""
-        if choice not in self.tried:
-            costs = self.measure(choice)
-            name = f"metric {_key(choice)}"
-            metric = self.journal.get(name)
-            if metric is None:
-                model = self.candidate(choice).model
-                metric = evaluated(self.evaluate, model, f"the config list {_key(choice)}")
-                self.journal.note(name, metric)
-            self.tried[choice] = Trial(choice, costs, float(metric))
-            log.info(
-                "trial %d: metric %.4g (original %.4g)", len(self.tried), metric, self.baseline
-            )
-        return self.tried[choice]
+        return self.trials([choice])[0]
+
+    def trials(self, choices: Sequence[Choice]) -> list[Trial]:
+        """Measure several choices; their metrics are found by the executor, if there is one."""
+        costs = {choice: self.measure(choice) for choice in choices}
+        due = [x for x in costs if x not in self.tried and self._metric(x) is None]
+        for choice, metric in zip(due, self._evaluated(due), strict=True):
+            self.journal.note(f"metric {_key(choice)}", metric)
+        for choice in costs:
+            if choice not in self.tried:
+                metric = float(self._metric(choice))
+                self.tried[choice] = Trial(choice, costs[choice], metric)
+                shown = (len(self.tried), metric, self.baseline)
+                log.info("trial %d: metric %.4g (original %.4g)", *shown)
+        return [self.tried[choice] for choice in choices]
+
+    def _metric(self, choice: Choice) -> Any:
+        return self.journal.get(f"metric {_key(choice)}")
+
+    def _evaluated(self, choices: Sequence[Choice]) -> Iterator[float]:
+        """Yield metrics in the order of the choices, however the executor orders its work."""
+        names = [f"the config list {_key(choice)}" for choice in choices]
+        if self.executor is None or len(choices) < 2:
+            for choice, name in zip(choices, names, strict=True):
+                yield evaluated(self.evaluate, self.candidate(choice).model, name)
+            return
+        orders = [self.maker.order(choice) for choice in choices]
+        futures = [
+            submitted(self.executor, order, self.evaluate, name)
+            for order, name in zip(orders, names, strict=True)
+        ]
+        for future, order, name in zip(futures, orders, names, strict=True):
+            yield outcome(future, order, self.evaluate, name)
+
+    @property
+    def left(self) -> int:
+        """How many trials may still be made."""
+        return max(self.allowed - len(self.tried), 0)
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all allowed trials were made."""
-        return len(self.tried) >= self.allowed
+        """Whether all allowed trials were made, or too many networks turned out to be too large."""
+        return len(self.tried) >= self.allowed or len(self.known) >= _MEASURED * self.allowed
 
     # -- what cannot be had ------------------------------------------------------------------------------
 

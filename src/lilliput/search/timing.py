@@ -133,7 +133,7 @@ class Clock:
             if done < len(self.times.networks):
                 continue  # an earlier run has timed it; the numbers drawn stay the same
             log.info("timing network %d of %d for the latency table", done + 1, networks)
-            self.measure(choice, self.maker.make(choice, is_draft=True))
+            self.measure(choice, self.maker.draft(choice))
 
     def _next(self, done: int, rng: np.random.Generator) -> Choice:
         """Return the mildest choice, then the strongest, then random ones that show most."""

@@ -8,8 +8,14 @@ their scores first, and what is really better stays.
 
 from __future__ import annotations
 
-from lilliput.search.solve import Choice
+from itertools import islice
+
+from lilliput.search.strategies.moves import exchanges
 from lilliput.search.task import Task, Trial
+
+_AT_A_TIME = (
+    4  # trials: as many whether one machine evaluates them or several, so that the end is the same
+)
 
 
 def search(task: Task) -> Trial:
@@ -18,40 +24,23 @@ def search(task: Task) -> Trial:
     if best is None:
         raise task.refuse()
     while not task.is_exhausted:
-        better = _first_better(task, best)
+        better = _better(task, best)
         if better is None:
             break
         best = better
     return best
 
 
-def _first_better(task: Task, best: Trial) -> Trial | None:
-    """Return the first exchange with a better metric, None if there is none or no trial is left."""
-    for choice in exchanges(task, best.choice):
-        if task.is_exhausted:
+def _better(task: Task, best: Trial) -> Trial | None:
+    """Return the best of the first few exchanges with one that is better, None if there is none."""
+    fitting = {x for x in exchanges(task, best.choice) if task.may_fit(x)} - task.tried.keys()
+    ranked = iter(sorted(fitting, key=lambda x: (task.score(x), x)))
+    while not task.is_exhausted:
+        kept = (x for x in ranked if task.keeps(task.measure(x)))
+        few = list(islice(kept, min(_AT_A_TIME, task.left)))
+        if not few:
             return None
-        if choice in task.tried or not task.keeps(task.measure(choice)):
-            continue
-        trial = task.trial(choice)
-        if trial.metric > best.metric:
-            return trial
+        found = max(task.trials(few), key=lambda trial: trial.metric)
+        if found.metric > best.metric:
+            return found
     return None
-
-
-def exchanges(task: Task, choice: Choice) -> list[Choice]:
-    """Return choices with one decision milder and at most one stronger, of least score first."""
-    steps = [
-        (d, s) for d, n in enumerate(task.space.sizes) for s in (-1, 1) if 0 <= choice[d] + s < n
-    ]
-    found = []
-    for d, step in steps:
-        if step < 0:
-            milder = _moved(choice, d, -1)
-            found.append(milder)
-            found += [_moved(milder, e, 1) for e, other in steps if other > 0 and e != d]
-    fitting = [x for x in found if task.may_fit(x)]
-    return sorted(fitting, key=lambda x: (task.score(x), x))
-
-
-def _moved(choice: Choice, decision: int, step: int) -> Choice:
-    return tuple(x + step if d == decision else x for d, x in enumerate(choice))

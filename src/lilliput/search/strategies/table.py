@@ -8,7 +8,7 @@ from typing import Any
 
 from lilliput.errors import ConfigError, nearest
 
-STRATEGIES = ("knapsack",)
+STRATEGIES = ("knapsack", "evolution", "netadapt", "annealing")
 
 
 def strategy_named(name: Any) -> Callable[[Any], Any]:
