@@ -70,14 +70,11 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (BOTH, "lilliput.graph.groups", "ChannelGroups"),
     (BOTH, "lilliput.speedup.channels", "channel_groups"),
     ((TORCH,), "lilliput.speedup.model_speedup", "ModelSpeedup"),
-    ((TORCH,), "lilliput.speedup.preflight", "preflight"),
-    ((TORCH,), "lilliput.speedup.result", "SpeedupResult"),
-    ((TORCH,), "lilliput.speedup.saved", "load"),
-    ((TORCH,), "lilliput.speedup.shrink", "speedup"),
-    ((KERAS,), "lilliput.speedup.keras.result", "SpeedupResult"),
-    ((KERAS,), "lilliput.speedup.keras.shrink", "speedup"),
-    ((TORCH,), "lilliput.recovery.recalibrate", "recalibrate"),
-    ((KERAS,), "lilliput.recovery.keras", "recalibrate"),
+    (BOTH, "lilliput.speedup.preflight", "preflight"),
+    (BOTH, "lilliput.speedup.result", "SpeedupResult"),
+    (BOTH, "lilliput.speedup.saved", "load"),
+    (BOTH, "lilliput.speedup.shrink", "speedup"),
+    (BOTH, "lilliput.recovery.recalibrate", "recalibrate"),
     ((TORCH,), "lilliput.recovery.reconstruct", "Reconstruction reconstruct"),
     # export
     ((TORCH,), "lilliput.export", "ExportResult export_executorch export_onnx export_openvino"),
@@ -88,7 +85,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (BOTH, "lilliput.export.targets.executed", "open_file"),
     (BOTH, "lilliput.report.measure", "measure measure_all"),
     (BOTH, "lilliput.report.quantization", "QuantizationReport quantization_report"),
-    (BOTH, "lilliput.report.receipt", "Figures Receipt take_receipt"),
+    (BOTH, "lilliput.measure.receipt", "Figures Receipt take_receipt"),
     (BOTH, "lilliput.report.snapshot", "snapshot"),
 )
 

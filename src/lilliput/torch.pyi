@@ -17,6 +17,9 @@ from lilliput.frameworks.torch.wrapper import ModuleWrapper as ModuleWrapper
 from lilliput.frameworks.torch.wrapper import PrunerModuleWrapper as PrunerModuleWrapper
 from lilliput.frameworks.torch.wrapper import QuantizerModuleWrapper as QuantizerModuleWrapper
 from lilliput.graph.groups import ChannelGroups as ChannelGroups
+from lilliput.measure.receipt import Figures as Figures
+from lilliput.measure.receipt import Receipt as Receipt
+from lilliput.measure.receipt import take_receipt as take_receipt
 from lilliput.ops.grad import QuantGrad as QuantGrad
 from lilliput.ops.qparams import Grid as Grid
 from lilliput.ops.qparams import QParams as QParams
@@ -54,9 +57,6 @@ from lilliput.report.measure import measure as measure
 from lilliput.report.measure import measure_all as measure_all
 from lilliput.report.quantization import QuantizationReport as QuantizationReport
 from lilliput.report.quantization import quantization_report as quantization_report
-from lilliput.report.receipt import Figures as Figures
-from lilliput.report.receipt import Receipt as Receipt
-from lilliput.report.receipt import take_receipt as take_receipt
 from lilliput.report.snapshot import snapshot as snapshot
 from lilliput.speedup.channels import channel_groups as channel_groups
 from lilliput.speedup.model_speedup import ModelSpeedup as ModelSpeedup
