@@ -18,6 +18,9 @@ from lilliput.frameworks.torch.wrapper import ModuleWrapper as ModuleWrapper
 from lilliput.frameworks.torch.wrapper import PrunerModuleWrapper as PrunerModuleWrapper
 from lilliput.frameworks.torch.wrapper import QuantizerModuleWrapper as QuantizerModuleWrapper
 from lilliput.graph.groups import ChannelGroups as ChannelGroups
+from lilliput.measure.receipt import Figures as Figures
+from lilliput.measure.receipt import Receipt as Receipt
+from lilliput.measure.receipt import take_receipt as take_receipt
 from lilliput.ops.grad import QuantGrad as QuantGrad
 from lilliput.ops.qparams import Grid as Grid
 from lilliput.ops.qparams import QParams as QParams
@@ -61,9 +64,6 @@ from lilliput.report.measure import measure as measure
 from lilliput.report.measure import measure_all as measure_all
 from lilliput.report.quantization import QuantizationReport as QuantizationReport
 from lilliput.report.quantization import quantization_report as quantization_report
-from lilliput.report.receipt import Figures as Figures
-from lilliput.report.receipt import Receipt as Receipt
-from lilliput.report.receipt import take_receipt as take_receipt
 from lilliput.report.snapshot import snapshot as snapshot
 from lilliput.search.result import Found as Found
 from lilliput.search.search import Search as Search

@@ -78,7 +78,7 @@ def test_quantize_speedup_and_export_are_recipes(lilliput, asked, place):
 
 def test_run_takes_a_folder_named_after_the_recipe_and_a_seed(lilliput, place, monkeypatch):
     import lilliput.recipes as recipes
-    from lilliput.report.receipt import Figures, Receipt
+    from lilliput.measure.receipt import Figures, Receipt
 
     found = {}
 

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
+from lilliput.frameworks.torch.lab import loss_of
 from lilliput.testing import Subject, pruner_checks, quantizer_checks
-from lilliput.testing.labs.torch_lab import loss_of
 from lilliput.torch import (
     ActivationAPoZRankPruner,
     ActivationMeanRankPruner,

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import StageError
 from lilliput.frameworks.features import Run
+from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
-from lilliput.ops.flow import Flow
 from lilliput.ops.grad import QuantGrad
 
 

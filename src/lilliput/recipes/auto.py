@@ -32,11 +32,11 @@ from lilliput.distillation.distiller import Distiller
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.export.targets.executed import open_file
 from lilliput.files import make_folder, write_atomically
-from lilliput.recipes.framework import framework_named
+from lilliput.measure.receipt import Receipt, take_receipt
+from lilliput.recipes.framework import loop_named
 from lilliput.recipes.functions import Functions
 from lilliput.report.build import build_report
 from lilliput.report.measure import measure_all
-from lilliput.report.receipt import Receipt, take_receipt
 from lilliput.search.budget import parse_budget
 from lilliput.search.candidate import Candidate, evaluated, threads
 from lilliput.search.result import explain
@@ -281,21 +281,19 @@ class _Work:
 def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, seed: int) -> None:
     """Train the cut network to answer as the original does; offer it after 1, 2, 4, … epochs."""
     space = work.search.space
-    framework = framework_named(space.backend.name)
-    framework.seed(seed)
+    loop = loop_named(space.backend.name)
+    loop.seed(seed)
     order = work.task.maker.order(choice)
     model, teacher = order.cut(), copy.deepcopy(space.model)
     functions = Functions()
     costs, planned = work.task.measure(choice), epochs if end is None else 1
-    optimizer = framework.start_recovery(model)
+    optimizer = loop.start_recovery(model)
     done, since = 0, 0
     while done < planned:
         for group in optimizer.param_groups:
             group["lr"] = _RATE * 0.5 * (1 + math.cos(math.pi * done / max(planned, 1)))
         start = time.monotonic()
-        _one_epoch(
-            framework, model, teacher, optimizer, _again(data), functions, done, planned, space
-        )
+        _one_epoch(loop, model, teacher, optimizer, _again(data), functions, done, planned, space)
         done += 1
         if end is not None and done == 1:
             seconds = time.monotonic() - start
@@ -305,7 +303,7 @@ def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, 
         is_late = end is not None and time.monotonic() > end
         if done in (1, planned) or done == 2 * since or is_late:
             since = done
-            framework.evaluation_mode(model)
+            loop.evaluation_mode(model)
             candidate = order.quantized(copy.deepcopy(model))
             work.offer(f"trained for {done} epoch{'s' * (done > 1)}", choice, candidate, costs)
             if is_late or (work.is_done and end is None):
@@ -313,7 +311,7 @@ def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, 
 
 
 def _one_epoch(
-    framework: Any,
+    loop: Any,
     model: Any,
     teacher: Any,
     optimizer: Any,
@@ -328,7 +326,7 @@ def _one_epoch(
     distiller.is_alone = True
     distiller.compress()
     try:
-        framework.train(model, optimizer, batches, functions, None, epoch, epochs, distiller)
+        loop.train(model, optimizer, batches, functions, None, epoch, epochs, distiller)
     finally:
         distiller.strip()
 

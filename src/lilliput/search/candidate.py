@@ -17,8 +17,8 @@ from lilliput.export.targets.table import TARGETS
 from lilliput.export.targets.target import Target
 from lilliput.extras import require
 from lilliput.frameworks.work import default_threads
+from lilliput.measure.timing import run_evaluation
 from lilliput.registry import pruners, quantizers
-from lilliput.report.measure import run_evaluation
 from lilliput.search.space import Space
 
 RECOVERIES = ("reconstruct", "recalibrate", "none")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lilliput.report.receipt import Receipt
+from lilliput.measure.receipt import Receipt
 from lilliput.search.task import Task, Trial
 
 

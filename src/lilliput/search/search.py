@@ -26,10 +26,10 @@ from lilliput.errors import ConfigError, UnsupportedModelError, nearest
 from lilliput.export.targets.executed import open_file
 from lilliput.files import make_folder, write_atomically
 from lilliput.frameworks import backend_of
+from lilliput.measure.receipt import Receipt, take_receipt
 from lilliput.pruning.sensitivity_files import fingerprint
 from lilliput.pruning.sensitivity_probe import name_of
 from lilliput.report.measure import measure_all
-from lilliput.report.receipt import Receipt, take_receipt
 from lilliput.search.budget import parse_budget
 from lilliput.search.candidate import RECOVERIES, Maker, evaluated, target_of, threads
 from lilliput.search.costs import Counts

@@ -21,8 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lilliput.testing.expect import ConformanceError, Report
-    from lilliput.testing.labs.torch_models import (
+    from lilliput.frameworks.torch.lab_models import (
         Specimen,
         TinyCNN,
         TinyLSTM,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         TinyTied,
         TinyTransformer,
     )
+    from lilliput.testing.expect import ConformanceError, Report
     from lilliput.testing.torch import (
         Subject,
         check_pruner,
@@ -39,11 +39,17 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "expect": ("ConformanceError", "Report"),
-    "labs.torch_models": (
+    "lilliput.testing.expect": ("ConformanceError", "Report"),
+    "lilliput.frameworks.torch.lab_models": (
         *("Specimen", "TinyCNN", "TinyLSTM", "TinyMLP", "TinyTied", "TinyTransformer"),
     ),
-    "torch": ("Subject", "check_pruner", "check_quantizer", "pruner_checks", "quantizer_checks"),
+    "lilliput.testing.torch": (
+        "Subject",
+        "check_pruner",
+        "check_quantizer",
+        "pruner_checks",
+        "quantizer_checks",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -67,7 +73,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
 

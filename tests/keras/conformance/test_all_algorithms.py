@@ -4,10 +4,10 @@ import pytest
 
 from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.keras import lab as keras_lab
+from lilliput.frameworks.keras.lab_loops import squares
+from lilliput.frameworks.keras.lab_models import make_batch
 from lilliput.testing.keras import Subject, TinyCNN, pruner_checks, quantizer_checks
-from lilliput.testing.labs import keras_lab
-from lilliput.testing.labs.keras_loops import squares
-from lilliput.testing.labs.keras_models import make_batch
 from lilliput.testing.observe import Anatomy
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.

@@ -38,8 +38,8 @@ from lilliput.frameworks.keras.wrapper import (
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
+from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
-from lilliput.ops.flow import Flow
 from lilliput.ops.grad import QuantGrad
 
 Tensor = Any

@@ -58,8 +58,8 @@ from lilliput.frameworks.torch.wrapper import (
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
+from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
-from lilliput.ops.flow import Flow
 from lilliput.ops.grad import QuantGrad
 
 _WRAPPERS = {

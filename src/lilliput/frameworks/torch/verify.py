@@ -18,10 +18,10 @@ from lilliput.frameworks.torch.caches import cached_tensors, drop_caches, has_ta
 from lilliput.frameworks.torch.capture import Inputs, as_inputs, fresh, quiet, shared_copy
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
 from lilliput.frameworks.torch.cutting import clear_, cut_all
+from lilliput.frameworks.torch.precision import Load, keep, load_in_parts
 from lilliput.frameworks.torch.sidecar import SIDECAR, mask_of
 from lilliput.frameworks.torch.weights import zero_
 from lilliput.graph.cuts import Cut, by_tensor
-from lilliput.speedup.precision import Load, keep, load_in_parts
 
 log = logging.getLogger("lilliput")
 _SEED = 20_230

@@ -1,30 +1,32 @@
-"""Recipes on PyTorch: plain training loops, speedup in place, ONNX."""
+"""Recipes on PyTorch: plain training loops, and weights as safetensors."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from lilliput.calling import call
 from lilliput.errors import AlgorithmError, ConfigError, StateError
-from lilliput.export.targets.table import target_named
 from lilliput.files import write_atomically
 from lilliput.frameworks.torch.capture import plain_copy
 from lilliput.frameworks.torch.files import dump_tensors
-from lilliput.recipes.functions import Functions
-from lilliput.recipes.references import call
+
+if TYPE_CHECKING:
+    from lilliput.recipes.functions import Functions
 
 _LOSSES = {"cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss}
 
 
-class TorchFramework:
-    """How torch trains, shrinks and writes; see :class:`~lilliput.recipes.framework.Framework`."""
+class TorchLoop:
+    """How torch trains and writes; see :class:`~lilliput.recipes.framework.Loop`."""
 
     name = "torch"
+    writes_models: ClassVar[bool] = False
 
     def seed(self, number: int) -> None:
         """Seed torch on all devices."""
@@ -167,38 +169,15 @@ class TorchFramework:
         """Turn dropout and batch statistics off."""
         model.eval()
 
-    # -- shrinking and writing -----------------------------------------------------------------------
+    def write_shrunk(self, shrunk: nn.Module, model: nn.Module, folder: Path) -> None:
+        """Refuse: the plan of a shrunk module is written, and followed again."""
+        raise NotImplementedError
 
-    def recover(self, model: nn.Module, batches: list[Any], teacher: Any) -> None:
-        """Reconstruct or recalibrate, in place."""
-        from lilliput.recovery.recalibrate import recalibrate
-        from lilliput.recovery.reconstruct import reconstruct
+    def read_shrunk(self, model: nn.Module, folder: Path) -> nn.Module:
+        """Refuse, as :meth:`write_shrunk`."""
+        raise NotImplementedError
 
-        if teacher is None:
-            recalibrate(model, batches, _run)
-        else:
-            reconstruct(model, batches, teacher, progress=False)
-
-    def speedup(self, model: nn.Module, inputs: Any, options: dict[str, Any], folder: Path) -> Any:
-        """Cut channels out, in place where possible."""
-        from lilliput.speedup.shrink import speedup
-
-        result = speedup(model, inputs, **options)
-        result.save(folder)
-        return result
-
-    def shrink_again(self, model: nn.Module, folder: Path) -> nn.Module:
-        """Follow a plan."""
-        from lilliput.speedup.saved import load
-
-        return load(model, folder)
-
-    def export(
-        self, model: nn.Module, format_: str, path: Path, inputs: Any, samples: Any, options: Any
-    ) -> Any:
-        """Write a file for one of the targets."""
-        write = target_named(format_).writer(self.name).load()
-        return write(model, path, inputs, **{"calibration": samples, **options})
+    # -- writing -------------------------------------------------------------------------------------
 
     def write_model(self, model: nn.Module, compressors: list[Any], folder: Path) -> Path:
         """Write the state dict of the plain model as safetensors."""
@@ -237,7 +216,7 @@ def _loss(model: nn.Module, batch: Any, functions: Functions, distiller: Any = N
     """Return the loss of one batch of inputs and targets; a teacher alone needs no targets."""
     if distiller is not None and distiller.is_alone:
         is_pair = isinstance(batch, (list, tuple)) and len(batch) == 2
-        _run(model, framework.place(batch[0] if is_pair else batch, model))
+        _run(model, loop.place(batch[0] if is_pair else batch, model))
         return distiller.loss()
     if not isinstance(batch, (list, tuple)) or len(batch) != 2:
         raise ConfigError(
@@ -245,7 +224,7 @@ def _loss(model: nn.Module, batch: Any, functions: Functions, distiller: Any = N
             "'train' function for other batches."
         )
     loss: Any = functions.loss
-    inputs, targets = (framework.place(part, model) for part in batch)
+    inputs, targets = (loop.place(part, model) for part in batch)
     function: Any = _LOSSES[loss] if isinstance(loss, str) else loss
     found = function(_run(model, inputs), targets)
     return found if distiller is None else found + distiller.loss()
@@ -269,4 +248,4 @@ def _to(value: Any, place: torch.device) -> Any:
     return value
 
 
-framework = TorchFramework()
+loop = TorchLoop()

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from lilliput.frameworks.torch.attributes import set_attributes
 from lilliput.frameworks.torch.caches import drop_caches, tensors_in
 from lilliput.frameworks.torch.capture import as_inputs, shared_copy
+from lilliput.frameworks.torch.captured import capture_part, capture_whole
 from lilliput.frameworks.torch.cutting import apply_cuts, cut_all, named_tensors
 from lilliput.frameworks.torch.leaf import fix_leaf
 from lilliput.graph.cuts import Cut, by_tensor
-from lilliput.speedup.captured import capture_part, capture_whole
-from lilliput.speedup.result import Plan
+from lilliput.graph.plan import Plan
 
 Parts = dict[tuple[str, bool], nn.Module]  # by path, and whether sizes are left open
 

@@ -8,20 +8,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
-from lilliput.core.compressor import Compressor
+from lilliput.frameworks.keras import lab_models as models
 from lilliput.frameworks.keras.discover import DEFAULT_TYPES as DEFAULT_TYPES
 from lilliput.frameworks.keras.discover import discover
+from lilliput.frameworks.keras.lab_loops import gradients as gradients
+from lilliput.frameworks.keras.lab_models import make_batch, make_input, specimen_of
 from lilliput.frameworks.keras.variables import raw as raw
 from lilliput.frameworks.keras.variables import read as tensor_in
 from lilliput.frameworks.keras.variables import to_array
-from lilliput.testing.labs import keras_models as models
-from lilliput.testing.labs.keras_loops import gradients as gradients
-from lilliput.testing.labs.keras_models import make_batch, make_input, specimen_of
+
+if TYPE_CHECKING:
+    from lilliput.core.compressor import Compressor
 
 Array = Any
 

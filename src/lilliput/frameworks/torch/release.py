@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from lilliput.frameworks.torch.cutting import named_tensors
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.weights import is_sharded
 from lilliput.frameworks.torch.wrapper import (
+    Link,
     ModuleWrapper,
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
@@ -132,6 +134,15 @@ def optimizer_of(model: nn.Module) -> Any:
     """Return the optimizer that a pruner of the model follows, None if there is none."""
     optimizers = [pruner.optimizer for pruner in _pruners_on(model)]
     return next((x for x in optimizers if x is not None), None)
+
+
+def free_copy(model: nn.Module) -> nn.Module:
+    """Return a copy with the same masks that no compressor knows of."""
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if isinstance(module, ModuleWrapper):
+            module._link = Link()
+    return twin
 
 
 def release(model: nn.Module) -> None:

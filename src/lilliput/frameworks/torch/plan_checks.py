@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,65 +12,31 @@ from lilliput.errors import StateError
 from lilliput.frameworks.torch.attributes import held_value
 from lilliput.frameworks.torch.capture import as_inputs, quiet
 from lilliput.frameworks.torch.leaf import leaf_attributes
-
-Shapes = dict[str, list[int]]
-
-
-def compare_shapes(saved: Shapes, here: Shapes, folder: Path) -> None:
-    """Refuse a model other than the one that was shrunk."""
-    faults = [f"{name} is not in this model" for name in saved if name not in here]
-    faults += [f"{name} is not in the saved model" for name in here if name not in saved]
-    faults += [
-        f"{name} has shape {here[name]}, the original had {shape}"
-        for name, shape in saved.items()
-        if name in here and here[name] != shape
-    ]
-    if faults:
-        listed = "".join(f"\n  - {fault}" for fault in faults[:10])
-        more = f"\n  … and {len(faults) - 10} more" if len(faults) > 10 else ""
-        raise StateError(
-            f"{folder} was shrunk from another model than this one; give load() a model as it was "
-            f"before shrinking:{listed}{more}"
-        )
+from lilliput.graph.plan import Attributes
 
 
-def check_cuts(cuts: Iterable[Any], source: Shapes, folder: Path) -> None:
-    """Refuse cuts that keep what there is not."""
-    for cut in cuts:
-        shape = source.get(cut.tensor, [])
-        size = shape[cut.dim] if 0 <= cut.dim < len(shape) else 0
-        is_ragged = bool(cut.keep) and isinstance(cut.keep[0], list)
-        rows: list[Any] = cut.keep if is_ragged else [cut.keep]
-        for row in rows:
-            if len(row) != len(rows[0]) or len({x for x in row if 0 <= x < size}) != len(row):
-                raise StateError(
-                    f"{folder}: the plan does not fit this model: {cut.tensor} has {size} indices in "
-                    f"dimension {cut.dim}, and the plan keeps others."
-                )
-
-
-def check_attributes(attributes: Iterable[Any], model: nn.Module, folder: Path) -> None:
+def check_attributes(attributes: Attributes, model: nn.Module, folder: Path) -> None:
     """Refuse attributes that are not sizes, or that no cut makes smaller."""
     modules = dict(model.named_modules())
-    for attribute in attributes:
-        module = modules.get(attribute.module)
-        held = None if module is None else held_value(module, attribute.name)
-        if not _is_smaller(attribute.value, held):
+    for (path, name), value in attributes.items():
+        module = modules.get(path)
+        held = None if module is None else held_value(module, name)
+        if not _is_smaller(value, held):
             raise StateError(
-                f"{folder}: the plan does not fit this model: {attribute.module!r} has no size called "
-                f"{attribute.name!r} that could become {attribute.value}."
+                f"{folder}: the plan does not fit this model: {path!r} has no size called {name!r} that "
+                f"could become {list(value) if isinstance(value, tuple) else value}."
             )
         known = leaf_attributes(module)
-        if known and attribute.name in _constants(module) and attribute.name not in known:
+        if known and name in _constants(module) and name not in known:
             raise StateError(
-                f"{folder}: the plan sets {attribute.name!r} of {attribute.module!r}, which no cut "
-                "changes; shrink the model again, and save it."
+                f"{folder}: the plan sets {name!r} of {path!r}, which no cut changes; shrink the model "
+                "again, and save it."
             )
 
 
 def _is_smaller(new: Any, old: Any) -> bool:
     """Whether a size, or each of several, can be what a cut leaves of the one there is."""
-    if isinstance(new, list):
+    if isinstance(new, (list, tuple)):
         pairs = zip(new, old, strict=False) if isinstance(old, (list, tuple)) else ()
         return (
             bool(new)

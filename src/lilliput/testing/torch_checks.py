@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from lilliput.errors import StageError
+from lilliput.frameworks.torch import lab as lab
+from lilliput.frameworks.torch.lab import loss_of, outputs, read, sgd, train
+from lilliput.frameworks.torch.lab_models import Specimen
 from lilliput.testing.checks_common import check_training_in
 from lilliput.testing.expect import expect, expect_close, expect_equal
-from lilliput.testing.labs import torch_lab as lab
-from lilliput.testing.labs.torch_lab import loss_of, outputs, read, sgd, train
-from lilliput.testing.labs.torch_models import Specimen
 from lilliput.testing.observe import (
     Anatomy,
     change_in_place,

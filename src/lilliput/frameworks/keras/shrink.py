@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import keras
 import numpy as np
 
 from lilliput.errors import (
+    ConfigError,
     LilliputError,
     NothingToCutError,
     StageError,
     UnsupportedModelError,
 )
-from lilliput.frameworks.keras.dead import masked_in
+from lilliput.frameworks.keras.backend import strip
+from lilliput.frameworks.keras.build import Builder, take_over
+from lilliput.frameworks.keras.dead import zeros_in
 from lilliput.frameworks.keras.discover import layers_by_path
 from lilliput.frameworks.keras.graph import function_of
 from lilliput.frameworks.keras.instrument import sidecar_of
 from lilliput.frameworks.keras.kernels import KernelError, kernel_notes
 from lilliput.frameworks.keras.lowering.table import kind_of
+from lilliput.frameworks.keras.mask_files import Masks, read_masks
 from lilliput.frameworks.keras.narrow import kept_of, narrow_of, set_narrow, unseen_by_norms
 from lilliput.frameworks.keras.reader import graph_of
 from lilliput.frameworks.keras.scopes import sync
+from lilliput.frameworks.keras.tensors import Tensors, shapes_of
 from lilliput.frameworks.keras.verify import (
     answers,
     disturbed,
@@ -32,87 +36,68 @@ from lilliput.frameworks.keras.verify import (
     relative_error,
     rounding_of,
 )
+from lilliput.frameworks.shrinking import Options, Shrunk
 from lilliput.graph.analysis import Analysis
 from lilliput.graph.collect import find_groups
 from lilliput.graph.cuts import Array, balance, cut_array, find_cuts
 from lilliput.graph.dead import Zeros, find_dead, one_left
 from lilliput.graph.labels import Flags, Indices
 from lilliput.graph.norms import find_norms
+from lilliput.graph.plan import Plan
 from lilliput.graph.walk import Value
-from lilliput.speedup.keras.masks import Masks, read_masks
-from lilliput.speedup.keras.rebuild import Builder
-from lilliput.speedup.keras.result import SpeedupResult
 
 log = logging.getLogger("lilliput")
 
 
-def speedup(
-    model: Any,
-    example_inputs: Any = None,
-    *,
-    masks: Masks | None = None,
-    extend_masks: bool = False,
-) -> SpeedupResult:
-    """Return a new, smaller model without the masked channels, and check that its outputs are the same.
+# The first call compiles, which takes seconds.
+RUNS_AT_ONCE = False
 
-    The model itself stays as it is, its masks included. The new model has layers of the same names and
-    is a plain Keras model. It is not compiled, and the optimizer's memory of the weights is not carried
-    over: compile it with a new optimizer to train on.
 
-    Parameters
-    ----------
-    model : keras.Model
-        A Functional or Sequential model, in which others may be nested, under a structured pruner. A
-        subclassed model cannot be built again with other sizes.
-    example_inputs : array or structure of arrays, optional
-        What the model is called with, for the check. Needed where inputs leave sizes open; otherwise
-        numbers are drawn by chance.
-    masks : path, or mapping of str to array, optional
-        A file written by ``export_model(mask_path=…)``, or masks by variable,
-        ``{'conv1.kernel': array of 0 and 1, …}``, in place of those that pruners hold on the model.
-        Needed once the pruner has left: a weight that happens to be zero is not taken for pruned.
-    extend_masks : bool
-        Also remove channels of which only the filters are masked. What they still gave to later layers
-        (norm shifts, activations of zero) is lost: the result differs from the masked model, and is
-        checked against the model with these masks completed.
+def shrink(model: Any, example_inputs: Any, options: Options) -> Shrunk:
+    """Cut masked channels out of a model; see :func:`lilliput.speedup.shrink.speedup`.
 
-    Returns
-    -------
-    SpeedupResult
-        ``result.model`` is the shrunk model, ``print(result)`` the report.
-
-    Examples
-    --------
-    >>> import keras, numpy
-    >>> layers = [keras.layers.Dense(8, "relu", name="hidden"), keras.layers.Dense(2, name="head")]
-    >>> model = keras.Sequential([keras.Input((4,)), *layers])
-    >>> half = numpy.arange(8) < 4
-    >>> masks = {"hidden.kernel": half[None].repeat(4, 0), "hidden.bias": half}
-    >>> result = speedup(model, masks={**masks, "head.kernel": half[:, None].repeat(2, 1)})
-    >>> result.model.get_layer("hidden").units, result.parameters
-    (4, (58, 30))
+    A smaller model is built of new layers with the same names. To change the given model in place, it
+    takes over all that the new one is made of.
     """
-    start = time.perf_counter()
+    if options.optimizer is not None:
+        raise ConfigError(
+            "optimizer: a Keras optimizer is built for the variables it trains, and speedup makes new "
+            "ones; leave it out, and compile the shrunk model with a new optimizer."
+        )
     _check_model(model)
     sync(model)
-    work = _Work(model, example_inputs, masks)
-    if extend_masks:
+    work = _Work(model, example_inputs, options.masks)
+    if options.extend_masks:
         work.extend()
     removed = work.find_removed()
     shrunk, error = work.shrink(removed)
     units = {g.name: removed[g.roots] for g in work.groups}
-    return SpeedupResult(
+    count, macs = work.groups.count_parameters, work.groups.count_macs
+    source = shapes_of(work.read.tensors)
+    before = model
+    if options.inplace:
+        strip(model)
+        shrunk, before = take_over(model, shrunk)
+    return Shrunk(
         model=shrunk,
-        cuts=work.cuts,
+        before=before,
+        inputs=work.inputs[0],
+        plan=Plan(work.cuts, {}),
         error=error,
-        parameters=(work.groups.count_parameters(), work.groups.count_parameters(units)),
-        macs=(work.groups.count_macs(), work.groups.count_macs(units)),
+        parameters=(count(), count(units)),
+        macs=(macs(), macs(units)),
         removed={name: (int(x.sum()), len(x)) for name, x in units.items() if x.any()},
-        seconds=time.perf_counter() - start,
+        remembered={},
         notes=tuple(dict.fromkeys(work.notes)),
-        masked=model,
-        example_inputs=example_inputs,
+        source=source,
     )
+
+
+def zeros_of(model: Any) -> Zeros:
+    """Return which slices of a model's trained variables are zero, masks applied."""
+    sync(model)
+    tensors = Tensors(model)
+    return zeros_in(tensors.masks(), tensors)
 
 
 def _check_model(model: Any) -> None:
@@ -206,16 +191,16 @@ class _Work:
         self.cuts = tuple(find_cuts(self.analysis, removed))
         if not self.cuts:
             raise NothingToCutError(
-                "there is nothing to cut: no channel is masked in all the variables that make, scale or "
+                "there is nothing to cut: no channel is zero in all the variables that make, scale or "
                 "read it. Prune with L1NormPruner or another structured pruner (masks then cover whole "
-                "groups) and a sparsity of at least one channel, or allow extend_masks=True. A pruner that "
-                "has left the model took its masks along: give masks=."
+                "groups) and a sparsity of at least one channel, or allow extend_masks=True; a model that "
+                "was shrunk already has nothing left to cut."
             )
         self._note_left()
         return removed
 
     def _zeros(self) -> Zeros:
-        return masked_in(self.masks, self.read.tensors.trained)
+        return zeros_in(self.masks, self.read.tensors)
 
     def _note_left(self) -> None:
         """Say that zeros which are not cut out are no longer held."""
@@ -277,8 +262,12 @@ class _Work:
         return "Cast" in kinds or bool(self.analysis.walk.unknown)
 
     def _mask(self, name: str) -> Flags:
+        """Return where a variable may have other values than zero: neither masked nor cut away."""
         shape = tuple(self.read.tensors.variables[name].shape)
-        return self.masks.get(name, np.ones(shape, bool))
+        mask = self.masks.get(name, np.ones(shape, bool))
+        for cut in (x for x in self.cuts if x.tensor == name):
+            mask = mask & cut.mask(shape)
+        return mask
 
     def _arrays(self) -> dict[int, Array]:
         found: dict[int, Array] = self.read.tensors.arrays(self.masks)

@@ -1,7 +1,7 @@
 """When two latencies make a ratio: timed by one runtime, on a machine that gave steady readings.
 
 >>> steady = {"runtime": "ONNX Runtime, 1 thread", "p95": 2.2, "runs": 50}
->>> from lilliput.report.receipt import Figures
+>>> from lilliput.measure.receipt import Figures
 >>> before = Figures("before", p50=2.0, readings=(2.0, 2.1), **steady)
 >>> doubt_of(before, Figures("after", p50=1.0, readings=(1.0, 1.0), **steady))
 ''
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lilliput.report.receipt import Figures
+    from lilliput.measure.receipt import Figures
 
 _UNSTEADY = 1.5  # two readings of one model that are further apart than this
 _UNSTEADY_RATIO = 1.25  # the same of a ratio: both sides meet the same load, so less is forgiven

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lilliput.ops.flow import Flow
+from lilliput.graph.flow import Flow
 from lilliput.ops.qparams import Grid
 
 

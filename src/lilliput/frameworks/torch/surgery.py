@@ -1,8 +1,8 @@
 """Prune single weights of a model's layers one after the other, and refit what is left of each.
 
-As in :mod:`~lilliput.recovery.reconstruct`, each layer is fitted to what the original returns there, from
-inputs as the pruned model has them by then, so that it also makes up for what was lost before it. Here the
-fit chooses the weights as well. Nothing is written to the model before :meth:`Surgery.apply`.
+As in :mod:`~lilliput.frameworks.torch.reconstruct`, each layer is fitted to what the original returns
+there, from inputs as the pruned model has them by then, so that it also makes up for what was lost before
+it. Here the fit chooses the weights as well. Nothing is written to the model before :meth:`Surgery.apply`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from lilliput.errors import StageError
+from lilliput.frameworks.torch.least_squares import NormalEquations
+from lilliput.frameworks.torch.readers import Reader
+from lilliput.frameworks.torch.reconstruct import WIDEST, Work, price_of_moving
 from lilliput.ops.namespace import Tensor
 from lilliput.ops.surgery import find_support, fit_support
 from lilliput.progress import track
-from lilliput.recovery.least_squares import NormalEquations
-from lilliput.recovery.readers import Reader
-from lilliput.recovery.reconstruct import WIDEST, Reconstruction, Work, price_of_moving
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +64,12 @@ class Surgery(Work):
         self.by_weight = {name: key for key, task in tasks.items() for name in task.names}
         self.found = {self._key(r): r for r in self.readers if self._key(r) is not None}
 
-    def run(self, ridge: float, progress: bool) -> Reconstruction:
+    def run(self, ridge: float, progress: bool) -> None:
         """Prune all layers, in the order in which they run."""
         self._prune_without_fit()
         for reader in track(list(self.found.values()), "pruning", progress):
             self._move_on(self.program.place[reader.node])
             self._prune(reader, self.tasks[str(self._key(reader))], ridge)
-        return self.result
 
     def check_unchanged(self) -> None:
         """Raise if the model was trained or loaded since; what was fitted would undo it."""
@@ -103,7 +102,7 @@ class Surgery(Work):
             task = self.tasks[key]
             self.masks[key] = task.fallback
             why = task.obstacle or "no convolution or linear layer reads it alone"
-            self.result.left[key] = f"pruned by magnitude and not refitted: {why}"
+            self.left[key] = f"pruned by magnitude and not refitted: {why}"
             for name in self.tensors:
                 if self.names.get(name) in task.names:
                     self.tensors[name] = self.tensors[name] * task.fallback
@@ -159,7 +158,7 @@ class Surgery(Work):
     ) -> None:
         outputs = equations.yy.new_ones(equations.yy.shape).bool()
         as_tensor = equations.yy.new_tensor
-        self.result.errors[reader.weight] = (
+        self.errors[reader.weight] = (
             equations.error(as_tensor(before), self._shift(reader, reader.groups), outputs),
             equations.error(as_tensor(fitted), as_tensor(shift[:, 0]), outputs),
         )

@@ -10,6 +10,8 @@ import numpy as np
 from keras import tree
 
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.keras.configs import edited_config
+from lilliput.frameworks.keras.copies import copy_operation, custom_objects
 from lilliput.frameworks.keras.graph import function_of, ordered_nodes
 from lilliput.frameworks.keras.instrument import unshadowed
 from lilliput.frameworks.keras.lowering import find_lowering
@@ -17,8 +19,6 @@ from lilliput.frameworks.keras.tensors import unhidden
 from lilliput.graph.analysis import Analysis, Kept
 from lilliput.graph.cuts import Array, Cut, cut_array
 from lilliput.graph.labels import Flags
-from lilliput.speedup.keras.configs import edited_config
-from lilliput.speedup.keras.copies import copy_operation, custom_objects
 
 
 class Builder:
@@ -187,6 +187,21 @@ class Builder:
             after.assign(array)
             if after.trainable != before.trainable:
                 after.trainable = before.trainable
+
+
+def take_over(model: Any, new: Any) -> tuple[Any, Any]:
+    """Have a plain model become a new one of its class; return it, and what it was.
+
+    Everything that Keras keeps of a model (layers, graph, compiled functions) is in its attributes. A
+    model of another class is left alone, and the new one is returned.
+    """
+    if type(new) is not type(model):
+        return new, model
+    held, made = dict(vars(model)), dict(vars(new))
+    for each, attributes in ((model, made), (new, held)):
+        vars(each).clear()
+        vars(each).update(attributes)
+    return model, new
 
 
 def _zeros(shape: Any, dtype: Any = None) -> Any:

@@ -13,10 +13,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lilliput.frameworks.torch.attributes import OTHER_SIZES, Attributes
+from lilliput.frameworks.torch.attributes import OTHER_SIZES
 from lilliput.frameworks.torch.cutting import named_tensors
 from lilliput.frameworks.torch.leaf import leaf_attributes
 from lilliput.graph.cuts import Cut
+from lilliput.graph.plan import Attributes
 
 _WIDTH = re.compile(r"feature|channel|chs|dim|width|hidden|planes|embed|d_model|ffn|intermediate")
 OF_CLASSIFIER = ("num_features", "head_hidden_size", "embed_dim", "hidden_size", "feature_dim")

@@ -1,34 +1,36 @@
-"""Recipes on Keras 3: ``model.fit``, speedup into a new model, LiteRT and ONNX."""
+"""Recipes on Keras 3: ``model.fit``, and shrunk models as ``.keras`` files."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
 
+from lilliput.calling import call
 from lilliput.errors import ConfigError, StateError, UnsupportedModelError
-from lilliput.export.targets.table import target_named
 from lilliput.files import write_atomically
 from lilliput.frameworks.keras.files import dump_tensors
 from lilliput.frameworks.keras.scopes import sync
-from lilliput.recipes.functions import Functions
-from lilliput.recipes.references import call
+
+if TYPE_CHECKING:
+    from lilliput.recipes.functions import Functions
 
 _SHRUNK = "model.keras"
 _OURS = "lilliput_"  # variables of wrappers: compressors keep them in their own states
 
 
-class KerasFramework:
-    """How Keras trains, shrinks and writes; see :class:`~lilliput.recipes.framework.Framework`.
+class KerasLoop:
+    """How Keras trains and writes; see :class:`~lilliput.recipes.framework.Loop`.
 
     A model comes compiled from its factory, or the recipe has a ``loss``. What was compiled is carried
     over to shrunk models, with a new optimizer of the same settings for each step.
     """
 
     name = "keras"
+    writes_models: ClassVar[bool] = True
 
     def seed(self, number: int) -> None:
         """Seed Keras and its backend."""
@@ -136,35 +138,25 @@ class KerasFramework:
         """Run batches."""
         call(compressor.calibrate, list(batches), progress=False)
 
+    def forward(self, model: Any, inputs: Any) -> Any:
+        """Call a model for inference."""
+        return model(inputs, training=False)
+
     def evaluation_mode(self, model: Any) -> None:
         """Do nothing: Keras models are told at each call."""
 
-    # -- shrinking and writing -----------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------
 
-    def recover(self, model: Any, batches: list[Any], teacher: Any) -> None:
-        """Recalibrate, in place; refuse to reconstruct."""
-        from lilliput.recovery.keras import recalibrate
-
-        if teacher is not None:
-            raise ConfigError(
-                "recover: reconstruct works on torch models only; recalibrate or fine-tune a Keras model."
-            )
-        recalibrate(model, batches, lambda model, inputs: model(inputs, training=False))
-
-    def speedup(self, model: Any, inputs: Any, options: dict[str, Any], folder: Path) -> Any:
-        """Return a new model without the masked channels."""
-        from lilliput.speedup.keras.shrink import speedup
-
-        result = speedup(model, inputs, extend_masks=options["extend_masks"])
+    def write_shrunk(self, shrunk: Any, model: Any, folder: Path) -> None:
+        """Write a shrunk model, and compile it as the original is."""
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as temporary:
             path = Path(temporary) / _SHRUNK
-            result.model.save(path)
+            shrunk.save(path)
             write_atomically(folder / _SHRUNK, path.read_bytes())
-        _compile_alike(result.model, model)
-        return result
+        _compile_alike(shrunk, model)
 
-    def shrink_again(self, model: Any, folder: Path) -> Any:
+    def read_shrunk(self, model: Any, folder: Path) -> Any:
         """Read the shrunk model, and compile it as the original is."""
         try:
             shrunk = keras.models.load_model(folder / _SHRUNK, compile=False)
@@ -172,13 +164,6 @@ class KerasFramework:
             raise StateError(f"{folder}: no readable shrunk model ({error}).") from error
         _compile_alike(shrunk, model)
         return shrunk
-
-    def export(
-        self, model: Any, format_: str, path: Path, inputs: Any, samples: Any, options: Any
-    ) -> Any:
-        """Write a file for one of the targets."""
-        write = target_named(format_).writer(self.name).load()
-        return write(model, path, inputs, **{"calibration": samples, **options})
 
     def write_model(self, model: Any, compressors: list[Any], folder: Path) -> Path:
         """Write the weights by their names, masks applied."""
@@ -262,4 +247,4 @@ def _as_dataset(batches: Any) -> Any:
     return _Batches([tuple(batch) if isinstance(batch, list) else batch for batch in batches])
 
 
-framework = KerasFramework()
+loop = KerasLoop()

@@ -18,7 +18,7 @@ from typing import Any
 
 from lilliput.errors import StateError
 from lilliput.files import write_atomically
-from lilliput.report.latency import doubt_of, other_runtime
+from lilliput.measure.latency import doubt_of, other_runtime
 
 _NOTHING = "–"
 _NOT_MEASURED = "nothing was measured"

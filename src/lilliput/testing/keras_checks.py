@@ -15,12 +15,12 @@ import keras
 import numpy as np
 
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.keras import lab as lab
+from lilliput.frameworks.keras.lab import adamw, compiled, fit, outputs, predictions, sgd, train
+from lilliput.frameworks.keras.lab_loops import own_loops
+from lilliput.frameworks.keras.lab_models import make_batch
 from lilliput.testing.checks_common import check_training_in
 from lilliput.testing.expect import expect, expect_close, expect_equal
-from lilliput.testing.labs import keras_lab as lab
-from lilliput.testing.labs.keras_lab import adamw, compiled, fit, outputs, predictions, sgd, train
-from lilliput.testing.labs.keras_loops import own_loops
-from lilliput.testing.labs.keras_models import make_batch
 from lilliput.testing.observe import (
     Anatomy,
     Watch,

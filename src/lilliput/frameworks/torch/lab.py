@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lilliput.core.compressor import Compressor
+from lilliput.frameworks.torch import lab_models as models
 from lilliput.frameworks.torch.discover import DEFAULT_TYPES as DEFAULT_TYPES
-from lilliput.testing.labs import torch_models as models
-from lilliput.testing.labs.torch_models import Specimen
+from lilliput.frameworks.torch.lab_models import Specimen
+
+if TYPE_CHECKING:
+    from lilliput.core.compressor import Compressor
 
 Array = Any
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
-from lilliput.core.compressor import Compressor
+from lilliput.frameworks.keras.lab_models import make_batch
 from lilliput.frameworks.keras.variables import to_array
-from lilliput.testing.labs.keras_models import make_batch
+
+if TYPE_CHECKING:
+    from lilliput.core.compressor import Compressor
 
 Array = Any
-Loop = Callable[[Any, Compressor, int], None]
+Loop = Callable[[Any, Any, int], None]  # the last two: a compressor, and how many steps
 
 
 def loss_of(model: Any, inputs: Array, target: Array) -> Any:
