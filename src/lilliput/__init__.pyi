@@ -40,6 +40,7 @@ from lilliput.pruning.lamp import LAMPPruner as LAMPPruner
 from lilliput.pruning.least_squares import LeastSquaresPruner as LeastSquaresPruner
 from lilliput.pruning.level import LevelPruner as LevelPruner
 from lilliput.pruning.linear import LinearPruner as LinearPruner
+from lilliput.pruning.lottery import LotteryTicketPruner as LotteryTicketPruner
 from lilliput.pruning.mean_activation import ActivationMeanRankPruner as ActivationMeanRankPruner
 from lilliput.pruning.one_shot import OneShotPruner as OneShotPruner
 from lilliput.pruning.one_shot import ScoreMasker as ScoreMasker
@@ -49,6 +50,7 @@ from lilliput.pruning.second_order import SecondOrderPruner as SecondOrderPruner
 from lilliput.pruning.sensitivity import SensitivityPruner as SensitivityPruner
 from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis as SensitivityAnalysis
 from lilliput.pruning.slim import SlimPruner as SlimPruner
+from lilliput.pruning.sparse_vd import SparseVDPruner as SparseVDPruner
 from lilliput.pruning.taylor import TaylorFOWeightPruner as TaylorFOWeightPruner
 from lilliput.quantization.bnn import BNNQuantizer as BNNQuantizer
 from lilliput.quantization.dorefa import DoReFaQuantizer as DoReFaQuantizer
