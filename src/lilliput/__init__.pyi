@@ -28,6 +28,8 @@ from lilliput.errors import StageError as StageError
 from lilliput.errors import StateError as StateError
 from lilliput.errors import UnsupportedModelError as UnsupportedModelError
 from lilliput.errors import WriteError as WriteError
+from lilliput.factorization.svd import Factorization as Factorization
+from lilliput.factorization.svd import SVDFactorizer as SVDFactorizer
 from lilliput.ops.grad import QuantGrad as QuantGrad
 from lilliput.pruning.agp import AGPPruner as AGPPruner
 from lilliput.pruning.apoz import ActivationAPoZRankPruner as ActivationAPoZRankPruner

@@ -71,6 +71,8 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (ALL, "lilliput.quantization.ranges", "RangeQuantizer"),
     # distillation
     (ALL, "lilliput.distillation.distiller", "Distiller"),
+    # factorization
+    (NOT_KERAS, "lilliput.factorization.svd", "Factorization SVDFactorizer"),
     # speedup
     (BOTH, "lilliput.graph.groups", "ChannelGroups"),
     (BOTH, "lilliput.speedup.channels", "channel_groups"),

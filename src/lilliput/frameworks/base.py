@@ -222,6 +222,10 @@ class Backend(ABC):
         """
         raise NotImplementedError(f"{self.name} has no noise on weights.")
 
+    def factoring(self) -> Any:
+        """Return what puts two layers in the place of one; see ``frameworks/torch/factor.py``."""
+        raise NotImplementedError(f"{self.name} does not replace layers.")
+
     def penalize(self, wrappers: Sequence[Any], scale: float) -> None:  # noqa: B027
         """Add ``scale * |w|`` to the loss, 0 to end it; for frameworks without :meth:`pull_to_zero`."""
 

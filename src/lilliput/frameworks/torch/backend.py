@@ -16,6 +16,7 @@ from lilliput.frameworks.base import Backend
 from lilliput.frameworks.features import Run
 from lilliput.frameworks.torch import (
     batches,
+    factor,
     features,
     files,
     instrument,
@@ -535,6 +536,10 @@ class TorchBackend(Backend):
         for _, module in narrow:
             instrument.set_narrow(module, None)
         return [name for name, _ in narrow]
+
+    def factoring(self) -> Any:
+        """Return what puts two layers in the place of one: the module :mod:`factor`."""
+        return factor
 
     def is_tensor(self, value: Any) -> bool:
         """Whether a value is a torch tensor."""
