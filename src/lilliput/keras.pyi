@@ -46,6 +46,7 @@ from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis as Sensiti
 from lilliput.pruning.slim import SlimPruner as SlimPruner
 from lilliput.pruning.taylor import TaylorFOWeightPruner as TaylorFOWeightPruner
 from lilliput.quantization.bnn import BNNQuantizer as BNNQuantizer
+from lilliput.quantization.codebook import CodebookQuantizer as CodebookQuantizer
 from lilliput.quantization.dorefa import DoReFaQuantizer as DoReFaQuantizer
 from lilliput.quantization.lsq import LSQPlusQuantizer as LSQPlusQuantizer
 from lilliput.quantization.lsq import LSQQuantizer as LSQQuantizer

@@ -63,6 +63,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (ALL, "lilliput.pruning.taylor", "TaylorFOWeightPruner"),
     # quantization
     (ALL, "lilliput.quantization.bnn", "BNNQuantizer"),
+    (ALL, "lilliput.quantization.codebook", "CodebookQuantizer"),
     (ALL, "lilliput.quantization.dorefa", "DoReFaQuantizer"),
     (ALL, "lilliput.quantization.lsq", "LSQPlusQuantizer LSQQuantizer"),
     (ALL, "lilliput.quantization.naive", "NaiveQuantizer"),

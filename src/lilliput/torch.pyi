@@ -50,6 +50,7 @@ from lilliput.pruning.slim import SlimPruner as SlimPruner
 from lilliput.pruning.sparse_vd import SparseVDPruner as SparseVDPruner
 from lilliput.pruning.taylor import TaylorFOWeightPruner as TaylorFOWeightPruner
 from lilliput.quantization.bnn import BNNQuantizer as BNNQuantizer
+from lilliput.quantization.codebook import CodebookQuantizer as CodebookQuantizer
 from lilliput.quantization.dorefa import DoReFaQuantizer as DoReFaQuantizer
 from lilliput.quantization.lsq import LSQPlusQuantizer as LSQPlusQuantizer
 from lilliput.quantization.lsq import LSQQuantizer as LSQQuantizer
