@@ -1,6 +1,6 @@
 """Who imports whom, lazy imports counted: a stage imports no framework, a framework imports no stage.
 
-They meet in plain data and in what ``frameworks/base.py`` asks for. What does not hold yet is in
+They meet in plain data and in the protocols of ``frameworks``. What does not hold yet is in
 ``known_crossings.txt``, module by module; a line that has been cured must leave it, and none may be added.
 """
 

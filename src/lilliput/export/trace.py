@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
-from lilliput.export.cells import translations, whole_layers
 from lilliput.export.places import (
     DOMAIN,
     Array,
@@ -37,6 +36,7 @@ from lilliput.frameworks.torch.capture import quiet
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.export import check_norms
 from lilliput.frameworks.torch.instrument import quantizers_in
+from lilliput.frameworks.torch.onnx_cells import translations, whole_layers
 from lilliput.frameworks.wrapping import marking, step_aside
 from lilliput.ops.qparams import QParams
 

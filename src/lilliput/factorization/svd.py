@@ -37,7 +37,7 @@ from lilliput.core.compressor import Compressor
 from lilliput.errors import AlgorithmError, Problem, StageError
 from lilliput.frameworks import backend_of
 from lilliput.ops.namespace import namespace
-from lilliput.report.receipt import Figures, Receipt
+from lilliput.measure.receipt import Figures, Receipt
 
 log = logging.getLogger("lilliput")
 
