@@ -11,6 +11,7 @@ from lilliput.cli.commands import (
     algorithms,
     analyze,
     benchmark,
+    compact,
     compare,
     config,
     demo,
@@ -45,7 +46,7 @@ def make_app(is_rich: bool = False) -> typer.Typer:
         add_completion=False,
     )
     app.callback()(_start)
-    for part in (demo, run, shortcuts, inspect, analyze, benchmark, compare, report):
+    for part in (demo, run, shortcuts, compact, inspect, analyze, benchmark, compare, report):
         part.register(app)
     config.register(app, is_rich)
     algorithms.register(app)
