@@ -24,6 +24,7 @@ RIGHT = {
     "benchmark": [MODEL, "--data", "tiny_cli:batches"],
     "compare": ["a.onnx", "b.onnx"],
     "report": ["folder"],
+    "compact": ["weights.safetensors"],
     "list": [],
     "doctor": [],
     "config check": ["rules.yaml"],

@@ -12,6 +12,7 @@ from lilliput.cli.commands import (
     analyze,
     auto,
     benchmark,
+    compact,
     compare,
     config,
     demo,
@@ -46,7 +47,8 @@ def make_app(is_rich: bool = False) -> typer.Typer:
         add_completion=False,
     )
     app.callback()(_start)
-    for part in (demo, run, auto, shortcuts, inspect, analyze, benchmark, compare, report):
+    parts = (demo, run, auto, shortcuts, compact, inspect, analyze, benchmark, compare, report)
+    for part in parts:
         part.register(app)
     config.register(app, is_rich)
     algorithms.register(app)

@@ -54,6 +54,8 @@ class Figures:
     readings : tuple of float
         Milliseconds per call in the median, of the first and of the second half of the calls: where
         they disagree, the machine was busy with something else.
+    coded : int, optional
+        Bytes of the weights as a compact file; see :func:`lilliput.torch.save`.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Figures:
     runs: int = 0
     metric: float | None = None
     readings: tuple[float, ...] = ()
+    coded: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -139,6 +142,7 @@ class Receipt:
             ("non-zeros", *_pair(one.nonzeros, two.nonzeros, _count)),
             ("MACs per example", *_pair(one.macs, two.macs, _count)),
             ("bytes on disk", *_pair(one.bytes, two.bytes, _count)),
+            ("file, entropy coded", *_pair(one.coded, two.coded, _count)),
             ("latency p50", *self._latencies(one.p50, two.p50)),
             ("latency p95", *self._latencies(one.p95, two.p95)),
             (self.metric_name, *_metrics(one.metric, two.metric)),

@@ -122,7 +122,7 @@ class CodebookQuantizer(Quantizer):
         xp = namespace(weight)
         held = xp.to_numpy(weight).ravel()
         bits = bits_of({"quant_bits": _DEFAULT_BITS, **wrapper.config}, "weight")
-        centers = cluster(held[held != 0], 2**bits - 1)
+        centers = cluster(held[np.isfinite(held) & (held != 0)], 2**bits - 1)
         one = self._backend.tensor(1.0, wrapper)
         values = xp.stack([one * float(center) for center in centers], 0)
         wrapper.set_attribute("codebook", self._backend.parameter(values))

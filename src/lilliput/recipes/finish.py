@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lilliput.errors import LilliputError, StateError
+from lilliput.errors import ExportError, LilliputError, StageError, StateError
 from lilliput.recipes.checkpoint import inside, read_run
 from lilliput.recipes.fingerprints import canonical
 from lilliput.recipes.framework import export
@@ -20,7 +20,7 @@ from lilliput.recipes.spec import ExportStep
 if TYPE_CHECKING:
     from lilliput.measure.receipt import Figures, Receipt
 
-RECEIPT, REPORT = "receipt.json", "report.html"
+RECEIPT, REPORT, COMPACT = "receipt.json", "report.html", "model.lil"
 _QUICK = 10.0  # seconds that making the original model once more may take
 
 
@@ -28,13 +28,31 @@ def finish(session: Session) -> None:
     """Write all that remains of a run; doing it again writes the same."""
     session.framework.evaluation_mode(session.model)
     written = session.framework.write_model(session.model, session.compressors, session.folder)
+    small = _write_compact(session) if session.recipe.compact else None
     receipt = _receipt(session)
+    if small is not None:
+        receipt = replace(receipt, after=replace(receipt.after, coded=small.stat().st_size))
     receipt.save(session.folder / RECEIPT)
     _write_report(session, receipt)
     exported = [x for export in session.log["exports"] for x in (export["path"], *export["beside"])]
-    session.log["files"] = [*exported, written.name, RECEIPT, REPORT, "report.json"]
+    names = [written.name, *([] if small is None else [small.name])]
+    session.log["files"] = [*exported, *names, RECEIPT, REPORT, "report.json"]
     session.is_finished = True
     session.save()
+
+
+def _write_compact(session: Session) -> Path | None:
+    """Write the weights as a compact file; None, and a note, if such a file cannot hold the model."""
+    from lilliput.compact.saving import save
+
+    path = session.folder / COMPACT
+    try:
+        save(session.model, path, compact=True)
+    except (ExportError, StageError, StateError) as error:
+        note = f"no compact file: {error}"
+        session.log["notes"] = [*(x for x in session.log["notes"] if x != note), note]
+        return None
+    return path
 
 
 def stored_files(folder: Path) -> list[Path]:

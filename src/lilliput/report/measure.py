@@ -31,6 +31,7 @@ def measure(
     evaluate: Callable[[Any], float] | None = None,
     name: str = "",
     runs: int = 50,
+    compact: bool = False,
 ) -> Figures:
     """Count what a model or file holds, and time it.
 
@@ -47,8 +48,15 @@ def measure(
         What it is called in a receipt.
     runs : int
         How many calls are timed at most; 0 for none.
+    compact : bool
+        Whether to find out how small ``save(model, path, compact=True)`` would make the weights.
     """
-    return measure_all([model_or_path], inputs, evaluate=evaluate, names=[name], runs=runs)[0]
+    found = measure_all([model_or_path], inputs, evaluate=evaluate, names=[name], runs=runs)[0]
+    if not compact or isinstance(model_or_path, (str, os.PathLike)):
+        return found
+    from lilliput.compact.saving import to_bytes
+
+    return replace(found, coded=len(to_bytes(model_or_path, compact=True)))
 
 
 def measure_all(
