@@ -305,6 +305,10 @@ class Backend(ABC):
         """Zero the pruned weights, and the optimizer's memory of them, in place."""
 
     @abstractmethod
+    def harden(self, wrappers: Sequence[Any], optimizer: Any = None) -> None:
+        """Write what soft layers compute with into their raw weights, and mask these from then on."""
+
+    @abstractmethod
     def hold_masks(self, wrappers: Sequence[Any]) -> None:
         """Put pruned weights that an optimizer step has moved back to zero, in place."""
 

@@ -99,7 +99,8 @@ class ScoreMasker(WeightMasker):
                 "check the weights of this layer."
             )
         mask = wrapper.weight_mask
-        if xp.count_nonzero(mask) < xp.size(mask):
+        is_held = not getattr(wrapper, "is_soft", False)  # else what is pruned may come back
+        if is_held and xp.count_nonzero(mask) < xp.size(mask):
             score = xp.where(mask == 0, -math.inf, score)
         return score
 

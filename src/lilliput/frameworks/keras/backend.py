@@ -133,6 +133,7 @@ class KerasBackend(Backend):
     def settle(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Leave the pruned zeros in the raw weights, or refuse where a quantizer would move them."""
         check_quantizers(wrappers)
+        self.harden(wrappers)
         self.apply_masks(wrappers)
 
     def to_mask(self, keep: Any, wrapper: ModuleWrapper) -> Any:
@@ -151,6 +152,17 @@ class KerasBackend(Backend):
         """Zero the pruned weights, and the optimizer's memory of them."""
         apply_masks(wrappers, optimizer)
 
+    def harden(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
+        """Assign what soft layers compute with to their raw variables, which hold it from now on."""
+        soft = [wrapper for wrapper in wrappers if wrapper.keeps_raw()]
+        for wrapper in soft:
+            value = wrapper.transform("weight", tensor_of(wrapper.weight), [])
+            _raw_weight(wrapper).assign(value)
+            wrapper.set_attribute("is_soft", False)
+        if soft:
+            apply_masks(soft, optimizer)
+            retrace(soft[0].compressor.bound_model)
+
     def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Zero pruned weights again after the steps of Muon; others move none without a gradient."""
         optimizer = (
@@ -160,10 +172,11 @@ class KerasBackend(Backend):
             apply_masks(wrappers)
 
     def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
-        """Return the raw weight with its masks applied."""
+        """Return what pruners make of the raw weight."""
         weight = ops.stop_gradient(tensor_of(wrapper.weight))
-        mask = instrument.mask_of(wrapper.module, str(wrapper.layer_info.weight_name))
-        return weight if mask is None else weight * ops.cast(mask, weight.dtype)
+        sidecar = instrument.sidecar_of(wrapper.module)
+        name = str(wrapper.layer_info.weight_name)
+        return weight if sidecar is None else ops.stop_gradient(sidecar.pruned(name, weight))
 
     # -- following the training ------------------------------------------------------------------------
 

@@ -252,8 +252,11 @@ class PrunerModuleWrapper(ModuleWrapper):
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Put a snapshot back."""
         masks = {key: tensors[key] for key in ("weight_mask", "bias_mask") if key in tensors}
+        kept_raw = self.keeps_raw()
         self.set_masks(masks)
         super().restore({k: t for k, t in tensors.items() if k not in masks}, values)
+        if self.keeps_raw() != kept_raw:  # graphs were traced with what it was
+            retrace(self.compressor.bound_model)
 
     def set_masks(self, masks: Mapping[str, Any]) -> None:
         """Take over new masks."""
@@ -264,12 +267,14 @@ class PrunerModuleWrapper(ModuleWrapper):
             self.write(name, mask)
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
-        """Multiply a raw weight or bias by its mask."""
+        """Multiply a raw weight or bias by its mask, or have the pruner compute the weight."""
         held = self._variables.get(f"{role}_mask")
         if held is None:
             return value
         mask = tensor_of(held)
         masks.append(mask)
+        if self.keeps_raw(role):
+            return self.compressor.compute_weight(self, value, mask)
         return value * mask
 
 

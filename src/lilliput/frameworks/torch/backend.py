@@ -23,7 +23,12 @@ from lilliput.frameworks.torch import (
     statistics,
     stepping,
 )
-from lilliput.frameworks.torch.admit import check_layer, check_overlaps, hold_zeros
+from lilliput.frameworks.torch.admit import (
+    check_layer,
+    check_overlaps,
+    check_plain_weight,
+    hold_zeros,
+)
 from lilliput.frameworks.torch.discover import (
     DEFAULT_TYPES,
     discover,
@@ -34,7 +39,7 @@ from lilliput.frameworks.torch.discover import (
 from lilliput.frameworks.torch.grad import with_gradient
 from lilliput.frameworks.torch.learning import Learned
 from lilliput.frameworks.torch.replicated import GradientMean
-from lilliput.frameworks.torch.sidecar import SIDECAR, mask_of, narrow_of
+from lilliput.frameworks.torch.sidecar import SIDECAR, narrow_of
 from lilliput.frameworks.torch.weights import (
     forget_,
     hold_,
@@ -42,6 +47,7 @@ from lilliput.frameworks.torch.weights import (
     is_parametrized,
     is_sharded,
     raw,
+    write_,
     zero_,
 )
 from lilliput.frameworks.torch.wrapper import (
@@ -98,6 +104,8 @@ class TorchBackend(Backend):
     def wrap(self, kind: str, layer: LayerInfo, compressor: Any) -> ModuleWrapper:
         """Return a new wrapper; the model stays untouched."""
         check_layer(layer, holds_masks=kind == "pruner")
+        if kind == "pruner" and compressor.computes_weights:
+            check_plain_weight(layer)
         return (compressor.wrapper_type or _WRAPPERS[kind])(layer, compressor)
 
     def quantizers_in(self, model: nn.Module) -> list[Any]:
@@ -127,6 +135,7 @@ class TorchBackend(Backend):
             for module, name, mask in _masks(wrapper):
                 if is_parametrized(module, name):
                     hold_zeros(wrapper.name, module, name, mask)
+        self.harden(wrappers)
         self.apply_masks(wrappers)
 
     def modules(self, model: nn.Module) -> list[LayerInfo]:
@@ -329,6 +338,16 @@ class TorchBackend(Backend):
             if optimizer is not None:
                 forget_(optimizer, parameter, mask)
 
+    @torch.no_grad()
+    def harden(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
+        """Write what soft layers compute with into their Parameters, which hold it from now on."""
+        soft = [wrapper for wrapper in wrappers if wrapper.keeps_raw()]
+        for wrapper in soft:
+            parameter = raw(wrapper.module, str(wrapper.layer_info.weight_name))
+            write_(parameter, wrapper.transform("weight", wrapper.weight, []))
+            wrapper.set_attribute("is_soft", False)
+        self.apply_masks(soft, optimizer)
+
     def tensor(self, value: float, wrapper: ModuleWrapper) -> Tensor:
         """Return a number as a tensor on the device of a wrapper's layer."""
         near = next(wrapper.module.parameters(), None)
@@ -341,11 +360,14 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
-        """Return the raw weight with its masks applied."""
-        name = str(wrapper.layer_info.weight_name)
+        """Return what pruners make of the raw weight."""
+        sidecar: Any = wrapper.module._modules.get(SIDECAR)
         weight: Tensor = wrapper.weight.detach()
-        mask = mask_of(wrapper.module, name)
-        return weight if mask is None else weight * mask
+        return (
+            weight
+            if sidecar is None
+            else sidecar.pruned(str(wrapper.layer_info.weight_name), weight)
+        )
 
     def graph(self, model: nn.Module, example_inputs: Any) -> Graph:
         """Record one run of a copy of the model; numbers are not kept."""
@@ -553,10 +575,13 @@ def _owners(wrapper: ModuleWrapper) -> list[Owner]:
 def _masks(wrapper: ModuleWrapper) -> list[tuple[nn.Module, str, Tensor]]:
     """Return the masks in force, each with the module and the name of the parameter it covers.
 
+    Not those of weights that a pruner computes, whose Parameters hold no zeros.
     A shared weight is one parameter; its owners may have biases of their own.
     """
     weight_mask, bias_mask = (wrapper._buffers.get(k) for k in ("weight_mask", "bias_mask"))
     found, owners = [], wrapper.layer_info.owners
+    if wrapper.keeps_raw():
+        weight_mask = None
     if weight_mask is not None and owners[0].weight_name is not None:
         found.append((owners[0].module, owners[0].weight_name, weight_mask))
     if bias_mask is not None:

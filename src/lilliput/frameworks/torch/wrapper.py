@@ -256,12 +256,22 @@ class PrunerModuleWrapper(ModuleWrapper):
                 getattr(self, name).copy_(mask)
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
-        """Multiply a raw weight or bias by its mask."""
+        """Multiply a raw weight or bias by its mask, or have the pruner compute the weight."""
         mask = self.mask_for(role, value)
         if mask is None:
             return value
         masks.append(mask)
+        if self.keeps_raw(role):
+            return self._pruner().compute_weight(self, value, mask)  # type: ignore[no-any-return]
         return value * mask
+
+    def _pruner(self) -> Any:
+        if self._link.compressor is None:
+            raise StageError(
+                f"layer {self.name!r} was being pruned by an algorithm that did not come along when the "
+                "model was unpickled; build the model anew, make the pruner and load its state."
+            )
+        return self._link.compressor
 
     def mask_for(self, role: str, value: Tensor) -> Tensor | None:
         """Return the mask of a raw weight or bias in its dtype, None if there is none."""

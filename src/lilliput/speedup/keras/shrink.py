@@ -131,6 +131,11 @@ def _check_model(model: Any) -> None:
     for layer in model._flatten_layers():
         sidecar = sidecar_of(layer)
         for wrapper in [] if sidecar is None else sidecar.wrappers:
+            if wrapper.keeps_raw():
+                raise StageError(
+                    f"layer {wrapper.name!r}: {type(wrapper.compressor).__name__} still computes its "
+                    "weight, which its variable does not hold; strip() the pruner first."
+                )
             if wrapper.order == 1:
                 raise StageError(
                     f"layer {wrapper.name!r} is under {type(wrapper.compressor).__name__}; shrink first "

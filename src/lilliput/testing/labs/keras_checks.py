@@ -282,7 +282,7 @@ def check_compressed_model_saves_plain_file(subject: Subject) -> None:
         expect(len(loaded.weights) == len(anatomy.weights), f"{where}: other weights.")
         for (key, value), saved in zip(anatomy.read().items(), loaded.weights, strict=True):
             expect_equal(lab.read(saved), value, f"{where}, {key}")
-        if subject.cls.kind == "pruner":
+        if subject.cls.kind == "pruner" and not subject.cls.computes_weights:
             expect_close(outputs(loaded), before, f"{where}, outputs")
             expect_close(outputs(copy.deepcopy(model)), before, f"outputs of a copied {model.name}")
         expect_equal(outputs(model), before, f"outputs of {model.name} after it was saved")

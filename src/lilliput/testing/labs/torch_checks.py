@@ -157,7 +157,13 @@ def check_pickle(subject: Subject) -> None:
 
 @seeded
 def check_writes_reach_the_weights(subject: Subject) -> None:
-    """A masked layer shows its Parameter: what is written to it stays, and its gradient is seen."""
+    """A masked layer shows its Parameter: what is written to it stays, and its gradient is seen.
+
+    Where weights are computed instead, an edit of them is refused.
+    """
+    if subject.cls.computes_weights:
+        check_edits_of_computed_weights_raise(subject)
+        return
     for model in subject.models():
         compressor = subject.compress(model)
         for entry in entries(lab, compressor, with_bias=True):
@@ -175,7 +181,7 @@ def check_writes_reach_the_weights(subject: Subject) -> None:
 
 
 @seeded
-def check_edits_of_quantized_weights_raise(subject: Subject) -> None:
+def check_edits_of_computed_weights_raise(subject: Subject) -> None:
     """What a layer computes with cannot be edited by mistake; its Parameter can be had and edited."""
     for model in subject.models("cnn", "mlp"):
         quantizer = subject.compress(model)
@@ -204,4 +210,4 @@ COMMON_CHECKS: tuple[Check, ...] = (
     check_export,
 )
 PRUNER_CHECKS: tuple[Check, ...] = (check_writes_reach_the_weights, *COMMON_CHECKS)
-QUANTIZER_CHECKS: tuple[Check, ...] = (check_edits_of_quantized_weights_raise, *COMMON_CHECKS)
+QUANTIZER_CHECKS: tuple[Check, ...] = (check_edits_of_computed_weights_raise, *COMMON_CHECKS)
