@@ -1,0 +1,53 @@
+"""Han et al. 2015, "Learning both weights and connections": a twelfth of LeNet-300-100 without loss.
+
+    ./run python benchmarks/reproduce.py han2015
+
+The paper prunes by magnitude and retrains; it keeps 8, 9 and 26 % of the weights of the three layers. Here
+the same shares are approached on AGP's schedule, while the dense network teaches the pruned one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn, optim
+
+from lilliput.torch import AGPPruner
+from papers.harness import Budget, Paper, Row, Task, sparse_figures
+
+LAYERS = ("1", "3", "5")  # the linear layers of LeNet-300-100
+
+
+def pruned(*kept: float) -> Any:
+    """Return a row's function: prune to a share of the weights of each layer."""
+
+    def run(task: Task) -> dict[str, Any]:
+        end = int(0.6 * task.budget.ticks)
+
+        def attach(model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
+            rules = [
+                {"op_names": [name], "final_sparsity": 1 - share, "end_epoch": end}
+                for name, share in zip(LAYERS, kept, strict=True)
+            ]
+            pruner = AGPPruner(model, rules, optimizer)
+            pruner.compress()
+            return pruner
+
+        model = task.retrain(attach)
+        return {"error": task.error(model)} | sparse_figures(model)
+
+    return run
+
+
+PAPER = Paper(
+    "han2015",
+    "Han et al. 2015, Learning both weights and connections",
+    {
+        "12 ×": Row(
+            pruned(0.08, 0.09, 0.26),
+            {"error": 1.59, "rate": 12, "reference": 1.64},
+            above_control=0.10,
+        ),
+    },
+    budget=Budget(),
+)
