@@ -36,12 +36,16 @@ from lilliput.pruning.channels import ChannelPruner as ChannelPruner
 from lilliput.pruning.fpgm import FPGMPruner as FPGMPruner
 from lilliput.pruning.l1 import L1NormPruner as L1NormPruner
 from lilliput.pruning.l2 import L2NormPruner as L2NormPruner
+from lilliput.pruning.lamp import LAMPPruner as LAMPPruner
 from lilliput.pruning.least_squares import LeastSquaresPruner as LeastSquaresPruner
 from lilliput.pruning.level import LevelPruner as LevelPruner
 from lilliput.pruning.linear import LinearPruner as LinearPruner
 from lilliput.pruning.mean_activation import ActivationMeanRankPruner as ActivationMeanRankPruner
 from lilliput.pruning.one_shot import OneShotPruner as OneShotPruner
 from lilliput.pruning.one_shot import ScoreMasker as ScoreMasker
+from lilliput.pruning.random_scores import RandomChannelPruner as RandomChannelPruner
+from lilliput.pruning.random_scores import RandomPruner as RandomPruner
+from lilliput.pruning.second_order import SecondOrderPruner as SecondOrderPruner
 from lilliput.pruning.sensitivity import SensitivityPruner as SensitivityPruner
 from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis as SensitivityAnalysis
 from lilliput.pruning.slim import SlimPruner as SlimPruner

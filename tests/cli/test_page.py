@@ -51,6 +51,13 @@ def test_the_page_is_compared_without_what_a_processor_decides():
     assert without_figures(here) == ["file", "aonnx"]
 
 
+def test_the_page_lists_the_algorithms_of_today(lilliput):
+    listed = lilliput("list").out.split()
+    shown = PAGE.read_text(encoding="utf-8").split()
+    at = shown.index("agp", shown.index("lilliput", shown.index("Help"))) - listed.index("agp")
+    assert shown[at : at + len(listed)] == listed  # else: python tests/cli/page.py
+
+
 @pytest.mark.slow
 def test_the_page_shows_what_is_printed(monkeypatch):
     from typer.main import get_command

@@ -13,6 +13,7 @@ from lilliput.torch import (
     AGPPruner,
     L1NormPruner,
     LeastSquaresPruner,
+    SecondOrderPruner,
     SlimPruner,
     TaylorFOWeightPruner,
 )
@@ -38,6 +39,7 @@ MAKERS = {
     "apoz": calibrated(ActivationAPoZRankPruner),
     "least_squares": followed(calibrated(LeastSquaresPruner)),
     "mean_activation": calibrated(ActivationMeanRankPruner),
+    "second_order": calibrated(SecondOrderPruner),
     "taylorfo": calibrated(TaylorFOWeightPruner, loss=loss_of),
 }
 
@@ -50,7 +52,13 @@ FOLLOWED = {
 }
 
 # Settings for algorithms whose defaults do not prune at once, by registered name.
-SAME = {"lsq_plus"}  # all but one line is that of another one
+SAME = {"lamp", "lsq_plus", "random", "random_channels"}  # all but a line is another one's
+OWN = {
+    "check_determinism",
+    "check_exact_sparsity",
+    "check_masks",
+    "check_state_round_trip",
+}
 # What is due to the engine, and takes longest: checked by default on those that ask most of it.
 ENGINE = {
     "check_compile",
@@ -66,7 +74,9 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 
 def is_slow(name, check):
-    return name in SAME or (check in ENGINE and name not in THOROUGH)
+    if name in SAME:
+        return check not in OWN
+    return check in ENGINE and name not in THOROUGH
 
 
 def cases(names, checks):

@@ -31,7 +31,7 @@ from lilliput.recovery.least_squares import NormalEquations
 from lilliput.recovery.readers import Reader, find_readers
 from lilliput.recovery.replay import Program, Replay, Values
 
-_WIDEST = 8192  # inputs of a layer whose normal equations are solved; of wider ones, only the bias
+WIDEST = 8192  # inputs of a layer whose normal equations are solved; of wider ones, only the bias
 _MEMORY = 1 << 30  # bytes of activations that are kept, so as not to compute them again
 _ROWS = 32_768  # positions per layer, of all examples together
 _PER_ROW = 100  # times the ridge for each input that there is per row
@@ -108,15 +108,18 @@ def reconstruct(
     >>> bool((model(x) - teacher(x)).square().mean() < before)
     True
     """
-    work = _Work(model, teacher, [arguments_of(model, batch) for batch in batches])
+    work = Work(model, teacher, batches)
     return work.run(ridge, progress)
 
 
-class _Work:
+class Work:
     """One reconstruction: the graph, run with the tensors of both models side by side."""
 
-    def __init__(self, model: nn.Module, teacher: nn.Module, batches: list[Inputs]) -> None:
-        _check(model, teacher, batches)
+    title = "reconstruct()"  # what users have called
+
+    def __init__(self, model: nn.Module, teacher: nn.Module, examples: Iterable[Any]) -> None:
+        batches: list[Inputs] = [arguments_of(model, batch) for batch in examples]
+        _check(model, teacher, batches, self.title)
         self.model = unwrapped(model)
         self.live = named_tensors(self.model)
         plain, original = plain_copy(model), plain_copy(teacher)
@@ -171,8 +174,7 @@ class _Work:
         matrix = weight.reshape(allowed.shape).mT.double()
         start = matrix if columns is None else matrix[:, columns]
         has_shift = reader.bias is not None or reader.norm is not None
-        # Fewer rows than inputs would fit anything: the price of moving grows with their ratio.
-        price = ridge * (1 + _PER_ROW * start.shape[1] / equations.count)
+        price = price_of_moving(ridge, start.shape[1], equations.count)
         fitted, shift = equations.solve(start, price, has_shift)
         before = self._shift(reader, groups)
         self.result.errors[reader.weight] = (
@@ -250,13 +252,18 @@ class _Work:
             self._write(reader.norm.mean, mean.double() - shift)
 
 
+def price_of_moving(ridge: float, inputs: int, rows: int) -> float:
+    """Return the ridge of a layer: it grows with inputs per row, as few rows would fit anything."""
+    return ridge * (1 + _PER_ROW * inputs / rows)
+
+
 def _why_not(allowed: Tensor, inputs: Tensor, outputs: Tensor) -> str:
     """Return why a weight with these masks cannot be refitted, '' if it can."""
     if not bool((allowed == (outputs[:, :, None] & inputs[:, None])).all()):
         return "single weights of it are masked"
     if not bool(allowed.any()):
         return "all of it is masked"
-    if allowed.shape[2] > _WIDEST:
+    if allowed.shape[2] > WIDEST:
         return f"it has {allowed.shape[2]:,} inputs, too many to solve for"
     return ""
 
@@ -272,11 +279,9 @@ def _shapes(batch: Inputs) -> list[tuple[int, ...]]:
     return [tuple(x.shape) for x in tree_flatten(batch)[0] if isinstance(x, Tensor)]
 
 
-def _check(model: nn.Module, teacher: nn.Module, batches: list[Inputs]) -> None:
+def _check(model: nn.Module, teacher: nn.Module, batches: list[Inputs], title: str) -> None:
     if not batches:
-        raise AlgorithmError(
-            "reconstruct(): no batches were given, expected a few hundred examples."
-        )
+        raise AlgorithmError(f"{title}: no batches were given, expected a few hundred examples.")
     own, other = (
         {x: tuple(t.shape) for x, t in named_tensors(plain_copy(m, share=True)).items()}
         for m in (model, teacher)
@@ -284,17 +289,17 @@ def _check(model: nn.Module, teacher: nn.Module, batches: list[Inputs]) -> None:
     if own != other:
         names = sorted(set(own.items()) ^ set(other.items()))
         raise StageError(
-            f"reconstruct(): model and teacher differ in the shape of {names[0][0]!r}; expected the masked "
+            f"{title}: model and teacher differ in the shape of {names[0][0]!r}; expected the masked "
             "model, before speedup(), and a copy of it from before compress()."
         )
     for path, module in unwrapped(model).named_modules():
         if isinstance(module, QuantizerModuleWrapper):
             raise StageError(
-                f"layer {module.name!r} is under {type(module.compressor).__name__}; reconstruct first "
-                "and quantize then."
+                f"{title}: layer {module.name!r} is under {type(module.compressor).__name__}; call it "
+                "first and quantize then."
             )
         if narrow_of(module) is not None:
             raise UnsupportedModelError(
                 f"{path} ({type(module).__name__}) normalizes over channels of which some are masked; "
-                "reconstruct() works where such channels are kept: exclude the layers that make them."
+                f"{title} works where such channels are kept: exclude the layers that make them."
             )

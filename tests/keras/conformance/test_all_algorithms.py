@@ -96,7 +96,8 @@ NEEDED_ALL_THE_SAME = {
     ("qat", "check_training_is_followed"),
 }
 # All but a line of each is that of another one.
-SAME = {"l2", "fpgm", "linear", "sensitivity", "mean_activation", "lsq_plus"}
+SAME = {"l2", "fpgm", "lamp", "linear", "sensitivity", "mean_activation", "lsq_plus"}
+SAME |= {"random", "random_channels"}
 OWN = {
     "check_determinism",
     "check_exact_sparsity",
