@@ -11,6 +11,7 @@ epoch. What a seed of a row gave is kept as soon as it is there: start it again 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -138,14 +139,21 @@ class Task:
                 scheduler.step()
 
     def retrain(
-        self, attach: Callable[[nn.Module, torch.optim.Optimizer], Any] | None
+        self,
+        attach: Callable[[nn.Module, torch.optim.Optimizer], Any] | None,
+        model: nn.Module | None = None,
     ) -> nn.Module:
-        """Train the dense network on, as its own student, with what ``attach`` puts on it."""
-        model = self.dense()
-        optimizer = torch.optim.Adam(model.parameters(), self.budget.rate)
-        distiller = Distiller(model, [{"temperature": self.budget.temperature}], optimizer)
-        model = distiller.compress()
-        compressor = attach(model, optimizer) if attach is not None else None
+        """Train the dense network on, as its own student, with the compressor that ``attach`` puts on it.
+
+        A ``model`` that is given is the student in its place. The compressor stays on what is returned.
+        """
+        teacher = self.dense()
+        student = copy.deepcopy(teacher) if model is None else model
+        optimizer = torch.optim.Adam(student.parameters(), self.budget.rate)
+        rules = [{"temperature": self.budget.temperature}]
+        distiller = Distiller(student, rules, optimizer, teacher=teacher)
+        student = distiller.compress()
+        compressor = attach(student, optimizer) if attach is not None else None
 
         def loss(logits: Tensor, labels: Tensor) -> Tensor:
             total: Tensor = self.budget.labels * F.cross_entropy(logits, labels) + distiller.loss()
@@ -153,9 +161,9 @@ class Task:
 
         tick = getattr(compressor, "update_epoch", None)
         torch.manual_seed(self.seed)
-        self.train(model, optimizer, self.budget.epochs, loss, tick)
+        self.train(student, optimizer, self.budget.epochs, loss, tick)
         distiller.strip()
-        return model if compressor is None else compressor.strip()
+        return student
 
     def control(self) -> Record:
         """Return the error of the network that was trained as long with nothing attached."""
@@ -163,7 +171,7 @@ class Task:
         if not path.is_file():
             start = time.process_time()
             error = self.error(self.retrain(None))
-            found = {"error": error, "cpu_seconds": time.process_time() - start}
+            found = {"error": error, "cpu_seconds": round(time.process_time() - start, 1)}
             path.write_text(json.dumps(found))
         kept: Record = json.loads(path.read_text())
         return kept
@@ -194,10 +202,11 @@ def weights_of(model: nn.Module) -> list[Tensor]:
     return [layer.weight.detach() for layer in layers]
 
 
-def sparse_figures(model: nn.Module) -> Record:
-    """Return how many weights are left, the rate, and the bytes of float values with a bit mask."""
+def sparse_figures(model: nn.Module, of: nn.Module | None = None) -> Record:
+    """Return how many weights are left, and their bytes as floats with a bit mask."""
     weights = weights_of(model)
-    total, kept = sum(w.numel() for w in weights), sum(int((w != 0).sum()) for w in weights)
+    kept = sum(int((w != 0).sum()) for w in weights)
+    total = sum(w.numel() for w in weights_of(of or model))
     densities = [float((w != 0).float().mean()) for w in weights]
     return {
         "weights_kept": kept,
