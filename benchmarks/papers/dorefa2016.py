@@ -34,7 +34,7 @@ def quantized(weight: int, activation: int | None, gradient: int | None) -> Any:
             quantizer.compress()
             return quantizer
 
-        return {"error": task.error(task.retrain(attach)), "rate": 32 / weight}
+        return {"error": task.error(task.retrain(attach)[0]), "rate": 32 / weight}
 
     return run
 

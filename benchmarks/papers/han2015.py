@@ -8,6 +8,8 @@ the same shares are approached on AGP's schedule, while the dense network teache
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from torch import nn, optim
@@ -18,22 +20,32 @@ from papers.harness import Budget, Paper, Row, Task, sparse_figures
 LAYERS = ("1", "3", "5")  # the linear layers of LeNet-300-100
 
 
-def pruned(*kept: float) -> Any:
-    """Return a row's function: prune to a share of the weights of each layer."""
+def prune(task: Task, *kept: float) -> nn.Module:
+    """Return the dense network pruned to a share of the weights of each layer."""
+
+    def attach(model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
+        end = int(0.6 * task.budget.ticks)
+        rules = [
+            {"op_names": [name], "final_sparsity": 1 - share, "end_epoch": end}
+            for name, share in zip(LAYERS, kept, strict=True)
+        ]
+        pruner = AGPPruner(model, rules, optimizer)
+        pruner.compress()
+        return pruner
+
+    def make() -> nn.Module:
+        pruner = task.retrain(attach)[1]
+        model: nn.Module = pruner.strip()
+        return model
+
+    return task.kept("agp", [asdict(task.budget), kept], make)[0]
+
+
+def pruned(*kept: float) -> Callable[[Task], dict[str, Any]]:
+    """Return a row's function."""
 
     def run(task: Task) -> dict[str, Any]:
-        end = int(0.6 * task.budget.ticks)
-
-        def attach(model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
-            rules = [
-                {"op_names": [name], "final_sparsity": 1 - share, "end_epoch": end}
-                for name, share in zip(LAYERS, kept, strict=True)
-            ]
-            pruner = AGPPruner(model, rules, optimizer)
-            pruner.compress()
-            return pruner
-
-        model = task.retrain(attach)
+        model = prune(task, *kept)
         return {"error": task.error(model)} | sparse_figures(model)
 
     return run
@@ -49,5 +61,5 @@ PAPER = Paper(
             above_control=0.10,
         ),
     },
-    budget=Budget(),
+    budget=Budget(epochs=20, rate=4e-3),
 )

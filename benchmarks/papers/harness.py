@@ -17,7 +17,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Budget:
     batch: int = 128
     temperature: float = 4.0  # of the distillation from the dense network
     labels: float = 0.1  # what the loss on the labels counts beside it
+    before: Budget | None = None  # of a training that comes between the two
 
     @property
     def ticks(self) -> int:
@@ -96,20 +97,38 @@ class Task:
     is_valid: bool = False
 
     def dense(self) -> nn.Module:
-        """Return the trained network of this seed; trained once, then read from the cache."""
+        """Return the trained network of this seed."""
         budget = self.budget
-        path = self._cached("dense", [budget.dense_epochs, budget.dense_rate, budget.batch])
-        torch.manual_seed(self.seed)
-        model = NETWORKS[self.network]()
-        if path.is_file():
-            model.load_state_dict(load_file(path))
+
+        def make() -> nn.Module:
+            model = NETWORKS[self.network]()
+            optimizer = torch.optim.Adam(model.parameters(), budget.dense_rate)
+            self.train(model, optimizer, budget.dense_epochs)
             return model
-        optimizer = torch.optim.Adam(model.parameters(), budget.dense_rate)
-        self.train(model, optimizer, budget.dense_epochs)
-        partial = path.with_suffix(".partial")
-        save_file(model.state_dict(), partial)
-        partial.replace(path)
-        return model
+
+        return self.kept("dense", [budget.dense_epochs, budget.dense_rate, budget.batch], make)[0]
+
+    def kept(
+        self, what: str, settings: Any, make: Callable[[], nn.Module]
+    ) -> tuple[nn.Module, float]:
+        """Return a network that is made once, then read from the cache, and the CPU seconds it took."""
+        key = [what, self.network, self.data, self.seed, settings, len(self.train_set[1])]
+        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+        path = cache_folder() / "papers" / f"{what}-{self.network}-{self.seed}-{digest}.safetensors"
+        if not path.is_file():
+            torch.manual_seed(self.seed)
+            start = time.process_time()
+            state = make().state_dict()
+            seconds = torch.tensor(time.process_time() - start)
+            path.parent.mkdir(exist_ok=True)
+            partial = path.with_suffix(".partial")
+            save_file(state | {"cpu_seconds": seconds}, partial)
+            partial.replace(path)
+        state = load_file(path)
+        seconds = state.pop("cpu_seconds")
+        model = NETWORKS[self.network]()
+        model.load_state_dict(state)
+        return model, round(seconds.item(), 1)
 
     def train(
         self,
@@ -142,10 +161,10 @@ class Task:
         self,
         attach: Callable[[nn.Module, torch.optim.Optimizer], Any] | None,
         model: nn.Module | None = None,
-    ) -> nn.Module:
+    ) -> tuple[nn.Module, Any]:
         """Train the dense network on, as its own student, with the compressor that ``attach`` puts on it.
 
-        A ``model`` that is given is the student in its place. The compressor stays on what is returned.
+        A ``model`` that is given is the student in its place. Returned with the compressor still on it.
         """
         teacher = self.dense()
         student = copy.deepcopy(teacher) if model is None else model
@@ -163,18 +182,25 @@ class Task:
         torch.manual_seed(self.seed)
         self.train(student, optimizer, self.budget.epochs, loss, tick)
         distiller.strip()
-        return student
+        return student, compressor
 
     def control(self) -> Record:
         """Return the error of the network that was trained as long with nothing attached."""
-        path = self._cached("control", asdict(self.budget)).with_suffix(".json")
-        if not path.is_file():
-            start = time.process_time()
-            error = self.error(self.retrain(None))
-            found = {"error": error, "cpu_seconds": round(time.process_time() - start, 1)}
-            path.write_text(json.dumps(found))
-        kept: Record = json.loads(path.read_text())
-        return kept
+        model, seconds = self.controlled()
+        return {"error": self.error(model), "cpu_seconds": seconds}
+
+    def controlled(self) -> tuple[nn.Module, float]:
+        """Return that network; where a training follows another, it follows that one's."""
+
+        def make() -> nn.Module:
+            before = self.before()
+            return self.retrain(None, None if before is None else before.controlled()[0])[0]
+
+        return self.kept("control", asdict(self.budget), make)
+
+    def before(self) -> Task | None:
+        """Return the task of the training that this one follows."""
+        return None if self.budget.before is None else replace(self, budget=self.budget.before)
 
     @torch.no_grad()
     def error(self, model: nn.Module) -> float:
@@ -186,14 +212,6 @@ class Task:
             for x, y in zip(images.split(1000), labels.split(1000), strict=True)
         )
         return 100 * wrong / len(labels)
-
-    def _cached(self, what: str, settings: Any) -> Path:
-        """Return where to keep something, by all that it depends on."""
-        key = [what, self.network, self.data, self.seed, settings, len(self.train_set[1])]
-        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-        folder = cache_folder() / "papers"
-        folder.mkdir(exist_ok=True)
-        return folder / f"{what}-{self.network}-{self.seed}-{digest}.safetensors"
 
 
 def weights_of(model: nn.Module) -> list[Tensor]:

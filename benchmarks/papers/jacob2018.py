@@ -20,19 +20,19 @@ from papers.harness import Budget, Paper, Row, Task
 
 def executed(task: Task) -> dict[str, Any]:
     """Train with rounding, write a file, and judge what ONNX Runtime answers."""
-    example, found = task.train_set[0][: task.budget.batch], []
+    example = task.train_set[0][: task.budget.batch]
 
     def attach(model: nn.Module, optimizer: optim.Optimizer) -> QATQuantizer:
         rules = [{"op_types": ["Linear"], "quant_types": ["weight", "input"], "quant_bits": 8}]
-        found.append(QATQuantizer(model, rules, optimizer, example_inputs=example))
-        found[0].compress()
-        return found[0]
+        quantizer = QATQuantizer(model, rules, optimizer, example_inputs=example)
+        quantizer.compress()
+        return quantizer
 
-    model = task.retrain(attach)
+    model, quantizer = task.retrain(attach)
     simulated = task.error(model)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "int8.onnx"
-        result = export_onnx(found[0], path, (example,))
+        result = export_onnx(quantizer, path, (example,))
         figures = {"error": task.error(open_file(path)), "bytes": path.stat().st_size}
     return figures | {"simulated": simulated, "integer_share": result.integer_share}
 

@@ -33,7 +33,7 @@ def quantized(bits: int) -> Any:
             quantizer.compress()
             return quantizer
 
-        return {"error": task.error(task.retrain(attach)), "rate": 32 / bits}
+        return {"error": task.error(task.retrain(attach)[0]), "rate": 32 / bits}
 
     return run
 

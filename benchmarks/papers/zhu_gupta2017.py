@@ -28,7 +28,7 @@ def large_sparse(sparsity: float) -> Any:
             pruner.compress()
             return pruner
 
-        model = task.retrain(attach)
+        model, _ = task.retrain(attach)
         return {"error": task.error(model)} | sparse_figures(model)
 
     return run
@@ -43,7 +43,7 @@ def small_dense(first: int, second: int) -> Any:
         model = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(second, 10))
         optimizer = torch.optim.Adam(model.parameters(), task.budget.dense_rate)
         task.train(model, optimizer, task.budget.dense_epochs)
-        model = task.retrain(None, model)
+        model, _ = task.retrain(None, model)
         return {"error": task.error(model)} | sparse_figures(model, of=task.dense())
 
     return run

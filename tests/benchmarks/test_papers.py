@@ -126,7 +126,7 @@ def pruned(task):
         pruner.compress()
         return pruner
 
-    model = task.retrain(attach)
+    model, _ = task.retrain(attach)
     return {"error": task.error(model)} | harness.sparse_figures(model)
 
 
@@ -178,10 +178,10 @@ def test_validation_keeps_nothing_and_never_sees_the_test_images(data):
 def test_the_control_is_what_a_row_without_a_compressor_gives(data):
     one = paper()
     task = one.task(data, 0, False)
-    first = [p.detach().clone() for p in task.retrain(None).parameters()]
-    again = list(task.retrain(lambda model, optimizer: None).parameters())
+    first = [p.detach().clone() for p in task.retrain(None)[0].parameters()]
+    again = list(task.retrain(lambda model, optimizer: None)[0].parameters())
     torch.testing.assert_close(first, again, rtol=0, atol=0)
-    assert task.control()["error"] == task.error(task.retrain(None))
+    assert task.control()["error"] == task.error(task.retrain(None)[0])
 
 
 def test_every_tick_of_a_schedule_comes_once_in_order(data):
