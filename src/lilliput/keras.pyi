@@ -1,4 +1,6 @@
 # Written by python -m lilliput.stubs.
+from lilliput.compact.saving import load as load
+from lilliput.compact.saving import save as save
 from lilliput.config.layer import LayerInfo as LayerInfo
 from lilliput.config.layer import QuantType as QuantType
 from lilliput.core.compressor import Compressor as Compressor

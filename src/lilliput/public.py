@@ -76,6 +76,8 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ((TORCH,), "lilliput.speedup.preflight", "preflight"),
     ((TORCH,), "lilliput.speedup.result", "SpeedupResult"),
     ((TORCH,), "lilliput.speedup.saved", "load"),
+    (BOTH, "lilliput.compact.saving", "save"),
+    ((KERAS,), "lilliput.compact.saving", "load"),
     ((TORCH,), "lilliput.speedup.shrink", "speedup"),
     ((KERAS,), "lilliput.speedup.keras.result", "SpeedupResult"),
     ((KERAS,), "lilliput.speedup.keras.shrink", "speedup"),

@@ -438,3 +438,15 @@ class Backend(ABC):
     @abstractmethod
     def parse_tensors(self, data: bytes) -> dict[str, Any]:
         """Return the tensors of a safetensors file."""
+
+    @abstractmethod
+    def stored_types(self, model: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return type and shape of every tensor that a file of a plain model's weights holds, by name."""
+
+    @abstractmethod
+    def stored(self, model: Any) -> dict[str, tuple[str, Any]]:
+        """Return these tensors, masks and weight rounding applied: type, and bits as unsigned integers."""
+
+    @abstractmethod
+    def load_stored(self, model: Any, tensors: dict[str, tuple[str, Any]]) -> None:
+        """Put such tensors into a plain model; names, types and shapes have been checked."""

@@ -97,11 +97,15 @@ class SpeedupResult:
         """How the model runs."""
         return self.plan.kind
 
-    def save(self, folder: str | Path) -> None:
-        """Write the model as it is now into a folder, for :func:`lilliput.torch.load`."""
-        from lilliput.speedup.saved import save_shrunk
+    def save(self, folder: str | Path, *, compact: bool = False) -> None:
+        """Write the model as it is now into a folder, for :func:`lilliput.torch.load`.
 
-        save_shrunk(self.model, self.plan, self.source, self.example_inputs, folder)
+        With ``compact``, it is one file, as small as possible; see :func:`lilliput.torch.save`.
+        """
+        from lilliput.speedup.saved import save_shrunk, save_shrunk_compact
+
+        write = save_shrunk_compact if compact else save_shrunk
+        write(self.model, self.plan, self.source, self.example_inputs, folder)
 
     def __str__(self) -> str:
         is_tied = TIED in self.notes

@@ -9,14 +9,18 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 from torch import Tensor, nn
 
+from lilliput.compact.format import encode
+from lilliput.compact.saving import load as load_weights
+from lilliput.compact.saving import read_weights, without_negative_zeros
+from lilliput.compact.tensors import Stored
 from lilliput.errors import StateError
-from lilliput.files import make_folder
+from lilliput.files import make_folder, write_atomically
 from lilliput.frameworks.torch.capture import Call, as_inputs, plain_copy
 from lilliput.frameworks.torch.cutting import shapes_of
-from lilliput.frameworks.torch.files import dump_tensors, parse_tensors
+from lilliput.frameworks.torch.files import dump_tensors, from_bits, parse_tensors, to_bits
 from lilliput.frameworks.torch.sidecar import Sidecar
 from lilliput.graph.cuts import Cut
 from lilliput.speedup.build import build, build_in_place, capture_parts
@@ -64,21 +68,49 @@ class _Document(Strict):
     graphs: list[str]
     any_size: bool
     inputs: JsonValue
-    tensors: ModelFile
+    tensors: ModelFile | None = None  # none in a compact file, which holds them itself
 
 
 def save_shrunk(
     model: nn.Module, plan: Plan, source: dict[str, list[int]], inputs: Any, folder: str | Path
 ) -> None:
     """Write a shrunk model; the JSON comes last, so a crash leaves the old folder or the new one."""
+    data = dump_tensors(_state_of(model))
+    file = file_of(ModelFile, data)
+    text = _document(plan, source, inputs, file).model_dump_json(indent=1)
+    target = Path(folder)
+    has_earlier = (target / NAME).exists()
+    earlier = read_document(target, _Document, _WHAT).tensors if has_earlier else None
+    write_pair(make_folder(target), NAME, text, file.file, data)
+    if earlier is not None and earlier.file != file.file:
+        (target / earlier.file).unlink(missing_ok=True)
+
+
+def save_shrunk_compact(
+    model: nn.Module, plan: Plan, source: dict[str, list[int]], inputs: Any, path: str | Path
+) -> None:
+    """Write a shrunk model as one compact file, with the plan in it."""
+    tensors = {name: Stored(*to_bits(tensor)) for name, tensor in _state_of(model).items()}
+    note = _document(plan, source, inputs, None).model_dump_json(exclude={"tensors"})
+    write_atomically(path, encode(without_negative_zeros(tensors), note))
+
+
+def _state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a model; refuse one under a compressor."""
     if any(isinstance(module, Sidecar) for module in model.modules()):
         raise StateError("the shrunk model is under a compressor again; strip() it before saving.")
     state = model.state_dict()
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise StateError(f"{name!r} in the state dict is not a tensor; it cannot be saved.")
-    data = dump_tensors(state)
-    document = _Document(
+    return state
+
+
+def _document(
+    plan: Plan, source: dict[str, list[int]], inputs: Any, tensors: ModelFile | None
+) -> _Document:
+    """Return how a model was shrunk, as data."""
+    return _Document(
         format=1,
         kind="shrunk model",
         source=source,
@@ -95,22 +127,12 @@ def save_shrunk(
         graphs=list(plan.graphs),
         any_size=plan.any_size,
         inputs=_describe(inputs, is_needed=bool(plan.graphs)),
-        tensors=file_of(ModelFile, data),
+        tensors=tensors,
     )
-    target = Path(folder)
-    earlier = (
-        read_document(target, _Document, _WHAT).tensors.file
-        if (target / NAME).exists()
-        else document.tensors.file
-    )
-    text = document.model_dump_json(indent=1)
-    write_pair(make_folder(target), NAME, text, document.tensors.file, data)
-    if earlier != document.tensors.file:
-        (target / earlier).unlink(missing_ok=True)
 
 
 def load(model: nn.Module, folder: str | Path) -> nn.Module:
-    """Shrink a model of the original class as the saved one was, and load its weights.
+    """Load the weights of a file, or shrink a model as the saved one was and load its weights.
 
     The model is changed in place and returned; one that was saved as a captured graph is returned as
     a new module. If anything does not fit, the model stays as it was.
@@ -120,7 +142,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     model : torch.nn.Module
         A model of the same class and sizes as the one that was shrunk; its weights do not matter.
     folder : str or path
-        What :meth:`SpeedupResult.save` wrote.
+        What :meth:`SpeedupResult.save` wrote, or a file that :func:`save` wrote.
 
     Examples
     --------
@@ -136,9 +158,10 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     True
     """
     target = Path(folder)
-    document = read_document(target, _Document, _WHAT)
-    file = document.tensors
-    weights = parse_tensors(read_tensors(target / file.file, file.sha256, "weights"))
+    found = _read_file(model, target) if target.is_file() else _read_folder(target)
+    if found is None:
+        return load_weights(model, target)  # type: ignore[no-any-return]
+    document, weights = found
     if any(isinstance(module, Sidecar) for module in model.modules()):
         raise StateError("the model is under a compressor; strip() it before loading.")
     plain = plain_copy(model)
@@ -177,6 +200,28 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     build_in_place(model, plan, capture_parts(plain, plan, inputs))
     model.load_state_dict(weights)
     return model
+
+
+def _read_folder(folder: Path) -> tuple[_Document, dict[str, Tensor]]:
+    document = read_document(folder, _Document, _WHAT)
+    file = document.tensors
+    if file is None:
+        raise StateError(f"{folder}: {NAME} does not name a file of tensors.")
+    return document, parse_tensors(read_tensors(folder / file.file, file.sha256, "weights"))
+
+
+def _read_file(model: nn.Module, path: Path) -> tuple[_Document, dict[str, Tensor]] | None:
+    """Return the plan and the tensors of a compact file, None if it has no plan."""
+    # A shrunk model is smaller than the one it is made from; a captured graph may hold some more.
+    own = sum(tensor.nbytes for tensor in model.state_dict().values())
+    content = read_weights(path, limit=2 * own + _LARGEST)
+    if not content.note:
+        return None
+    try:
+        document = _Document.model_validate_json(content.note)
+    except ValidationError as error:
+        raise StateError(f"{path}: no readable {_WHAT} ({error}).") from error
+    return document, {name: from_bits(x.dtype, x.bits) for name, x in content.tensors.items()}
 
 
 def _describe(inputs: Any, is_needed: bool) -> JsonValue:

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from lilliput.config.layer import LayerInfo, QuantType
-from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError
+from lilliput.errors import AlgorithmError, ConfigError, StateError, UnsupportedModelError
 from lilliput.frameworks.base import Backend
 from lilliput.frameworks.features import Run
 from lilliput.frameworks.keras import features, files, instrument, penalty, running
@@ -524,6 +524,25 @@ class KerasBackend(Backend):
     def parse_tensors(self, data: bytes) -> dict[str, Any]:
         """Return the tensors of a safetensors file, as NumPy arrays."""
         return files.parse_tensors(data)
+
+    def stored_types(self, model: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return the weights by their paths; refuse a model under a compressor."""
+        if models.compressors_of(model):
+            raise StateError("the model is under a compressor; strip() it before loading.")
+        found = files.plain_weights(model)
+        return {name: (str(v.dtype), tuple(v.shape)) for name, v in found.items()}
+
+    def stored(self, model: Any) -> dict[str, tuple[str, Any]]:
+        """Return the weights of the plain model; see :mod:`files`."""
+        sync(model)
+        wrappers = [w for c in models.compressors_of(model) for w in c._every_wrapper()]
+        return files.stored_weights(model, wrappers)
+
+    def load_stored(self, model: Any, tensors: dict[str, tuple[str, Any]]) -> None:
+        """Assign them."""
+        sync(model)
+        for name, variable in files.plain_weights(model).items():
+            variable.assign(files.from_bits(*tensors[name]))
 
 
 def _raw_weight(wrapper: ModuleWrapper) -> Any:

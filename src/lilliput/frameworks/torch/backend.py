@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.config.layer import LayerInfo, Owner, QuantType
-from lilliput.errors import AlgorithmError, ConfigError, StageError
+from lilliput.errors import AlgorithmError, ConfigError, StageError, StateError
 from lilliput.frameworks.base import Backend
 from lilliput.frameworks.features import Run
 from lilliput.frameworks.torch import (
@@ -39,7 +39,7 @@ from lilliput.frameworks.torch.discover import (
 from lilliput.frameworks.torch.grad import with_gradient
 from lilliput.frameworks.torch.learning import Learned
 from lilliput.frameworks.torch.replicated import GradientMean
-from lilliput.frameworks.torch.sidecar import SIDECAR, narrow_of
+from lilliput.frameworks.torch.sidecar import SIDECAR, Sidecar, narrow_of
 from lilliput.frameworks.torch.weights import (
     forget_,
     hold_,
@@ -563,6 +563,26 @@ class TorchBackend(Backend):
     def parse_tensors(self, data: bytes) -> dict[str, Tensor]:
         """Return the tensors of a safetensors file."""
         return files.parse_tensors(data)
+
+    def stored_types(self, model: nn.Module) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return the tensors of the state dict; refuse a model under a compressor."""
+        if any(isinstance(module, Sidecar) for module in model.modules()):
+            raise StateError("the model is under a compressor; strip() it before loading.")
+        state = self.model_tensors(unwrapped(model))
+        return {name: (files.type_of(t), tuple(t.shape)) for name, t in state.items()}
+
+    def stored(self, model: nn.Module) -> dict[str, tuple[str, Any]]:
+        """Return the state dict of the plain model; see :mod:`export`."""
+        from lilliput.frameworks.torch.export import check_norms, compressed_state_dict
+
+        check_norms(unwrapped(model))
+        state = compressed_state_dict(unwrapped(model))
+        return {name: files.to_bits(tensor) for name, tensor in state.items()}
+
+    def load_stored(self, model: nn.Module, tensors: dict[str, tuple[str, Any]]) -> None:
+        """Load them as a state dict."""
+        state = {name: files.from_bits(*tensor) for name, tensor in tensors.items()}
+        self.load_model(unwrapped(model), state)
 
 
 def _owners(wrapper: ModuleWrapper) -> list[Owner]:
