@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from papers import PAPERS
 from papers.datasets import SOURCES, load
-from papers.harness import Paper
+from papers.harness import CONTROL, Paper
 from papers.tables import table
 from record import read_json
 
@@ -31,8 +31,8 @@ def repeat(paper: Paper, options: argparse.Namespace) -> None:
     record = {} if options.valid else read_json(paper.path)
     for seed in options.seeds or range(paper.seeds):
         task = paper.task(data, seed, options.valid)
-        record = paper.run_seed(task, record, options.rows or list(paper.rows))
-    print("\n".join(table(record)))
+        record = paper.run_seed(task, record, options.rows or [*paper.rows, CONTROL])
+    print("\n".join(table(paper, record)))
 
 
 def show_data(folder: Path | None) -> None:
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("paper", choices=["data", *PAPERS])
     parser.add_argument("--data", type=Path, help="folder that has the data")
     parser.add_argument("--seeds", type=int, nargs="+", help="which seeds, by default all")
-    parser.add_argument("--rows", nargs="+", help="which rows, by default all")
+    parser.add_argument("--rows", nargs="+", help="which rows, by default all and the control")
     parser.add_argument("--valid", action="store_true", help="judge on the validation images")
     parser.add_argument("--epochs", type=int, help="with --valid: another budget")
     options = parser.parse_args()

@@ -18,24 +18,35 @@ from lilliput.torch import AGPPruner
 from papers.harness import Budget, Paper, Row, Task, sparse_figures
 
 LAYERS = ("1", "3", "5")  # the linear layers of LeNet-300-100
+KEPT = (0.08, 0.09, 0.26)  # shares of their weights that the paper keeps
 
 
 def prune(task: Task, *kept: float) -> nn.Module:
-    """Return the dense network pruned to a share of the weights of each layer."""
+    """Return the dense network pruned to a share of each layer's weights.
+
+    Where the training follows another one, it starts with the network that has been pruned there as in the
+    paper.
+    """
+    is_first = task.budget.before is None
 
     def attach(model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
         end = int(0.6 * task.budget.ticks)
         rules = [
-            {"op_names": [name], "final_sparsity": 1 - share, "end_epoch": end}
-            for name, share in zip(LAYERS, kept, strict=True)
+            {
+                "op_names": [name],
+                "initial_sparsity": 0.0 if is_first else 1 - start,
+                "final_sparsity": 1 - share,
+                "end_epoch": end,
+            }
+            for name, start, share in zip(LAYERS, KEPT, kept, strict=True)
         ]
         pruner = AGPPruner(model, rules, optimizer)
         pruner.compress()
         return pruner
 
     def make() -> nn.Module:
-        pruner = task.retrain(attach)[1]
-        model: nn.Module = pruner.strip()
+        student = None if is_first else prune(task.before(), *KEPT)
+        model: nn.Module = task.retrain(attach, student)[1].strip()
         return model
 
     return task.kept("agp", [asdict(task.budget), kept], make)[0]
@@ -56,7 +67,7 @@ PAPER = Paper(
     "Han et al. 2015, Learning both weights and connections",
     {
         "12 ×": Row(
-            pruned(0.08, 0.09, 0.26),
+            pruned(*KEPT),
             {"error": 1.59, "rate": 12, "reference": 1.64},
             above_control=0.10,
         ),

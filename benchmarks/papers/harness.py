@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from lilliput.torch import Distiller
 from papers.datasets import DataSet
 from papers.lenets import NETWORKS
 
+CONTROL = "control"  # among the names of rows
 TICKS = 4  # calls of a pruner's schedule in an epoch
 Record = dict[str, Any]
 
@@ -102,7 +104,7 @@ class Task:
 
         def make() -> nn.Module:
             model = NETWORKS[self.network]()
-            optimizer = torch.optim.Adam(model.parameters(), budget.dense_rate)
+            optimizer = torch.optim.Adam(model.parameters(), budget.dense_rate, fused=True)
             self.train(model, optimizer, budget.dense_epochs)
             return model
 
@@ -121,9 +123,9 @@ class Task:
             state = make().state_dict()
             seconds = torch.tensor(time.process_time() - start)
             path.parent.mkdir(exist_ok=True)
-            partial = path.with_suffix(".partial")
-            save_file(state | {"cpu_seconds": seconds}, partial)
-            partial.replace(path)
+            unfinished = path.with_suffix(".partial")
+            save_file(state | {"cpu_seconds": seconds}, unfinished)
+            unfinished.replace(path)
         state = load_file(path)
         seconds = state.pop("cpu_seconds")
         model = NETWORKS[self.network]()
@@ -168,7 +170,7 @@ class Task:
         """
         teacher = self.dense()
         student = copy.deepcopy(teacher) if model is None else model
-        optimizer = torch.optim.Adam(student.parameters(), self.budget.rate)
+        optimizer = torch.optim.Adam(student.parameters(), self.budget.rate, fused=True)
         rules = [{"temperature": self.budget.temperature}]
         distiller = Distiller(student, rules, optimizer, teacher=teacher)
         student = distiller.compress()
@@ -193,14 +195,16 @@ class Task:
         """Return that network; where a training follows another, it follows that one's."""
 
         def make() -> nn.Module:
-            before = self.before()
-            return self.retrain(None, None if before is None else before.controlled()[0])[0]
+            is_first = self.budget.before is None
+            return self.retrain(None, None if is_first else self.before().controlled()[0])[0]
 
         return self.kept("control", asdict(self.budget), make)
 
-    def before(self) -> Task | None:
+    def before(self) -> Task:
         """Return the task of the training that this one follows."""
-        return None if self.budget.before is None else replace(self, budget=self.budget.before)
+        if self.budget.before is None:
+            raise ValueError("this training follows the dense one, and none in between")
+        return replace(self, budget=self.budget.before)
 
     @torch.no_grad()
     def error(self, model: nn.Module) -> float:
@@ -245,7 +249,6 @@ class Paper:
     data: str = "mnist"
     budget: Budget = Budget()
     seeds: int = 5
-    text: str = ""
 
     @property
     def path(self) -> Path:
@@ -270,20 +273,19 @@ class Paper:
                 f"{self.path} was measured with {record['settings']}, and the script has {settings}. "
                 "Delete the file to measure it anew."
             )
-        record = {"paper": self.title, "settings": settings, "text": self.text} | {
+        record = {"paper": self.title, "settings": settings} | {
             key: dict(record.get(key, {})) for key in ("dense", "control", "rows")
         }
         record["command"] = f"./run python benchmarks/reproduce.py {self.name}"
         jobs: list[tuple[Record, str, Callable[[], Record]]] = [
-            (record["dense"], "dense", lambda: {"error": task.error(task.dense())}),
-            (record["control"], "control", task.control),
+            (record["dense"], "dense", lambda: {"error": task.error(task.dense())})
         ]
         for name in names:
-            row = self.rows[name]
-            kept = {key: value for key, value in asdict(row).items() if key != "run"}
-            found = record["rows"].get(name, {}).get("seeds", {})
-            record["rows"][name] = kept | {"seeds": found}
-            jobs.append((found, name, lambda row=row: row.run(task)))  # type: ignore[misc]
+            if name == CONTROL:
+                jobs.append((record["control"], name, task.control))
+                continue
+            found = record["rows"].setdefault(name, {})
+            jobs.append((found, name, partial(self.rows[name].run, task)))
         for found, name, run in jobs:
             if seed in found:
                 continue

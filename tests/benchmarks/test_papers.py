@@ -136,8 +136,8 @@ def paper(run=pruned, **bars):
 
 def test_a_row_is_pruned_to_the_schedules_end_and_kept(data):
     one = paper()
-    record = one.run_seed(one.task(data, 0, False), {}, ["row"])
-    found = record["rows"]["row"]["seeds"]["0"]
+    record = one.run_seed(one.task(data, 0, False), {}, ["row", "control"])
+    found = record["rows"]["row"]["0"]
     assert found["rate"] == pytest.approx(10, rel=1e-3)
     assert found["weights_kept"] == 26_620
     assert json.loads(one.path.read_text())["rows"] == record["rows"]
@@ -145,25 +145,28 @@ def test_a_row_is_pruned_to_the_schedules_end_and_kept(data):
 
 def test_what_is_kept_is_not_run_again(data):
     one = paper()
-    record = one.run_seed(one.task(data, 0, False), {}, ["row"])
+    record = one.run_seed(one.task(data, 0, False), {}, ["row", "control"])
 
     def refuse(task):
         raise AssertionError("ran again")
 
     again = paper(refuse)
-    assert again.run_seed(again.task(data, 0, False), record, ["row"])["rows"] == record["rows"]
+    assert (
+        again.run_seed(again.task(data, 0, False), record, ["row", "control"])["rows"]
+        == record["rows"]
+    )
     with pytest.raises(AssertionError, match="ran again"):
-        again.run_seed(again.task(data, 1, False), record, ["row"])
+        again.run_seed(again.task(data, 1, False), record, ["row", "control"])
     kept = json.loads(one.path.read_text())
-    assert list(kept["control"]) == ["0", "1"], "seed 1 had come as far as its control"
+    assert list(kept["dense"]) == ["0", "1"], "seed 1 had come as far as its row"
 
 
 def test_settings_that_changed_are_refused(data):
     one = paper()
-    record = one.run_seed(one.task(data, 0, False), {}, ["row"])
+    record = one.run_seed(one.task(data, 0, False), {}, ["row", "control"])
     other = Paper("tiny", "A paper", one.rows, budget=Budget(epochs=4))
     with pytest.raises(SystemExit, match="Delete the file"):
-        other.run_seed(other.task(data, 1, False), record, ["row"])
+        other.run_seed(other.task(data, 1, False), record, ["row", "control"])
 
 
 def test_validation_keeps_nothing_and_never_sees_the_test_images(data):
@@ -171,7 +174,7 @@ def test_validation_keeps_nothing_and_never_sees_the_test_images(data):
     task = one.task(data, 0, True)
     assert len(task.train_set[1]) == 40
     torch.testing.assert_close(task.test_set[1], torch.from_numpy(data.valid[1]))
-    one.run_seed(task, {}, ["row"])
+    one.run_seed(task, {}, ["row", "control"])
     assert not one.path.exists()
 
 
@@ -197,12 +200,18 @@ def test_every_tick_of_a_schedule_comes_once_in_order(data):
     [
         ({"most": 1.5}, "≤ 1.50 %: met"),
         ({"most": 1.4}, "≤ 1.40 %: **missed**"),
-        ({"above_control": 0.1}, "≤ control + 0.10: **missed**"),
+        ({"above_control": 0.1}, "≤ control + 0.10 (+0.20): **missed**"),
+        ({"above_control": 0.25}, "≤ control + 0.25 (+0.20): met"),
         ({"most": 2.0, "limits": {"bytes": 99}}, "≤ 2.00 %, bytes ≤ 99: **missed**"),
         ({}, ""),
     ],
 )
 def test_a_bar_is_compared_with_the_mean_over_seeds(bars, expected):
-    empty = {"most": None, "above_control": None, "limits": {}}
     seeds = {"0": {"error": 1.4, "bytes": 100}, "1": {"error": 1.6, "bytes": 101}}
-    assert tables.verdict(empty | bars | {"seeds": seeds}, control=1.3) == expected
+    control = {"0": {"error": 1.3}, "1": {"error": 1.3}, "2": {"error": 9.0}}
+    assert tables.verdict(Row(pruned, **bars), seeds, control) == expected
+
+
+def test_a_bar_above_a_control_that_was_not_measured_is_not_met():
+    row = Row(pruned, above_control=0.1)
+    assert tables.verdict(row, {"0": {"error": 1.0}}, {}) == "≤ control + 0.10: not measured"
