@@ -87,6 +87,10 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     # export
     ((TORCH,), "lilliput.export", "ExportResult export_executorch export_onnx export_openvino"),
     ((KERAS,), "lilliput.export.keras", "ExportResult export_litert export_onnx litert_latency"),
+    # search
+    ((TORCH,), "lilliput.search.search", "Search"),
+    ((TORCH,), "lilliput.search.result", "Found"),
+    ((TORCH,), "lilliput.recipes.auto", "Compressed compress"),
     # receipt and report
     (BOTH, "lilliput.report.build", "build_report"),
     (BOTH, "lilliput.report.document", "Report"),

@@ -50,6 +50,8 @@ from lilliput.quantization.naive import NaiveQuantizer as NaiveQuantizer
 from lilliput.quantization.ptq import PTQQuantizer as PTQQuantizer
 from lilliput.quantization.qat import QATQuantizer as QATQuantizer
 from lilliput.quantization.ranges import RangeQuantizer as RangeQuantizer
+from lilliput.recipes.auto import Compressed as Compressed
+from lilliput.recipes.auto import compress as compress
 from lilliput.recovery.recalibrate import recalibrate as recalibrate
 from lilliput.recovery.reconstruct import Reconstruction as Reconstruction
 from lilliput.recovery.reconstruct import reconstruct as reconstruct
@@ -63,6 +65,8 @@ from lilliput.report.receipt import Figures as Figures
 from lilliput.report.receipt import Receipt as Receipt
 from lilliput.report.receipt import take_receipt as take_receipt
 from lilliput.report.snapshot import snapshot as snapshot
+from lilliput.search.result import Found as Found
+from lilliput.search.search import Search as Search
 from lilliput.speedup.channels import channel_groups as channel_groups
 from lilliput.speedup.model_speedup import ModelSpeedup as ModelSpeedup
 from lilliput.speedup.preflight import preflight as preflight

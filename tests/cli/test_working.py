@@ -125,3 +125,39 @@ def test_masks_alone_are_said_to_be_masks(lilliput, place):
     words = ["prune", "tiny_cli:build", "-a", "level", "-s", "0.5", *COMMON, "-o", "out"]
     text = lilliput(*words).out
     assert "masks only" in text and "nothing is smaller or faster yet" in text
+
+
+def test_auto_writes_a_file_that_keeps_the_goal(lilliput, place):
+    pytest.importorskip("scipy")
+    pytest.importorskip("onnxscript")
+    words = ["auto", "tiny_cli:build", "--target", "macs=0.6", "--drop", "1", *COMMON, "--json"]
+    ended = lilliput(*words, "--epochs", "0", "-o", "small")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    after, before = found["receipt"]["after"], found["receipt"]["before"]
+    assert found["is_met"] and after["macs"] <= 0.6 * before["macs"]
+    assert (place / "small" / "model.onnx").is_file() and (
+        place / "small" / "report.html"
+    ).is_file()
+    again = lilliput(*words, "-o", "small")
+    assert again.code == 2 and "--resume" in again.err
+    planned = lilliput(*words, "--dry-run", "-o", "other")
+    assert json.loads(planned.out)["decisions"] == 5 and not (place / "other").exists()
+
+
+def test_auto_says_when_a_goal_cannot_be_met(lilliput, place):
+    pytest.importorskip("scipy")
+    pytest.importorskip("onnxscript")
+    ended = lilliput("auto", "tiny_cli:build", "--target", "macs=0.001", *COMMON)
+    assert ended.code == 1 and "cannot be met" in ended.err and "can be had" in ended.err
+
+
+def test_a_table_of_latencies_is_shown(lilliput, place):
+    from lilliput.search.latency import LatencyTable, Network, TimedLayer
+
+    timed = {"conv": TimedLayer(shape=[8, 4], kind="float", share=0.5)}
+    table = LatencyTable.open(place, "ONNX Runtime 1.31", "some processor", 2)
+    table.add("net", 12.5, Network(choice=[0], layers=timed, ratio=0.6))
+    ended = lilliput("benchmark", "--table", ".")
+    assert ended.code == 0 and "some processor" in ended.out and "12.5" in ended.out
+    assert lilliput("benchmark", "--table", "nowhere").code == 2

@@ -10,6 +10,7 @@ from lilliput import __version__
 from lilliput.cli.commands import (
     algorithms,
     analyze,
+    auto,
     benchmark,
     compare,
     config,
@@ -45,7 +46,7 @@ def make_app(is_rich: bool = False) -> typer.Typer:
         add_completion=False,
     )
     app.callback()(_start)
-    for part in (demo, run, shortcuts, inspect, analyze, benchmark, compare, report):
+    for part in (demo, run, auto, shortcuts, inspect, analyze, benchmark, compare, report):
         part.register(app)
     config.register(app, is_rich)
     algorithms.register(app)

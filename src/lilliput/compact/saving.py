@@ -176,7 +176,7 @@ def _check_fit(found: Types, expected: Types | None) -> None:
     if expected is None or found == expected:
         return
     problems = [f"{name!r} is missing" for name in expected if name not in found]
-    problems += [f"{name!r} is not in the model" for name in found if name not in expected]
+    problems += [f"{name!r} is not in the model" for name in sorted(found) if name not in expected]
     problems += [
         f"{name!r} is {_said(found[name])}, expected {_said(expected[name])}"
         for name in expected

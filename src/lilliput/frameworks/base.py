@@ -250,6 +250,18 @@ class Backend(ABC):
         """Return a number whose gradient shows, on average, how much outputs depend on a tensor."""
         raise NotImplementedError(f"{self.name} shows no gradients of activations.")
 
+    def sampled_loss(self, outputs: Any, seed: int) -> Any:
+        """Return the loss of classes that are drawn as a model expects them, None if it has no classes."""
+        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+
+    def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
+        """Call ``task(input, its gradient through this layer alone, output, its gradient)`` in backward."""
+        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+
+    def response(self, layer: LayerInfo, weight: Any, inputs: Any) -> Any:
+        """Return what a layer would return with another weight and without bias."""
+        raise NotImplementedError(f"{self.name} runs no layer with another weight.")
+
     @abstractmethod
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
         """Return ``forward(model, batch)``, which calls a model with a batch of a data loader."""

@@ -42,6 +42,9 @@ class Framework(Protocol):
     ) -> Any:
         """Return a new optimizer that the compressors follow."""
 
+    def start_recovery(self, model: Any) -> Any:
+        """Return an optimizer that trains a cut network without being tuned for it."""
+
     def stop_training(self, compressors: list[Any]) -> None:
         """Make compressors forget their optimizer."""
 

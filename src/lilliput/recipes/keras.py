@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from lilliput.errors import ConfigError, StateError
+from lilliput.errors import ConfigError, StateError, UnsupportedModelError
 from lilliput.export.targets.table import target_named
 from lilliput.files import write_atomically
 from lilliput.frameworks.keras.files import dump_tensors
@@ -85,6 +85,10 @@ class KerasFramework:
         for compressor in compressors:
             compressor.bind_optimizer(optimizer)
         return optimizer
+
+    def start_recovery(self, model: Any) -> Any:
+        """Refuse: nothing that uses it works on Keras models yet."""
+        raise UnsupportedModelError("compress() works on PyTorch models so far.")
 
     def stop_training(self, compressors: list[Any]) -> None:
         """Make compressors forget their optimizer."""

@@ -90,6 +90,10 @@ class TorchFramework:
             compressor.bind_optimizer(optimizer)
         return optimizer
 
+    def start_recovery(self, model: nn.Module) -> Any:
+        """Return Adam: the steps of cut and refitted networks must not depend on the scale of weights."""
+        return torch.optim.Adam(model.parameters())
+
     def stop_training(self, compressors: list[Any]) -> None:
         """Make compressors forget their optimizer."""
         for compressor in compressors:

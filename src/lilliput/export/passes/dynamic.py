@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.passes.graph import Draft, integer_attribute, producer
+from lilliput.export.passes.graph import Draft, attributes_of, integer_attribute, producer
 from lilliput.export.passes.integers import Stored, cast, name_of, read
 
 DYNAMIC = "DynamicQuantizeLinear"
@@ -47,7 +47,8 @@ def _move_integers(draft: Draft) -> None:
             continue
         integers, *grid = source.inputs
         inputs = [integers, *node.inputs[1:]]
-        moved = draft.insert(node, node.op_type, inputs, node.attributes, like=output, dtype=_UINT8)
+        kept = attributes_of(node)
+        moved = draft.insert(node, node.op_type, inputs, kept, like=output, dtype=_UINT8)
         back = draft.insert(node, "DequantizeLinear", [moved, *grid], like=output)
         draft.replace(output, back)
         draft.graph.remove(node, safe=True)

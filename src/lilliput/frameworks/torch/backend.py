@@ -16,6 +16,7 @@ from lilliput.frameworks.base import Backend
 from lilliput.frameworks.features import Run
 from lilliput.frameworks.torch import (
     batches,
+    effects,
     features,
     files,
     instrument,
@@ -267,6 +268,18 @@ class TorchBackend(Backend):
     def probe(self, outputs: Any) -> Tensor:
         """Return a random combination of outputs, to be derived."""
         return statistics.probe(outputs)
+
+    def sampled_loss(self, outputs: Any, seed: int) -> Tensor | None:
+        """Return a loss whose derivatives measure KL divergences; see :mod:`effects`."""
+        return effects.sampled_loss(outputs, seed)
+
+    def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
+        """Watch every module that owns the weight."""
+        return [x for owner in layer.owners for x in effects.watch_effects(owner.module, task)]
+
+    def response(self, layer: LayerInfo, weight: Tensor, inputs: Tensor) -> Tensor:
+        """Run the first module that owns the weight."""
+        return effects.response(layer.module, layer.weight_name or "", weight, inputs)
 
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
         """Return what calls a model with a batch; see :mod:`batches`."""
