@@ -28,6 +28,8 @@ from lilliput.errors import StageError as StageError
 from lilliput.errors import StateError as StateError
 from lilliput.errors import UnsupportedModelError as UnsupportedModelError
 from lilliput.errors import WriteError as WriteError
+from lilliput.factorization.svd import Factorization as Factorization
+from lilliput.factorization.svd import SVDFactorizer as SVDFactorizer
 from lilliput.ops.grad import QuantGrad as QuantGrad
 from lilliput.pruning.agp import AGPPruner as AGPPruner
 from lilliput.pruning.apoz import ActivationAPoZRankPruner as ActivationAPoZRankPruner
@@ -40,6 +42,7 @@ from lilliput.pruning.lamp import LAMPPruner as LAMPPruner
 from lilliput.pruning.least_squares import LeastSquaresPruner as LeastSquaresPruner
 from lilliput.pruning.level import LevelPruner as LevelPruner
 from lilliput.pruning.linear import LinearPruner as LinearPruner
+from lilliput.pruning.lottery import LotteryTicketPruner as LotteryTicketPruner
 from lilliput.pruning.mean_activation import ActivationMeanRankPruner as ActivationMeanRankPruner
 from lilliput.pruning.one_shot import OneShotPruner as OneShotPruner
 from lilliput.pruning.one_shot import ScoreMasker as ScoreMasker
@@ -49,6 +52,7 @@ from lilliput.pruning.second_order import SecondOrderPruner as SecondOrderPruner
 from lilliput.pruning.sensitivity import SensitivityPruner as SensitivityPruner
 from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis as SensitivityAnalysis
 from lilliput.pruning.slim import SlimPruner as SlimPruner
+from lilliput.pruning.sparse_vd import SparseVDPruner as SparseVDPruner
 from lilliput.pruning.taylor import TaylorFOWeightPruner as TaylorFOWeightPruner
 from lilliput.quantization.bnn import BNNQuantizer as BNNQuantizer
 from lilliput.quantization.dorefa import DoReFaQuantizer as DoReFaQuantizer

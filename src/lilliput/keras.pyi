@@ -33,6 +33,7 @@ from lilliput.pruning.l2 import L2NormPruner as L2NormPruner
 from lilliput.pruning.lamp import LAMPPruner as LAMPPruner
 from lilliput.pruning.level import LevelPruner as LevelPruner
 from lilliput.pruning.linear import LinearPruner as LinearPruner
+from lilliput.pruning.lottery import LotteryTicketPruner as LotteryTicketPruner
 from lilliput.pruning.mean_activation import ActivationMeanRankPruner as ActivationMeanRankPruner
 from lilliput.pruning.one_shot import OneShotPruner as OneShotPruner
 from lilliput.pruning.one_shot import ScoreMasker as ScoreMasker

@@ -51,6 +51,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (NOT_KERAS, "lilliput.pruning.least_squares", "LeastSquaresPruner"),
     (ALL, "lilliput.pruning.level", "LevelPruner"),
     (ALL, "lilliput.pruning.linear", "LinearPruner"),
+    (ALL, "lilliput.pruning.lottery", "LotteryTicketPruner"),
     (ALL, "lilliput.pruning.mean_activation", "ActivationMeanRankPruner"),
     (ALL, "lilliput.pruning.one_shot", "OneShotPruner ScoreMasker"),
     (ALL, "lilliput.pruning.random_scores", "RandomChannelPruner RandomPruner"),
@@ -58,6 +59,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (ALL, "lilliput.pruning.sensitivity", "SensitivityPruner"),
     (ALL, "lilliput.pruning.sensitivity_analysis", "SensitivityAnalysis"),
     (ALL, "lilliput.pruning.slim", "SlimPruner"),
+    (NOT_KERAS, "lilliput.pruning.sparse_vd", "SparseVDPruner"),
     (ALL, "lilliput.pruning.taylor", "TaylorFOWeightPruner"),
     # quantization
     (ALL, "lilliput.quantization.bnn", "BNNQuantizer"),
@@ -69,6 +71,8 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (ALL, "lilliput.quantization.ranges", "RangeQuantizer"),
     # distillation
     (ALL, "lilliput.distillation.distiller", "Distiller"),
+    # factorization
+    (NOT_KERAS, "lilliput.factorization.svd", "Factorization SVDFactorizer"),
     # speedup
     (BOTH, "lilliput.graph.groups", "ChannelGroups"),
     (BOTH, "lilliput.speedup.channels", "channel_groups"),

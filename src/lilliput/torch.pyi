@@ -13,6 +13,8 @@ from lilliput.export import export_executorch as export_executorch
 from lilliput.export import export_onnx as export_onnx
 from lilliput.export import export_openvino as export_openvino
 from lilliput.export.targets.executed import open_file as open_file
+from lilliput.factorization.svd import Factorization as Factorization
+from lilliput.factorization.svd import SVDFactorizer as SVDFactorizer
 from lilliput.frameworks.torch.backend import strip as strip
 from lilliput.frameworks.torch.wrapper import ModuleWrapper as ModuleWrapper
 from lilliput.frameworks.torch.wrapper import PrunerModuleWrapper as PrunerModuleWrapper
@@ -32,6 +34,7 @@ from lilliput.pruning.lamp import LAMPPruner as LAMPPruner
 from lilliput.pruning.least_squares import LeastSquaresPruner as LeastSquaresPruner
 from lilliput.pruning.level import LevelPruner as LevelPruner
 from lilliput.pruning.linear import LinearPruner as LinearPruner
+from lilliput.pruning.lottery import LotteryTicketPruner as LotteryTicketPruner
 from lilliput.pruning.mean_activation import ActivationMeanRankPruner as ActivationMeanRankPruner
 from lilliput.pruning.one_shot import OneShotPruner as OneShotPruner
 from lilliput.pruning.one_shot import ScoreMasker as ScoreMasker
@@ -41,6 +44,7 @@ from lilliput.pruning.second_order import SecondOrderPruner as SecondOrderPruner
 from lilliput.pruning.sensitivity import SensitivityPruner as SensitivityPruner
 from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis as SensitivityAnalysis
 from lilliput.pruning.slim import SlimPruner as SlimPruner
+from lilliput.pruning.sparse_vd import SparseVDPruner as SparseVDPruner
 from lilliput.pruning.taylor import TaylorFOWeightPruner as TaylorFOWeightPruner
 from lilliput.quantization.bnn import BNNQuantizer as BNNQuantizer
 from lilliput.quantization.dorefa import DoReFaQuantizer as DoReFaQuantizer

@@ -12,8 +12,8 @@ import lilliput
 ROOT = Path(lilliput.__file__).parent
 STAGES = {
     *("config", "ops", "graph", "core", "pruning", "quantization", "distillation", "speedup"),
-    *("recovery", "compact", "export", "search", "report", "recipes", "cli", "integrations"),
-    "testing",
+    *("factorization", "recovery", "compact", "export", "search", "report", "recipes", "cli"),
+    *("integrations", "testing"),
 }
 # What a framework may know of: errors, files and names at the top, plain data, numerics, protocols.
 BELOW = {"config", "ops", "graph"}

@@ -13,6 +13,7 @@ from lilliput.torch import (
     AGPPruner,
     L1NormPruner,
     LeastSquaresPruner,
+    LotteryTicketPruner,
     SecondOrderPruner,
     SlimPruner,
     TaylorFOWeightPruner,
@@ -29,6 +30,14 @@ def calibrated(cls, **kwargs):
     return make
 
 
+def after_a_round(model, rules, optimizer):
+    """Return a pruner whose only round of training is over."""
+    rules = [{"prune_iterations": 1, **rule} if isinstance(rule, dict) else rule for rule in rules]
+    pruner = LotteryTicketPruner(model, rules, optimizer)
+    pruner.update_epoch(1)
+    return pruner
+
+
 def followed(make):
     return lambda model, rules, optimizer: make(
         model, rules, optimizer, example_inputs=model.make_input()
@@ -38,6 +47,7 @@ def followed(make):
 MAKERS = {
     "apoz": calibrated(ActivationAPoZRankPruner),
     "least_squares": followed(calibrated(LeastSquaresPruner)),
+    "lottery_ticket": after_a_round,
     "mean_activation": calibrated(ActivationMeanRankPruner),
     "second_order": calibrated(SecondOrderPruner),
     "taylorfo": calibrated(TaylorFOWeightPruner, loss=loss_of),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -209,6 +209,23 @@ class Backend(ABC):
     def pull_to_zero(self, wrappers: Sequence[Any], scale: float, optimizer: Any = None) -> None:
         """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
 
+    def add_to_gradients(
+        self, wrapper: Any, terms: Mapping[str, Any], optimizer: Any = None
+    ) -> None:
+        """Add terms to the gradients of a raw weight, and of parameters of its wrapper, by name."""
+        raise NotImplementedError(f"{self.name} shows no gradients before a step.")
+
+    def add_noise(self, wrappers: Sequence[Any]) -> list[Any]:
+        """Add, in training, the noise of weights to what layers return; return removable handles.
+
+        A wrapper's ``log_variance`` is the logarithm of the variance of each weight.
+        """
+        raise NotImplementedError(f"{self.name} has no noise on weights.")
+
+    def factoring(self) -> Any:
+        """Return what puts two layers in the place of one; see ``frameworks/torch/factor.py``."""
+        raise NotImplementedError(f"{self.name} does not replace layers.")
+
     def penalize(self, wrappers: Sequence[Any], scale: float) -> None:  # noqa: B027
         """Add ``scale * |w|`` to the loss, 0 to end it; for frameworks without :meth:`pull_to_zero`."""
 
@@ -299,6 +316,10 @@ class Backend(ABC):
     @abstractmethod
     def adopt(self, optimizer: Any, wrappers: Sequence[Any]) -> list[Any]:
         """Let the optimizer train the wrappers' own parameters; return removable handles."""
+
+    @abstractmethod
+    def restart_optimizer(self, model: Any, optimizer: Any) -> None:
+        """Let an optimizer, or that of the model, forget what it remembers of earlier steps."""
 
     @abstractmethod
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[Any]) -> None:

@@ -140,6 +140,13 @@ def test_v210_iterative(program):
     assert len(ran["seen"]) == 3 * 2
 
 
+def test_v210_lottery(program):
+    ran = program("v210_lottery")
+    assert ran["zeros"] == [round(128 * (1 - 0.4 ** (i / 3))) for i in range(4)]
+    assert ran["kept"] == [True] * 4
+    assert int((ran["masks"]["0"]["weight"] == 0).sum()) == ran["zeros"][-1]
+
+
 def test_v210_balance(program):
     ran = program("v210_balance")
     blocks = ran["before"].abs().reshape(16, 8, 4)

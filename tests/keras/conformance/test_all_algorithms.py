@@ -33,13 +33,26 @@ def calibrated(name, **options):
     return type(base.__name__, (base,), members)
 
 
+def after_a_round():
+    """Return the class of lottery tickets whose only round of training is over when it is made."""
+    base = pruner("lottery_ticket")
+
+    def __init__(self, model=None, config_list=None, *args, **kwargs):
+        rules = [{"prune_iterations": 1, **r} if isinstance(r, dict) else r for r in config_list]
+        base.__init__(self, model, rules, *args, **kwargs)
+        self.update_epoch(1)
+
+    return type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
+
+
 def loss_of(model, inputs):
     return squares(model(inputs, training=False), 1.0)
 
 
-# Those that prune after they have seen data, by registered name.
+# Those that prune after they have seen data or training, by registered name.
 CALIBRATED = {
     "apoz": calibrated("apoz"),
+    "lottery_ticket": after_a_round(),
     "mean_activation": calibrated("mean_activation"),
     "taylorfo": calibrated("taylorfo", loss=loss_of),
 }

@@ -29,7 +29,13 @@ from lilliput.frameworks.keras.grad import with_gradient
 from lilliput.frameworks.keras.graph import function_of
 from lilliput.frameworks.keras.learned import Parameter
 from lilliput.frameworks.keras.learning import Adopted, reconcile
-from lilliput.frameworks.keras.masks import apply_masks, check_quantizers, fault_of, moves_zeros
+from lilliput.frameworks.keras.masks import (
+    apply_masks,
+    check_quantizers,
+    fault_of,
+    moves_zeros,
+    restart,
+)
 from lilliput.frameworks.keras.scopes import is_tracing, is_training, sync
 from lilliput.frameworks.keras.variables import forget_in_torch, raw, tensor_of, to_array
 from lilliput.frameworks.keras.wrapper import (
@@ -198,6 +204,10 @@ class KerasBackend(Backend):
     def callback(self, compressor: Any) -> Any:
         """Return a callback that follows ``fit`` on behalf of a compressor."""
         return models.CompressionCallback(compressor)
+
+    def restart_optimizer(self, model: Any, optimizer: Any) -> None:
+        """Give the optimizer the values that a new one has; it goes on counting its steps."""
+        restart(model, getattr(model, "optimizer", None) if optimizer is None else optimizer)
 
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
         """Raise if this is no optimizer of Keras, or it is built for other variables."""

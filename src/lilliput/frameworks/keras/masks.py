@@ -75,6 +75,21 @@ def moves_zeros(optimizer: Any) -> bool:
     return any(type(part).__name__ == "Muon" for part in parts_of(optimizer))
 
 
+def restart(model: Any, optimizer: Any) -> None:
+    """Give an optimizer the values that a new one has; it goes on counting its steps."""
+    sync(model)
+    for part in [] if optimizer is None else parts_of(optimizer):
+        trained = list(getattr(part, "_trainable_variables", None) or [])
+        if not trained or hasattr(part, "inner_optimizer"):
+            continue
+        fresh = type(part).from_config(part.get_config())
+        fresh.build(trained)
+        kept = {id(part.iterations), id(getattr(part, "_learning_rate", None))}
+        for held, new in zip(part.variables, fresh.variables, strict=False):
+            if id(held) not in kept and _is_alive(held) and held.shape == new.shape:
+                held.assign(new)
+
+
 def fault_of(wrapper: Any, key: str, mask: Any) -> str | None:
     """Return what is wrong with a mask, or None."""
     bias = None if key == "weight_mask" else wrapper.bias

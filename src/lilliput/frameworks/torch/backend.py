@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,6 +17,7 @@ from lilliput.frameworks.features import Run
 from lilliput.frameworks.torch import (
     batches,
     effects,
+    factor,
     features,
     files,
     instrument,
@@ -39,6 +40,7 @@ from lilliput.frameworks.torch.discover import (
 )
 from lilliput.frameworks.torch.grad import with_gradient
 from lilliput.frameworks.torch.learning import Learned
+from lilliput.frameworks.torch.noise import Noise
 from lilliput.frameworks.torch.replicated import GradientMean
 from lilliput.frameworks.torch.sidecar import SIDECAR, Sidecar, narrow_of
 from lilliput.frameworks.torch.weights import (
@@ -235,6 +237,16 @@ class TorchBackend(Backend):
         """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
         statistics.pull_to_zero(wrappers, scale, stepping.gradient_scale(optimizer))
 
+    def add_to_gradients(
+        self, wrapper: ModuleWrapper, terms: Mapping[str, Tensor], optimizer: Any = None
+    ) -> None:
+        """Add terms to the gradients of a raw weight and of a wrapper's own parameters."""
+        statistics.add_to_gradients(wrapper, terms, stepping.gradient_scale(optimizer))
+
+    def add_noise(self, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
+        """Register forward hooks; see :mod:`noise`."""
+        return [wrapper.module.register_forward_hook(Noise(wrapper)) for wrapper in wrappers]
+
     def is_recomputing(self) -> bool:
         """Whether autograd runs this forward again; see :mod:`recompute`."""
         return recompute.is_recomputing()
@@ -307,6 +319,11 @@ class TorchBackend(Backend):
             own = wrapper.named_parameters()
             found += [(f"{wrapper.name}.{k}", p, weight) for k, p in own if id(p) not in held]
         return [Learned(optimizer, found)] if found else []
+
+    def restart_optimizer(self, model: nn.Module, optimizer: Any) -> None:
+        """Drop the state of all parameters; a model has no optimizer of its own."""
+        if optimizer is not None:
+            optimizer.state.clear()
 
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
         """Raise if the optimizer cannot be hooked or holds none of the weights."""
@@ -554,6 +571,10 @@ class TorchBackend(Backend):
         for _, module in narrow:
             instrument.set_narrow(module, None)
         return [name for name, _ in narrow]
+
+    def factoring(self) -> Any:
+        """Return what puts two layers in the place of one: the module :mod:`factor`."""
+        return factor
 
     def is_tensor(self, value: Any) -> bool:
         """Whether a value is a torch tensor."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten
 
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.batches import call
-from lilliput.frameworks.torch.weights import is_parametrized, local, raw, whole
+from lilliput.frameworks.torch.weights import is_parametrized, is_sharded, local, raw, whole
 
 
 def sum_over_processes(tensor: Tensor) -> Tensor:
@@ -70,6 +70,27 @@ def pull_to_zero(wrappers: Sequence[Any], scale: float, factor: Tensor | None = 
             sign = parameter.sign()
             sign = sign if factor is None else sign * factor.to(sign.device)
             parameter.grad.add_(sign, alpha=scale)
+
+
+@torch.no_grad()
+def add_to_gradients(
+    wrapper: Any, terms: Mapping[str, Tensor], factor: Tensor | None = None
+) -> None:
+    """Add terms to the gradients of a raw weight (``"weight"``) and of a wrapper's own parameters.
+
+    What a loss scale multiplied all gradients by, it multiplies the terms by as well.
+    """
+    for name, term in terms.items():
+        parameter = _trained(wrapper) if name == "weight" else getattr(wrapper, name)
+        if parameter is None or parameter.grad is None:
+            continue
+        if is_sharded(parameter):
+            raise UnsupportedModelError(
+                f"layer {wrapper.name!r}: its {name} is divided among processes, and what the algorithm "
+                "adds to its gradient is not; use DistributedDataParallel."
+            )
+        term = term if factor is None else term * factor.to(term.device)
+        parameter.grad.add_(term.to(parameter.grad.dtype))
 
 
 def run(

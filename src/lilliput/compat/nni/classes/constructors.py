@@ -57,6 +57,9 @@ _FIRST = {
     "ActivationAPoZRankPruner": _ACTIVATIONS,
     "ActivationMeanRankPruner": _ACTIVATIONS,
     "AGPPruner": _SCHEDULED,
+    "LotteryTicketPruner": (
+        form("model, config_list, optimizer, lr_scheduler, reset_weights=True"),
+    ),
     "QATQuantizer": (form("model, config_list, optimizer, dummy_input"),),
     "LSQQuantizer": (form("model, config_list, optimizer, dummy_input"),),
     "PTQQuantizer": _PLAIN,
@@ -103,6 +106,17 @@ _SECOND = {
     },
     "AGPPruner": _ITERATIVE,
     "LinearPruner": _ITERATIVE,
+    "LotteryTicketPruner": (
+        form(
+            "model, config_list, pruning_algorithm, total_iteration, log_dir='.', "
+            "keep_intermediate_result=False, evaluator, speedup=False, reset_weight=True, pruning_params"
+        ),
+        form(
+            "model, config_list, pruning_algorithm, total_iteration, log_dir='.', "
+            "keep_intermediate_result=False, finetuner, speedup=False, dummy_input, evaluator, "
+            "reset_weight=True, pruning_params"
+        ),
+    ),
 }
 
 _EVALUATED = (form("model, config_list, evaluator, existed_wrappers"),)

@@ -8,6 +8,7 @@ from typing import Any
 from lilliput.compat.nni.classes.adapted_pruners import AdaptedPruner, SecondStackPruner
 from lilliput.compat.nni.classes.constructors import FORMS
 from lilliput.compat.nni.classes.iterative import IterativePruner
+from lilliput.compat.nni.classes.lottery import RoundsByHand, RoundsInside
 from lilliput.compat.nni.classes.observing import ObservingQuantizer
 from lilliput.compat.nni.classes.stacks import Adapted, AdaptedQuantizer
 from lilliput.compat.nni.classes.stepwise import StepwisePruner
@@ -16,6 +17,7 @@ from lilliput.compat.nni.classes.third import (
     ThirdStackPruner,
     ThirdStackQuantizer,
 )
+from lilliput.pruning.lottery import LotteryTicketPruner
 from lilliput.pruning.scheduled import ScheduledPruner
 from lilliput.torch import Compressor, Pruner, PTQQuantizer, Quantizer
 
@@ -31,7 +33,9 @@ def adapt(cls: type[Compressor], stack: str) -> type:
     base = BASES[stack][cls.kind]
     if cls in (Compressor, Pruner, Quantizer):
         return base
-    if stack == "third" and issubclass(cls, ScheduledPruner):
+    if stack != "third" and issubclass(cls, LotteryTicketPruner):  # which v3 did not have
+        base = RoundsByHand if stack == "first" else RoundsInside
+    elif stack == "third" and issubclass(cls, ScheduledPruner):
         base = StepwisePruner
     elif stack == "second" and issubclass(cls, ScheduledPruner):
         base = IterativePruner

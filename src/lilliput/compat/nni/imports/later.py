@@ -12,10 +12,6 @@ _TRAINING, _SEARCH = "0.4", "0.5"
 
 # name: the release that brings it, and what to take until then
 LATER = {
-    "LotteryTicketPruner": (
-        _TRAINING,
-        "AGPPruner prunes gradually; to rewind, load the early state dict after each pruning.",
-    ),
     "ADMMPruner": (_TRAINING, "AGPPruner, which prunes gradually in your own training loop."),
     "MovementPruner": (
         _TRAINING,
