@@ -40,11 +40,14 @@ from lilliput.pruning.least_squares import LeastSquaresPruner as LeastSquaresPru
 from lilliput.pruning.level import LevelPruner as LevelPruner
 from lilliput.pruning.linear import LinearPruner as LinearPruner
 from lilliput.pruning.mean_activation import ActivationMeanRankPruner as ActivationMeanRankPruner
+from lilliput.pruning.movement import MovementPruner as MovementPruner
 from lilliput.pruning.one_shot import OneShotPruner as OneShotPruner
 from lilliput.pruning.one_shot import ScoreMasker as ScoreMasker
+from lilliput.pruning.rigl import RigLPruner as RigLPruner
 from lilliput.pruning.sensitivity import SensitivityPruner as SensitivityPruner
 from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis as SensitivityAnalysis
 from lilliput.pruning.slim import SlimPruner as SlimPruner
+from lilliput.pruning.str import STRPruner as STRPruner
 from lilliput.pruning.taylor import TaylorFOWeightPruner as TaylorFOWeightPruner
 from lilliput.quantization.bnn import BNNQuantizer as BNNQuantizer
 from lilliput.quantization.dorefa import DoReFaQuantizer as DoReFaQuantizer

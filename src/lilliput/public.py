@@ -51,10 +51,13 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (ALL, "lilliput.pruning.level", "LevelPruner"),
     (ALL, "lilliput.pruning.linear", "LinearPruner"),
     (ALL, "lilliput.pruning.mean_activation", "ActivationMeanRankPruner"),
+    (ALL, "lilliput.pruning.movement", "MovementPruner"),
     (ALL, "lilliput.pruning.one_shot", "OneShotPruner ScoreMasker"),
+    (NOT_KERAS, "lilliput.pruning.rigl", "RigLPruner"),
     (ALL, "lilliput.pruning.sensitivity", "SensitivityPruner"),
     (ALL, "lilliput.pruning.sensitivity_analysis", "SensitivityAnalysis"),
     (ALL, "lilliput.pruning.slim", "SlimPruner"),
+    (ALL, "lilliput.pruning.str", "STRPruner"),
     (ALL, "lilliput.pruning.taylor", "TaylorFOWeightPruner"),
     # quantization
     (ALL, "lilliput.quantization.bnn", "BNNQuantizer"),

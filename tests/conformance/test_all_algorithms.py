@@ -13,6 +13,8 @@ from lilliput.torch import (
     AGPPruner,
     L1NormPruner,
     LeastSquaresPruner,
+    MovementPruner,
+    RigLPruner,
     SlimPruner,
     TaylorFOWeightPruner,
 )
@@ -38,6 +40,9 @@ MAKERS = {
     "apoz": calibrated(ActivationAPoZRankPruner),
     "least_squares": followed(calibrated(LeastSquaresPruner)),
     "mean_activation": calibrated(ActivationMeanRankPruner),
+    "movement": partial(MovementPruner, cool_down_beginning_step=3),
+    # Connections move in every second step.
+    "rigl": partial(RigLPruner, training_steps=100, update_every=2),
     "taylorfo": calibrated(TaylorFOWeightPruner, loss=loss_of),
 }
 

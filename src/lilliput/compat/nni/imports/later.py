@@ -17,10 +17,6 @@ LATER = {
         "AGPPruner prunes gradually; to rewind, load the early state dict after each pruning.",
     ),
     "ADMMPruner": (_TRAINING, "AGPPruner, which prunes gradually in your own training loop."),
-    "MovementPruner": (
-        _TRAINING,
-        "TaylorFOWeightPruner, which ranks by weight times gradient, or AGPPruner on its criterion.",
-    ),
     "TransformerHeadPruner": (
         _TRAINING,
         "L1NormPruner or TaylorFOWeightPruner of lilliput.torch with example_inputs, which remove whole "
