@@ -37,6 +37,7 @@ from lilliput.pruning.level import LevelPruner as LevelPruner
 from lilliput.pruning.linear import LinearPruner as LinearPruner
 from lilliput.pruning.lottery import LotteryTicketPruner as LotteryTicketPruner
 from lilliput.pruning.mean_activation import ActivationMeanRankPruner as ActivationMeanRankPruner
+from lilliput.pruning.movement import MovementPruner as MovementPruner
 from lilliput.pruning.one_shot import OneShotPruner as OneShotPruner
 from lilliput.pruning.one_shot import ScoreMasker as ScoreMasker
 from lilliput.pruning.random_scores import RandomChannelPruner as RandomChannelPruner
@@ -44,6 +45,7 @@ from lilliput.pruning.random_scores import RandomPruner as RandomPruner
 from lilliput.pruning.sensitivity import SensitivityPruner as SensitivityPruner
 from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis as SensitivityAnalysis
 from lilliput.pruning.slim import SlimPruner as SlimPruner
+from lilliput.pruning.str import STRPruner as STRPruner
 from lilliput.pruning.taylor import TaylorFOWeightPruner as TaylorFOWeightPruner
 from lilliput.quantization.bnn import BNNQuantizer as BNNQuantizer
 from lilliput.quantization.codebook import CodebookQuantizer as CodebookQuantizer

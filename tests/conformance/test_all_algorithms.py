@@ -14,6 +14,8 @@ from lilliput.torch import (
     L1NormPruner,
     LeastSquaresPruner,
     LotteryTicketPruner,
+    MovementPruner,
+    RigLPruner,
     SecondOrderPruner,
     SlimPruner,
     TaylorFOWeightPruner,
@@ -49,6 +51,9 @@ MAKERS = {
     "least_squares": followed(calibrated(LeastSquaresPruner)),
     "lottery_ticket": after_a_round,
     "mean_activation": calibrated(ActivationMeanRankPruner),
+    "movement": partial(MovementPruner, cool_down_beginning_step=3),
+    # Connections move in every second step.
+    "rigl": partial(RigLPruner, training_steps=100, update_every=2),
     "second_order": calibrated(SecondOrderPruner),
     "taylorfo": calibrated(TaylorFOWeightPruner, loss=loss_of),
 }

@@ -248,6 +248,16 @@ class KerasBackend(Backend):
         if penalty.set_penalty([_raw_weight(wrapper) for wrapper in wrappers], scale):
             retrace(wrappers[0].compressor.bound_model)
 
+    def penalize_learned(
+        self, wrapper: ModuleWrapper, name: str, penalty: Callable[[Any], Any], optimizer: Any
+    ) -> None:
+        """Give a learned variable a regularizer, which Keras makes a part of the loss."""
+
+        def in_the_loss(value: Any) -> Any:
+            return ops.cast(penalty(value), keras.config.floatx())  # as the losses it is added to
+
+        wrapper.learned()[name].regularizer = in_the_loss
+
     def is_activated(self, layer: LayerInfo) -> bool:
         """Whether the layer has an activation other than the linear one."""
         own = getattr(layer.module, "activation", None)

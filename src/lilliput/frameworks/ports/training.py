@@ -62,6 +62,19 @@ class Training(ABC):
         """
 
     @abstractmethod
+    def penalize_learned(
+        self, wrapper: Any, name: str, penalty: Callable[[Any], Any], optimizer: Any
+    ) -> None:
+        """Add ``penalty(value)`` of a learned parameter to the loss.
+
+        Before each step where gradients are shown, once and for all where they are not.
+        """
+
+    def show_gradients(self, wrappers: Sequence[Any], is_shown: bool) -> None:
+        """Let pruned weights get the gradients that they would have, until they are masked again."""
+        raise NotImplementedError(f"{self.name} shows no gradients of weights.")
+
+    @abstractmethod
     def pull_to_zero(self, wrappers: Sequence[Any], scale: float, optimizer: Any = None) -> None:
         """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
 
