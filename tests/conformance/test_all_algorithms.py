@@ -10,6 +10,7 @@ from lilliput.testing.labs.torch_lab import loss_of
 from lilliput.torch import (
     ActivationAPoZRankPruner,
     ActivationMeanRankPruner,
+    ADMMPruner,
     AGPPruner,
     L1NormPruner,
     LeastSquaresPruner,
@@ -45,6 +46,7 @@ def followed(make):
 
 
 MAKERS = {
+    "admm": lambda *given: ADMMPruner(*given, iterations=0),
     "apoz": calibrated(ActivationAPoZRankPruner),
     "least_squares": followed(calibrated(LeastSquaresPruner)),
     "lottery_ticket": after_a_round,

@@ -12,7 +12,6 @@ _TRAINING, _SEARCH = "0.4", "0.5"
 
 # name: the release that brings it, and what to take until then
 LATER = {
-    "ADMMPruner": (_TRAINING, "AGPPruner, which prunes gradually in your own training loop."),
     "MovementPruner": (
         _TRAINING,
         "TaylorFOWeightPruner, which ranks by weight times gradient, or AGPPruner on its criterion.",
