@@ -31,6 +31,7 @@ from lilliput.errors import WriteError as WriteError
 from lilliput.factorization.svd import Factorization as Factorization
 from lilliput.factorization.svd import SVDFactorizer as SVDFactorizer
 from lilliput.ops.grad import QuantGrad as QuantGrad
+from lilliput.pruning.admm import ADMMPruner as ADMMPruner
 from lilliput.pruning.agp import AGPPruner as AGPPruner
 from lilliput.pruning.apoz import ActivationAPoZRankPruner as ActivationAPoZRankPruner
 from lilliput.pruning.channels import ChannelMasker as ChannelMasker

@@ -41,6 +41,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ((KERAS,), "lilliput.frameworks.keras.wrapper", "ModuleWrapper PrunerModuleWrapper"),
     ((KERAS,), "lilliput.frameworks.keras.wrapper", "QuantizerModuleWrapper"),
     # pruning
+    (NOT_KERAS, "lilliput.pruning.admm", "ADMMPruner"),
     (ALL, "lilliput.pruning.agp", "AGPPruner"),
     (ALL, "lilliput.pruning.apoz", "ActivationAPoZRankPruner"),
     (ALL, "lilliput.pruning.channels", "ChannelMasker ChannelPruner"),

@@ -26,6 +26,7 @@ from lilliput.measure.receipt import take_receipt as take_receipt
 from lilliput.ops.grad import QuantGrad as QuantGrad
 from lilliput.ops.qparams import Grid as Grid
 from lilliput.ops.qparams import QParams as QParams
+from lilliput.pruning.admm import ADMMPruner as ADMMPruner
 from lilliput.pruning.agp import AGPPruner as AGPPruner
 from lilliput.pruning.apoz import ActivationAPoZRankPruner as ActivationAPoZRankPruner
 from lilliput.pruning.channels import ChannelMasker as ChannelMasker

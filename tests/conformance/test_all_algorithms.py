@@ -10,6 +10,7 @@ from lilliput.testing import Subject, pruner_checks, quantizer_checks
 from lilliput.torch import (
     ActivationAPoZRankPruner,
     ActivationMeanRankPruner,
+    ADMMPruner,
     AGPPruner,
     L1NormPruner,
     LeastSquaresPruner,
@@ -47,6 +48,7 @@ def followed(make):
 
 
 MAKERS = {
+    "admm": lambda *given: ADMMPruner(*given, iterations=0),
     "apoz": calibrated(ActivationAPoZRankPruner),
     "least_squares": followed(calibrated(LeastSquaresPruner)),
     "lottery_ticket": after_a_round,

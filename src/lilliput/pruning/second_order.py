@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from lilliput.config.select import Selection
 from lilliput.core.masker import Targets
 from lilliput.errors import ConfigError, StageError
 from lilliput.frameworks import part_for
@@ -43,6 +44,16 @@ class SecondOrderMasker(LAMPMasker):
     def __init__(self, model: Any, pruner: Any) -> None:
         super().__init__(model, pruner)
         self.masks: dict[str, Tensor] = {}  # by layer, once batches were seen
+
+    @classmethod
+    def lay_out(cls, pruner: Any, selection: Selection) -> Any:
+        """Refuse pruners that would ask for masks again and again."""
+        if not isinstance(pruner, SecondOrderPruner):
+            raise ConfigError(
+                f"{type(pruner).__name__} ranks weights again and again, and {cls.__name__} prunes once, by "
+                "what calibrate() shows; take 'level' there."
+            )
+        return super().lay_out(pruner, selection)
 
     def keep(self, score: Tensor, sparsity: float, wrapper: Any) -> Tensor:
         """Return the mask that keeps what has the largest scores, in the pattern of the rule."""

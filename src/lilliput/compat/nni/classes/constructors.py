@@ -57,6 +57,16 @@ _FIRST = {
     "ActivationAPoZRankPruner": _ACTIVATIONS,
     "ActivationMeanRankPruner": _ACTIVATIONS,
     "AGPPruner": _SCHEDULED,
+    "ADMMPruner": (
+        form(
+            "model, config_list, trainer, criterion, num_iterations=30, epochs_per_iteration=5, "
+            "row=0.0001, base_algo='l1'"
+        ),
+        form(
+            "model, config_list, trainer, num_iterations=30, training_epochs=5, row=0.0001, "
+            "base_algo='l1'"
+        ),
+    ),
     "LotteryTicketPruner": (
         form("model, config_list, optimizer, lr_scheduler, reset_weights=True"),
     ),
@@ -106,6 +116,14 @@ _SECOND = {
     },
     "AGPPruner": _ITERATIVE,
     "LinearPruner": _ITERATIVE,
+    "ADMMPruner": (
+        form(
+            "model, config_list, evaluator, iterations, training_epochs, granularity='fine-grained'"
+        ),
+        form(
+            f"model, config_list, {_OLD}, iterations, training_epochs, granularity='fine-grained'"
+        ),
+    ),
     "LotteryTicketPruner": (
         form(
             "model, config_list, pruning_algorithm, total_iteration, log_dir='.', "

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 from lilliput.compat.nni.classes.adapted_pruners import AdaptedPruner, SecondStackPruner
+from lilliput.compat.nni.classes.admm import IterationsInside, SecondIterationsInside
 from lilliput.compat.nni.classes.constructors import FORMS
 from lilliput.compat.nni.classes.iterative import IterativePruner
 from lilliput.compat.nni.classes.lottery import RoundsByHand, RoundsInside
@@ -18,6 +19,7 @@ from lilliput.compat.nni.classes.third import (
     ThirdStackPruner,
     ThirdStackQuantizer,
 )
+from lilliput.pruning.admm import ADMMPruner
 from lilliput.pruning.lottery import LotteryTicketPruner
 from lilliput.pruning.scheduled import ScheduledPruner
 from lilliput.torch import Compressor, MovementPruner, Pruner, PTQQuantizer, Quantizer
@@ -36,6 +38,8 @@ def adapt(cls: type[Compressor], stack: str) -> type:
         return base
     if stack != "third" and issubclass(cls, LotteryTicketPruner):  # which v3 did not have
         base = RoundsByHand if stack == "first" else RoundsInside
+    elif stack != "third" and issubclass(cls, ADMMPruner):  # nor this one
+        base = IterationsInside if stack == "first" else SecondIterationsInside
     elif stack == "third" and issubclass(cls, ScheduledPruner):
         base = StepwisePruner
     elif stack == "second" and issubclass(cls, ScheduledPruner):

@@ -12,7 +12,6 @@ _TRAINING, _SEARCH = "0.4", "0.5"
 
 # name: the release that brings it, and what to take until then
 LATER = {
-    "ADMMPruner": (_TRAINING, "AGPPruner, which prunes gradually in your own training loop."),
     "TransformerHeadPruner": (
         _TRAINING,
         "L1NormPruner or TaylorFOWeightPruner of lilliput.torch with example_inputs, which remove whole "
