@@ -60,6 +60,7 @@ from lilliput.report.receipt import Figures as Figures
 from lilliput.report.receipt import Receipt as Receipt
 from lilliput.report.receipt import take_receipt as take_receipt
 from lilliput.report.snapshot import snapshot as snapshot
+from lilliput.search.repair import repair as repair
 from lilliput.search.result import Found as Found
 from lilliput.search.search import Search as Search
 from lilliput.speedup.channels import channel_groups as channel_groups

@@ -161,3 +161,14 @@ def test_a_table_of_latencies_is_shown(lilliput, place):
     ended = lilliput("benchmark", "--table", ".")
     assert ended.code == 0 and "some processor" in ended.out and "12.5" in ended.out
     assert lilliput("benchmark", "--table", "nowhere").code == 2
+
+
+def test_repair_restores_what_a_config_list_takes(lilliput, place):
+    pytest.importorskip("scipy")
+    pytest.importorskip("onnxscript")
+    (place / "harsh.json").write_text('[{"op_types": ["Conv2d"], "sparsity": 0.75}]')
+    words = ["repair", "tiny_cli:build", "harsh.json", "--drop", "0", "--cost", "macs", *COMMON]
+    ended = lilliput(*words, "--trials", "4", "--json", "-o", "better")
+    assert ended.code == 0, ended.err
+    after, before = (json.loads(ended.out)["receipt"][side] for side in ("after", "before"))
+    assert after["metric"] >= before["metric"] and (place / "better" / "found.json").is_file()

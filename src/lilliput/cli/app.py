@@ -17,6 +17,7 @@ from lilliput.cli.commands import (
     demo,
     doctor,
     inspect,
+    repair,
     report,
     run,
     shortcuts,
@@ -46,7 +47,7 @@ def make_app(is_rich: bool = False) -> typer.Typer:
         add_completion=False,
     )
     app.callback()(_start)
-    for part in (demo, run, auto, shortcuts, inspect, analyze, benchmark, compare, report):
+    for part in (demo, run, auto, shortcuts, repair, inspect, analyze, benchmark, compare, report):
         part.register(app)
     config.register(app, is_rich)
     algorithms.register(app)

@@ -150,7 +150,7 @@ class Search:
         drop = self.limits.get("drop")
         if drop is not None and baseline - best.metric > drop.value:
             raise task.refuse_drop(best, _nearest(task, baseline - drop.value))
-        return self._finish(task, best, place)
+        return self.finish(task, best, place)
 
     def start(self, folder: Path) -> Task:
         """Return what a strategy works with."""
@@ -189,7 +189,8 @@ class Search:
             "number of batches": len(self.data),
         }
 
-    def _finish(self, task: Task, best: Trial, folder: Path) -> Found:
+    def finish(self, task: Task, best: Trial, folder: Path) -> Found:
+        """Write the winner, time it against the original, and return what was found."""
         space, candidate = self.space, task.candidate(best.choice)
         original = folder / f"original{self.target.suffix}"
         if not original.exists():
