@@ -95,6 +95,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     # search
     ((TORCH,), "lilliput.search.search", "Search"),
     ((TORCH,), "lilliput.search.result", "Found"),
+    ((TORCH,), "lilliput.search.repair", "repair"),
     ((TORCH,), "lilliput.recipes.auto", "Compressed compress"),
     # receipt and report
     (BOTH, "lilliput.report.build", "build_report"),

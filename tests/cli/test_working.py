@@ -184,3 +184,14 @@ def test_weights_become_a_compact_file_and_come_back(lilliput, place):
     ):
         ended = lilliput("compact", *words)
         assert ended.code == 2 and said in ended.err
+
+
+def test_repair_restores_what_a_config_list_takes(lilliput, place):
+    pytest.importorskip("scipy")
+    pytest.importorskip("onnxscript")
+    (place / "harsh.json").write_text('[{"op_types": ["Conv2d"], "sparsity": 0.75}]')
+    words = ["repair", "tiny_cli:build", "harsh.json", "--drop", "0", "--cost", "macs", *COMMON]
+    ended = lilliput(*words, "--trials", "4", "--json", "-o", "better")
+    assert ended.code == 0, ended.err
+    after, before = (json.loads(ended.out)["receipt"][side] for side in ("after", "before"))
+    assert after["metric"] >= before["metric"] and (place / "better" / "found.json").is_file()

@@ -18,6 +18,7 @@ from lilliput.cli.commands import (
     demo,
     doctor,
     inspect,
+    repair,
     report,
     run,
     shortcuts,
@@ -47,7 +48,19 @@ def make_app(is_rich: bool = False) -> typer.Typer:
         add_completion=False,
     )
     app.callback()(_start)
-    parts = (demo, run, auto, shortcuts, compact, inspect, analyze, benchmark, compare, report)
+    parts = (
+        demo,
+        run,
+        auto,
+        shortcuts,
+        repair,
+        compact,
+        inspect,
+        analyze,
+        benchmark,
+        compare,
+        report,
+    )
     for part in parts:
         part.register(app)
     config.register(app, is_rich)
