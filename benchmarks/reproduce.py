@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from papers import PAPERS
 from papers.datasets import SOURCES, load
-from papers.harness import CONTROL, Paper
+from papers.harness import Paper
 from papers.tables import table
 from record import read_json
 
@@ -31,7 +31,7 @@ def repeat(paper: Paper, options: argparse.Namespace) -> None:
     record = {} if options.valid else read_json(paper.path)
     for seed in options.seeds or range(paper.seeds):
         task = paper.task(data, seed, options.valid)
-        record = paper.run_seed(task, record, options.rows or [*paper.rows, CONTROL])
+        record = paper.run_seed(task, record, options.rows or paper.names)
     print("\n".join(table(paper, record)))
 
 
