@@ -18,20 +18,23 @@ from pathlib import Path
 import torch
 from papers import PAPERS
 from papers.datasets import SOURCES, load
-from papers.harness import CONTROL, Paper
+from papers.harness import Paper
 from papers.tables import table
 from record import read_json
 
 
 def repeat(paper: Paper, options: argparse.Namespace) -> None:
     """Run the rows and seeds that are not kept yet, and print the table."""
+    names = options.rows or paper.names
+    if unknown := set(names) - set(paper.names):
+        raise SystemExit(f"{paper.name} has no rows {sorted(unknown)}; it has {paper.names}.")
     if options.epochs is not None:
         paper = replace(paper, budget=replace(paper.budget, epochs=options.epochs))
     data = load(paper.data, options.data)
     record = {} if options.valid else read_json(paper.path)
     for seed in options.seeds or range(paper.seeds):
         task = paper.task(data, seed, options.valid)
-        record = paper.run_seed(task, record, options.rows or [*paper.rows, CONTROL])
+        record = paper.run_seed(task, record, names)
     print("\n".join(table(paper, record)))
 
 

@@ -9,4 +9,7 @@ PAPERS = (
     "lsq2020",
     "dorefa2016",
     "jacob2018",
+    "slim2017",
+    "taylor2019",
+    "lottery2019",
 )

@@ -79,4 +79,6 @@ PAPER = Paper(
         ),
     },
     budget=Budget(epochs=5, rate=1e-3, before=han2015.PAPER.budget),
+    about="The bytes are those of the whole file that `save(..., compact=True)` writes, and the error is "
+    "that of the network loaded from it. The second row's figures are those of RigL+ (Evci et al. 2020).",
 )

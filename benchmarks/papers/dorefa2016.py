@@ -49,4 +49,5 @@ PAPER = Paper(
         "W 1, A 2, G 4": Row(quantized(1, 2, 4), {"claim": "SVHN 3.0 %, AlexNet 54.0 %"}),
     },
     budget=Budget(epochs=5),
+    about="Bits of weights (W), activations (A) and gradients (G); the image is not quantized.",
 )

@@ -73,4 +73,5 @@ PAPER = Paper(
         ),
     },
     budget=Budget(epochs=20, rate=4e-3),
+    about="The paper's shares of weights kept, on AGP's schedule with the dense network as teacher.",
 )

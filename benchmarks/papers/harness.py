@@ -249,6 +249,12 @@ class Paper:
     data: str = "mnist"
     budget: Budget = Budget()
     seeds: int = 5
+    about: str = ""  # a sentence for the page
+
+    @property
+    def names(self) -> list[str]:
+        """The rows, and the control; without a second training the dense network is that."""
+        return [*self.rows, *([CONTROL] if self.budget.epochs else [])]
 
     @property
     def path(self) -> Path:

@@ -46,4 +46,5 @@ PAPER = Paper(
         )
     },
     budget=Budget(epochs=5),
+    about="As ONNX Runtime executes the file, all multiplications on integers.",
 )

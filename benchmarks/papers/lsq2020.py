@@ -47,4 +47,5 @@ PAPER = Paper(
         "2 bits": Row(quantized(2), {"claim": "ResNet-18: 67.6 from 70.5 %"}),
     },
     budget=Budget(epochs=5),
+    about="Weights and activations of all layers, but for the image, which has 8 bits.",
 )

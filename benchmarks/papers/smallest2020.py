@@ -23,4 +23,5 @@ PAPER = Paper(
         ),
     },
     budget=Budget(epochs=5, rate=1e-3, before=sparsest2017.PAPER.budget),
+    about="As above, from the 68 × network.",
 )

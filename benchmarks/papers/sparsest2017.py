@@ -22,4 +22,6 @@ PAPER = Paper(
         "56 ×": Row(pruned(0.0145, 0.036, 0.26), {"error": 1.99, "rate": 56}, most=1.99),
     },
     budget=Budget(epochs=25, rate=6e-3, before=han2015.PAPER.budget),
+    about="From the 12 × network on, in the same way; the first row's bar is "
+    "SparseVD's, the second's that of dynamic network surgery.",
 )

@@ -61,4 +61,6 @@ PAPER = Paper(
         "small-dense, 8-5": Row(small_dense(8, 5)),
     },
     budget=Budget(epochs=10),
+    about="Small-dense networks have as many weights as the sparse one above them, "
+    "and the same epochs and teacher.",
 )
