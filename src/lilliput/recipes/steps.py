@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from lilliput.export.summary import cpu_lines
+from lilliput.frameworks.looping import Epoch
 from lilliput.recipes.checkpoint import CompressorEntry
 from lilliput.recipes.framework import export, recover, shrink
 from lilliput.recipes.session import Session
@@ -68,7 +69,7 @@ def _epoch(session: Session, unit: Unit) -> None:
     batches = session.functions.batches(unit.epoch)
     parts = (session.model, session.optimizer, batches, session.functions, current)
     try:
-        session.framework.train(*parts, unit.epoch, epochs, distiller)
+        session.framework.train(Epoch(*parts, unit.epoch, epochs, distiller))
     finally:
         if distiller is not None:
             distiller.strip()

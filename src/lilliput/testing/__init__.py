@@ -17,8 +17,9 @@ is loaded when it is first used, so that nobody imports a framework that he does
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lilliput.lazy import lazily_from
 
 if TYPE_CHECKING:
     from lilliput.frameworks.torch.lab_models import (
@@ -69,14 +70,4 @@ __all__ = [
     "quantizer_checks",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily_from(__name__, _HOME_OF)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import keras
 
@@ -14,16 +14,14 @@ from lilliput.errors import ConfigError, StateError, UnsupportedModelError
 from lilliput.files import write_atomically
 from lilliput.frameworks.keras.files import dump_tensors
 from lilliput.frameworks.keras.scopes import sync
-
-if TYPE_CHECKING:
-    from lilliput.recipes.functions import Functions
+from lilliput.frameworks.looping import Epoch, Functions
 
 _SHRUNK = "model.keras"
 _OURS = "lilliput_"  # variables of wrappers: compressors keep them in their own states
 
 
 class KerasLoop:
-    """How Keras trains and writes; see :class:`~lilliput.recipes.framework.Loop`.
+    """How Keras trains and writes; see :class:`~lilliput.frameworks.looping.Loop`.
 
     A model comes compiled from its factory, or the recipe has a ``loss``. What was compiled is carried
     over to shrunk models, with a new optimizer of the same settings for each step.
@@ -108,22 +106,13 @@ class KerasLoop:
         for variable, value in zip(optimizer.variables, state, strict=True):
             variable.assign(value)
 
-    def train(
-        self,
-        model: Any,
-        optimizer: Any,
-        batches: Any,
-        functions: Functions,
-        current: Any,
-        epoch: int,
-        epochs: int,
-        distiller: Any = None,
-    ) -> None:
+    def train(self, epoch: Epoch) -> None:
         """Train one epoch, by the user's function or by ``fit``; a distiller has its part in the loss."""
-        if current is not None:
-            current.update_epoch(epoch + 1)
+        model, functions, distiller = epoch.model, epoch.functions, epoch.distiller
+        if epoch.current is not None:
+            epoch.current.update_epoch(epoch.number + 1)
         if functions.train is not None and distiller is None:
-            call(functions.train, model, optimizer, batches, epoch=epoch, epochs=epochs)
+            epoch.train_by_user()
         else:
             is_alone = distiller is not None and distiller.is_alone
             if getattr(model, "loss", None) is None and not is_alone:
@@ -131,7 +120,7 @@ class KerasLoop:
                     "model: it is not compiled with a loss; compile it in its factory, or add loss: "
                     "cross_entropy to the recipe."
                 )
-            model.fit(_as_dataset(batches), epochs=1, verbose=0, shuffle=False)
+            model.fit(_as_dataset(epoch.batches), epochs=1, verbose=0, shuffle=False)
         sync(model)
 
     def calibrate(self, compressor: Any, batches: Iterable[Any], functions: Functions) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +13,15 @@ from torch import Tensor, nn
 from lilliput.calling import call
 from lilliput.errors import AlgorithmError, ConfigError, StateError
 from lilliput.files import write_atomically
+from lilliput.frameworks.looping import Epoch, Functions
 from lilliput.frameworks.torch.capture import plain_copy
 from lilliput.frameworks.torch.files import dump_tensors
-
-if TYPE_CHECKING:
-    from lilliput.recipes.functions import Functions
 
 _LOSSES = {"cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss}
 
 
 class TorchLoop:
-    """How torch trains and writes; see :class:`~lilliput.recipes.framework.Loop`."""
+    """How torch trains and writes; see :class:`~lilliput.frameworks.looping.Loop`."""
 
     name = "torch"
     writes_models: ClassVar[bool] = False
@@ -112,23 +110,14 @@ class TorchLoop:
         except (KeyError, ValueError) as error:
             raise StateError(f"the checkpoint does not fit the optimizer: {error}") from error
 
-    def train(
-        self,
-        model: nn.Module,
-        optimizer: Any,
-        batches: Any,
-        functions: Functions,
-        current: Any,
-        epoch: int,
-        epochs: int,
-        distiller: Any = None,
-    ) -> None:
+    def train(self, epoch: Epoch) -> None:
         """Train one epoch, by the user's function or by a plain loop."""
+        model, functions, distiller = epoch.model, epoch.functions, epoch.distiller
         model.train()
-        if current is not None:
-            current.update_epoch(epoch + 1)
+        if epoch.current is not None:
+            epoch.current.update_epoch(epoch.number + 1)
         if functions.train is not None and distiller is None:
-            made = call(functions.train, model, optimizer, batches, epoch=epoch, epochs=epochs)
+            made = epoch.train_by_user()
             if isinstance(made, nn.Module) and made is not model:
                 raise ConfigError(
                     "train: the function returned another model, expected the one it was given, trained "
@@ -136,18 +125,18 @@ class TorchLoop:
                 )
             return
         count = 0
-        for batch in batches:
-            optimizer.zero_grad()
+        for batch in epoch.batches:
+            epoch.optimizer.zero_grad()
             loss = _loss(model, batch, functions, distiller)
             loss.backward()
-            optimizer.step()
+            epoch.optimizer.step()
             count += 1
         if not count:
             raise ConfigError("data: the function returned no batches.")
         if not torch.isfinite(loss.detach()).all():
             raise AlgorithmError(
-                f"the loss is {loss.item()} in epoch {epoch + 1}: lower the learning_rate of the step, or "
-                "look for such numbers in the data."
+                f"the loss is {loss.item()} in epoch {epoch.number + 1}: lower the learning_rate of the "
+                "step, or look for such numbers in the data."
             )
 
     def calibrate(self, compressor: Any, batches: Iterable[Any], functions: Functions) -> None:
