@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from lilliput.config.layer import LayerInfo, QuantType
-from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError
+from lilliput.errors import AlgorithmError, ConfigError, StateError, UnsupportedModelError
 from lilliput.frameworks.base import Backend
 from lilliput.frameworks.features import Run
 from lilliput.frameworks.keras import features, files, instrument, penalty, running
@@ -44,8 +44,8 @@ from lilliput.frameworks.keras.wrapper import (
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
+from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
-from lilliput.ops.flow import Flow
 from lilliput.ops.grad import QuantGrad
 
 Tensor = Any
@@ -139,6 +139,7 @@ class KerasBackend(Backend):
     def settle(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Leave the pruned zeros in the raw weights, or refuse where a quantizer would move them."""
         check_quantizers(wrappers)
+        self.harden(wrappers)
         self.apply_masks(wrappers)
 
     def to_mask(self, keep: Any, wrapper: ModuleWrapper) -> Any:
@@ -157,6 +158,17 @@ class KerasBackend(Backend):
         """Zero the pruned weights, and the optimizer's memory of them."""
         apply_masks(wrappers, optimizer)
 
+    def harden(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
+        """Assign what soft layers compute with to their raw variables, which hold it from now on."""
+        soft = [wrapper for wrapper in wrappers if wrapper.keeps_raw()]
+        for wrapper in soft:
+            value = wrapper.transform("weight", tensor_of(wrapper.weight), [])
+            _raw_weight(wrapper).assign(value)
+            wrapper.set_attribute("is_soft", False)
+        if soft:
+            apply_masks(soft, optimizer)
+            retrace(soft[0].compressor.bound_model)
+
     def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Zero pruned weights again after the steps of Muon; others move none without a gradient."""
         optimizer = (
@@ -166,10 +178,11 @@ class KerasBackend(Backend):
             apply_masks(wrappers)
 
     def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
-        """Return the raw weight with its masks applied."""
+        """Return what pruners make of the raw weight."""
         weight = ops.stop_gradient(tensor_of(wrapper.weight))
-        mask = instrument.mask_of(wrapper.module, str(wrapper.layer_info.weight_name))
-        return weight if mask is None else weight * ops.cast(mask, weight.dtype)
+        sidecar = instrument.sidecar_of(wrapper.module)
+        name = str(wrapper.layer_info.weight_name)
+        return weight if sidecar is None else ops.stop_gradient(sidecar.pruned(name, weight))
 
     # -- following the training ------------------------------------------------------------------------
 
@@ -234,6 +247,16 @@ class KerasBackend(Backend):
         """Give the raw weights a regularizer; see :mod:`penalty`."""
         if penalty.set_penalty([_raw_weight(wrapper) for wrapper in wrappers], scale):
             retrace(wrappers[0].compressor.bound_model)
+
+    def penalize_learned(
+        self, wrapper: ModuleWrapper, name: str, penalty: Callable[[Any], Any], optimizer: Any
+    ) -> None:
+        """Give a learned variable a regularizer, which Keras makes a part of the loss."""
+
+        def in_the_loss(value: Any) -> Any:
+            return ops.cast(penalty(value), keras.config.floatx())  # as the losses it is added to
+
+        wrapper.learned()[name].regularizer = in_the_loss
 
     def is_activated(self, layer: LayerInfo) -> bool:
         """Whether the layer has an activation other than the linear one."""
@@ -521,6 +544,25 @@ class KerasBackend(Backend):
     def parse_tensors(self, data: bytes) -> dict[str, Any]:
         """Return the tensors of a safetensors file, as NumPy arrays."""
         return files.parse_tensors(data)
+
+    def stored_types(self, model: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return the weights by their paths; refuse a model under a compressor."""
+        if models.compressors_of(model):
+            raise StateError("the model is under a compressor; strip() it before loading.")
+        found = files.plain_weights(model)
+        return {name: (str(v.dtype), tuple(v.shape)) for name, v in found.items()}
+
+    def stored(self, model: Any) -> dict[str, tuple[str, Any]]:
+        """Return the weights of the plain model; see :mod:`files`."""
+        sync(model)
+        wrappers = [w for c in models.compressors_of(model) for w in c._every_wrapper()]
+        return files.stored_weights(model, wrappers)
+
+    def load_stored(self, model: Any, tensors: dict[str, tuple[str, Any]]) -> None:
+        """Assign them."""
+        sync(model)
+        for name, variable in files.plain_weights(model).items():
+            variable.assign(files.from_bits(*tensors[name]))
 
 
 def _raw_weight(wrapper: ModuleWrapper) -> Any:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from keras import ops
 
 from lilliput.errors import ConfigError, StageError, StateError
 from lilliput.files import write_atomically
-from lilliput.frameworks.keras.variables import raw, to_array
+from lilliput.frameworks.keras.variables import OURS, raw, to_array
 from lilliput.frameworks.keras.wrapper import PrunerModuleWrapper, QuantizerModuleWrapper
 
 
@@ -50,13 +51,7 @@ def export_plain(
     if onnx_path is not None:
         raise ConfigError("onnx_path: for a Keras model use lilliput.keras.export_onnx.")
     suffix = _suffix(model_path)
-    for wrapper in wrappers:
-        asked = set(wrapper.roles) & {"input", "output"}
-        if isinstance(wrapper, QuantizerModuleWrapper) and asked:
-            raise StageError(
-                f"layer {wrapper.name!r}: its {min(asked)} is quantized, which a file of weights cannot "
-                "hold; use export_litert or export_onnx."
-            )
+    _check_activations(wrappers)
     data = _bytes_with(model, wrappers, suffix)
     masks = {
         f"{wrapper.name}.{key}": to_array(getattr(wrapper, key))
@@ -67,6 +62,50 @@ def export_plain(
     write_atomically(Path(model_path), data)
     if mask_path is not None:
         write_atomically(Path(mask_path), dump_tensors(masks))
+
+
+def _check_activations(wrappers: Sequence[Any]) -> None:
+    for wrapper in wrappers:
+        asked = set(wrapper.roles) & {"input", "output"}
+        if isinstance(wrapper, QuantizerModuleWrapper) and asked:
+            raise StageError(
+                f"layer {wrapper.name!r}: its {min(asked)} is quantized, which a file of weights cannot "
+                "hold; use export_litert or export_onnx."
+            )
+
+
+def plain_weights(model: Any) -> dict[str, Any]:
+    """Return the variables of a model that its files hold, by their paths inside it."""
+    own = [v for v in model.weights if not v.name.startswith(OURS)]
+    found = {str(v.path).removeprefix(f"{model.name}/"): v for v in own}
+    if len(found) < len(own):
+        raise StateError(
+            "two weights of the model have the same path, so a file cannot tell them apart; give its "
+            "layers names of their own."
+        )
+    return found
+
+
+def stored_weights(model: Any, wrappers: Sequence[Any]) -> dict[str, tuple[str, Any]]:
+    """Return the weights of the plain model, compressed: type and bits of each."""
+    _check_activations(wrappers)
+    owners = [o for w in wrappers for o in w.layer_info.owners if o.weight_name is not None]
+    compressed = {id(raw(o.module, o.weight_name)): o for o in owners}
+    found = {}
+    for name, variable in plain_weights(model).items():
+        owner = compressed.get(id(variable))
+        value = variable if owner is None else getattr(owner.module, owner.weight_name)
+        array = np.ascontiguousarray(to_array(ops.cast(value, variable.dtype)))
+        bits = array.view(f"u{array.dtype.itemsize}").reshape(tuple(variable.shape))
+        found[name] = (str(variable.dtype), bits)
+    return found
+
+
+def from_bits(dtype: str, bits: Any) -> Any:
+    """Return what a variable of that type is assigned."""
+    if dtype == "bfloat16":  # which NumPy does not know; as float32 it is exact
+        return (bits.astype("u4") << np.uint32(16)).view("float32")
+    return bits.view(dtype)
 
 
 def _suffix(path: str) -> str:

@@ -32,10 +32,10 @@ def apply_masks(wrappers: Sequence[Any], optimizer: Any = None) -> None:
 
 
 def _masked(wrappers: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield each raw variable with its mask."""
+    """Yield each raw variable with its mask, but those that a pruner makes other weights of."""
     for wrapper in wrappers:
         for role in ("weight", "bias"):
-            mask = getattr(wrapper, f"{role}_mask", None)
+            mask = None if wrapper.keeps_raw(role) else getattr(wrapper, f"{role}_mask", None)
             if mask is not None:
                 for owner in wrapper.layer_info.owners:
                     name = owner.weight_name if role == "weight" else owner.bias_name

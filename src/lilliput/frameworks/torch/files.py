@@ -1,9 +1,11 @@
-"""Tensors to safetensors and back."""
+"""Tensors to safetensors and back, and to bits that any framework can read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from lilliput.errors import StateError
@@ -37,3 +39,21 @@ def parse_tensors(data: bytes) -> dict[str, Tensor]:
         return load(data)
     except SafetensorError as error:
         raise StateError(f"not a safetensors file: {error}") from error
+
+
+def type_of(tensor: Tensor) -> str:
+    """Return the name of a tensor's type, as NumPy would say it."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def to_bits(tensor: Tensor) -> tuple[str, Any]:
+    """Return a tensor's type, and its bits as unsigned integers in its shape."""
+    plain = whole(tensor.detach()).cpu().contiguous()
+    data = plain.reshape(-1).view(torch.uint8).numpy()
+    return type_of(plain), data.view(f"u{plain.element_size()}").reshape(tuple(plain.shape))
+
+
+def from_bits(dtype: str, bits: Any) -> Tensor:
+    """Return the tensor that :func:`to_bits` described."""
+    data = torch.from_numpy(bits.reshape(-1).view("u1"))
+    return data.view(getattr(torch, dtype)).reshape(bits.shape)

@@ -32,9 +32,9 @@ class IterationsInside(AdaptedPruner, ADMMPruner):
             base = _GRANULARITIES[granularity]
         given["config_list"] = _with_rho(given.get("config_list"), 1e-4 if row is None else row)
         translated = super()._translated(given)
-        model: Any = translated.get("model")
-        is_known = isinstance(model, torch.nn.Module)  # not of a program that is only read
-        if self.trainer is not None and translated.get("optimizer") is None and is_known:
+        model = translated.get("model")
+        is_missing = self.trainer is not None and translated.get("optimizer") is None
+        if is_missing and isinstance(model, torch.nn.Module):  # not of a program that is only read
             # As v1 made its own; it is what its trainer is called with.
             translated["optimizer"] = torch.optim.Adam(
                 model.parameters(), lr=1e-3, weight_decay=5e-5

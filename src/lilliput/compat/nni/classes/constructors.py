@@ -135,12 +135,27 @@ _SECOND = {
             "reset_weight=True, pruning_params"
         ),
     ),
+    "MovementPruner": (
+        form(
+            "model, config_list, evaluator, warm_up_step, cool_down_beginning_step, training_epochs, "
+            "training_steps, regular_scale, movement_mode='hard', sparse_granularity='finegrained'"
+        ),
+        form(
+            f"model, config_list, {_OLD}, training_epochs, warm_up_step, cool_down_beginning_step"
+        ),
+    ),
 }
 
 _EVALUATED = (form("model, config_list, evaluator, existed_wrappers"),)
 _THIRD: dict[str, tuple[Form, ...]] = {
     **dict.fromkeys(("LevelPruner", "L1NormPruner", "L2NormPruner", "FPGMPruner"), _EVALUATED),
     "TaylorFOWeightPruner": (form("model, config_list, evaluator, training_steps"),),
+    "MovementPruner": (
+        form(
+            "model, config_list, evaluator, warmup_step, cooldown_begin_step, regular_scale=1.0, "
+            "existed_wrappers"
+        ),
+    ),
     "SlimPruner": (form("model, config_list, evaluator, training_steps, regular_scale=1.0"),),
     "QATQuantizer": (form("model, config_list, evaluator, quant_start_step=0"),),
     "PTQQuantizer": (form("model, config_list, evaluator, is_bias_correction=False"),),

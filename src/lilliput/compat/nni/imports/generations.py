@@ -10,6 +10,7 @@ from lilliput.compat.nni.classes.admm import IterationsInside, SecondIterationsI
 from lilliput.compat.nni.classes.constructors import FORMS
 from lilliput.compat.nni.classes.iterative import IterativePruner
 from lilliput.compat.nni.classes.lottery import RoundsByHand, RoundsInside
+from lilliput.compat.nni.classes.movement import MovementForm, ThirdStackMovement
 from lilliput.compat.nni.classes.observing import ObservingQuantizer
 from lilliput.compat.nni.classes.stacks import Adapted, AdaptedQuantizer
 from lilliput.compat.nni.classes.stepwise import StepwisePruner
@@ -21,7 +22,7 @@ from lilliput.compat.nni.classes.third import (
 from lilliput.pruning.admm import ADMMPruner
 from lilliput.pruning.lottery import LotteryTicketPruner
 from lilliput.pruning.scheduled import ScheduledPruner
-from lilliput.torch import Compressor, Pruner, PTQQuantizer, Quantizer
+from lilliput.torch import Compressor, MovementPruner, Pruner, PTQQuantizer, Quantizer
 
 BASES: dict[str, dict[str, type]] = {
     "first": {"compressor": Adapted, "pruner": AdaptedPruner, "quantizer": AdaptedQuantizer},
@@ -43,6 +44,8 @@ def adapt(cls: type[Compressor], stack: str) -> type:
         base = StepwisePruner
     elif stack == "second" and issubclass(cls, ScheduledPruner):
         base = IterativePruner
+    elif issubclass(cls, MovementPruner) and stack != "first":
+        base = ThirdStackMovement if stack == "third" else MovementForm
     elif stack == "third" and issubclass(cls, PTQQuantizer):
         base = ThirdStackCalibration
     elif issubclass(cls, PTQQuantizer):

@@ -1,0 +1,1 @@
+"""Files as small as information allows: masks, shared weights and an entropy coder."""

@@ -1,0 +1,241 @@
+"""Write the weights of a model as one file, and load them again.
+
+>>> import tempfile, torch
+>>> from lilliput.torch import LevelPruner
+>>> model = torch.nn.Linear(64, 64)
+>>> model = LevelPruner(model, [{"sparsity": 0.95}]).compress()
+>>> with tempfile.TemporaryDirectory() as folder:
+...     size = save(model, f"{folder}/small.lil", compact=True)
+...     again = load(torch.nn.Linear(64, 64), f"{folder}/small.lil")
+>>> torch.equal(again.weight, model.weight), size < 64 * 64 * 4 / 10
+(True, True)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lilliput.compact.entries import Entry
+from lilliput.compact.format import LIMIT, Content, decode, encode, is_compact
+from lilliput.compact.tensors import DTYPES, Stored
+from lilliput.errors import ConfigError, StateError
+from lilliput.files import write_atomically
+from lilliput.frameworks import backend_of
+
+Types = Mapping[str, tuple[str, tuple[int, ...]]]
+_MOST_LISTED = 5
+# What safetensors calls the types.
+_SHORT = {
+    "BOOL": "bool",
+    **{
+        f"{s}{8 * n}": f"{k}{8 * n}" for s, k in (("I", "int"), ("U", "uint")) for n in (1, 2, 4, 8)
+    },
+    **{f"F{n}": f"float{n}" for n in (16, 32, 64)},
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "C64": "complex64",
+}
+
+
+def save(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    compact: bool = False,
+    bias_bits: int | None = None,
+) -> int:
+    """Write the weights of a model as one file, and return its bytes.
+
+    What is written is the plain model: masks and the rounding of weights applied, as ``export_model`` does.
+    The model stays as it is. :func:`load` puts the weights into a model of the same class.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or keras.Model
+        The model, under compressors or not.
+    path : str or path
+        The file; a crash leaves the one that was there or the new one.
+    compact : bool
+        Whether to write as few bytes as possible: masks, shared or rounded weights and exponents are entropy
+        coded. Every number comes back exactly; only the sign of zero is not kept. Without, the file is a
+        safetensors file.
+    bias_bits : int, optional
+        Round the biases in the file to so many bits, from 2 to 16, with one scale for each: next to weights
+        of 4 bits, of which few are left, float biases would be a quarter of the file. The loaded model then
+        computes with these biases, so evaluate that one. None, the default, keeps them exactly.
+
+    Returns
+    -------
+    int
+        The bytes of the file.
+    """
+    data = to_bytes(model, compact, bias_bits)
+    write_atomically(path, data)
+    return len(data)
+
+
+def to_bytes(model: Any, compact: bool, bias_bits: int | None = None) -> bytes:
+    """Return what :func:`save` writes."""
+    if bias_bits is not None and not 2 <= bias_bits <= 16:
+        raise ConfigError(f"bias_bits: received {bias_bits!r}, expected 2 to 16, or None.")
+    stored = {name: Stored(*tensor) for name, tensor in backend_of(model).stored(model).items()}
+    if bias_bits is not None:
+        stored = {name: _rounded(name, tensor, bias_bits) for name, tensor in stored.items()}
+    return encode(without_negative_zeros(stored)) if compact else to_safetensors(stored)
+
+
+def load(model: Any, path: str | os.PathLike[str]) -> Any:
+    """Put the weights of a file that :func:`save` wrote into a model, and return it.
+
+    If names, shapes or types do not fit, or the file is damaged, the model stays as it was.
+    """
+    backend = backend_of(model)
+    expected = backend.stored_types(model)
+    content = read_weights(path, expected)
+    if content.note:
+        raise StateError(f"{os.fspath(path)}: a shrunk model; load it with lilliput.torch.load.")
+    tensors = {name: (held.dtype, held.bits) for name, held in content.tensors.items()}
+    backend.load_stored(model, tensors)
+    return model
+
+
+def read_weights(
+    path: str | os.PathLike[str], expected: Types | None = None, limit: int = LIMIT
+) -> Content:
+    """Return the tensors of a compact or a safetensors file.
+
+    Parameters
+    ----------
+    path : str or path
+        The file.
+    expected : dict, optional
+        Type and shape of each tensor there must be; others are refused before memory is taken for them.
+    limit : int
+        The most bytes that all tensors of a compact file may take.
+    """
+    name = os.fspath(path)
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise StateError(f"{name}: no readable file ({error}).") from error
+    try:
+        if is_compact(data):
+            return decode(data, lambda entries: _compare(entries, expected), limit)
+        content = Content(parse_safetensors(data))
+        _check_fit({k: (v.dtype, v.bits.shape) for k, v in content.tensors.items()}, expected)
+        return content
+    except StateError as error:
+        raise StateError(f"{name}: {error}") from error
+
+
+def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> tuple[int, int]:
+    """Write a safetensors file as a compact one, or the other way; return the bytes of both.
+
+    How a model was shrunk is not part of a safetensors file: a compact file that says so is refused.
+    """
+    content = read_weights(source)
+    if content.note:
+        raise StateError(f"{os.fspath(source)}: a shrunk model; load it with lilliput.torch.load.")
+    size = Path(source).stat().st_size
+    with open(source, "rb") as file:
+        is_plain = not is_compact(file.read(8))
+    tensors = without_negative_zeros(content.tensors) if is_plain else content.tensors
+    data = encode(tensors) if is_plain else to_safetensors(tensors)
+    write_atomically(target, data)
+    return size, len(data)
+
+
+def without_negative_zeros(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Return tensors in which every zero is the positive one.
+
+    Masks and rounding leave zeros of both signs, which would take up to a bit each and mean nothing.
+    """
+    found = {}
+    for name, stored in tensors.items():
+        bits, negative = stored.bits, 1 << 8 * stored.bits.dtype.itemsize - 1
+        if "float" in stored.dtype:
+            bits = np.where(bits == bits.dtype.type(negative), bits.dtype.type(0), bits)
+        found[name] = Stored(stored.dtype, bits)
+    return found
+
+
+def to_safetensors(tensors: Mapping[str, Stored]) -> bytes:
+    """Return tensors as the bytes of a safetensors file."""
+    from safetensors import TensorSpec, serialize
+
+    # Names for the arrays keep them in memory while safetensors reads it.
+    held = {name: np.ascontiguousarray(stored.bits) for name, stored in tensors.items()}
+    specs = {
+        name: TensorSpec(
+            dtype=tensors[name].dtype,
+            shape=list(tensors[name].bits.shape),
+            data_ptr=bits.ctypes.data,
+            data_len=bits.nbytes,
+        )
+        for name, bits in held.items()
+    }
+    return bytes(serialize(specs))
+
+
+def parse_safetensors(data: bytes) -> dict[str, Stored]:
+    """Return the tensors of a safetensors file."""
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        found = dict(deserialize(data))  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
+        raise StateError(f"not a compact file, and not a safetensors file: {error}") from error
+    tensors = {}
+    for name, held in found.items():
+        dtype = _SHORT.get(held["dtype"])
+        if dtype is None:
+            raise StateError(
+                f"tensor {name!r} has the type {held['dtype']}, which is not known here."
+            )
+        bits = np.frombuffer(bytearray(held["data"]), f"<u{DTYPES[dtype][0]}")
+        tensors[name] = Stored(dtype, bits.reshape(held["shape"]))
+    return tensors
+
+
+def _rounded(name: str, stored: Stored, bits: int) -> Stored:
+    """Return a bias as multiples of a scale; other tensors as they are."""
+    is_bias = name.endswith("bias") and stored.dtype in ("float16", "float32", "float64")
+    if not is_bias or not stored.bits.size:
+        return stored
+    values = stored.array()
+    largest = np.abs(values).max()
+    if not np.isfinite(largest) or largest == 0:
+        return stored
+    scale = largest / values.dtype.type(2 ** (bits - 1) - 1)
+    return Stored.of(np.round(values / scale).astype(values.dtype) * scale)
+
+
+def _compare(entries: list[Entry], expected: Types | None) -> None:
+    _check_fit({entry.name: (entry.dtype, entry.shape) for entry in entries}, expected)
+
+
+def _check_fit(found: Types, expected: Types | None) -> None:
+    """Refuse tensors that are not those of a model."""
+    if expected is None or found == expected:
+        return
+    problems = [f"{name!r} is missing" for name in expected if name not in found]
+    problems += [f"{name!r} is not in the model" for name in sorted(found) if name not in expected]
+    problems += [
+        f"{name!r} is {_said(found[name])}, expected {_said(expected[name])}"
+        for name in expected
+        if name in found and found[name] != expected[name]
+    ]
+    if problems:
+        more = len(problems) - _MOST_LISTED
+        listed = "; ".join([*problems[:_MOST_LISTED], *([f"{more} more"] if more > 0 else [])])
+        raise StateError(f"its tensors are not those of this model: {listed}.")
+
+
+def _said(tensor: tuple[str, tuple[int, ...]]) -> str:
+    return f"{tensor[0]} of shape {list(tensor[1])}"

@@ -1,0 +1,187 @@
+"""save and load: what a model computes with comes back exactly, or the model stays as it was."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import lilliput.torch as lt
+from lilliput.errors import ConfigError, LilliputError, StateError, WriteError
+
+
+def net(hidden=64):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(40, hidden),
+        torch.nn.BatchNorm1d(hidden),
+        torch.nn.ReLU(),
+        torch.nn.Linear(hidden, 10),
+    ).eval()
+
+
+def outputs(model):
+    with torch.no_grad():
+        return model(torch.linspace(-1, 1, 400).reshape(10, 40))
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_plain_model_comes_back_bit_for_bit(tmp_path, compact):
+    model, again = net(), net()
+    with torch.no_grad():
+        for p in again.parameters():
+            p.zero_()
+    size = lt.save(model, tmp_path / "m.lil", compact=compact)
+    assert size == (tmp_path / "m.lil").stat().st_size
+    assert lt.load(again, tmp_path / "m.lil") is again
+    for one, two in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("make", "share"),
+    [
+        (lambda m: lt.LevelPruner(m, [{"op_types": ["Linear"], "sparsity": 0.9}]), 5),
+        (lambda m: lt.NaiveQuantizer(m, [{"op_types": ["Linear"], "quant_bits": 4}]), 5),
+        (
+            lambda m: lt.QATQuantizer(
+                m, [{"op_types": ["Linear"], "quant_types": ["weight"], "quant_bits": 8}]
+            ),
+            2.5,
+        ),
+        (lambda m: lt.DoReFaQuantizer(m, [{"op_types": ["Linear"], "quant_bits": 2}]), 8),
+        (lambda m: lt.BNNQuantizer(m, [{"op_types": ["Linear"]}]), 12),
+    ],
+    ids=["pruned", "4 bits", "8 bits per channel", "dorefa", "binary"],
+)
+def test_what_a_compressor_makes_of_weights_is_written(tmp_path, make, share):
+    model, plain = net(), net()
+    compressor = make(model)
+    compressor.compress()
+    expected = outputs(model)
+    held = {k: v.clone() for k, v in model.state_dict().items()}
+    size = lt.save(model, tmp_path / "m.lil", compact=True)
+    lt.load(plain, tmp_path / "m.lil")
+    torch.testing.assert_close(outputs(plain), expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(plain[0].weight, model[0].weight)
+    assert size < lt.save(plain, tmp_path / "m.safetensors") / share
+    assert all(torch.equal(v, held[k]) for k, v in model.state_dict().items())
+
+
+def test_odd_types_come_back(tmp_path):
+    class Odd(torch.nn.Module):
+        def __init__(self, fill):
+            super().__init__()
+            for i, dtype in enumerate((torch.bfloat16, torch.float16, torch.float64, torch.int64)):
+                held = torch.arange(24).reshape(2, 3, 4).to(dtype) * fill
+                self.register_buffer(f"b{i}", held)
+            self.register_buffer("flags", torch.tensor([True, False, True]) & bool(fill))
+            self.register_buffer("scalar", torch.tensor(float(fill)))
+            self.register_buffer("empty", torch.zeros(0, 3))
+
+    one, two = Odd(3), Odd(0)
+    lt.save(one, tmp_path / "odd.lil", compact=True)
+    lt.load(two, tmp_path / "odd.lil")
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[name]), name
+
+
+def test_tied_weights_are_paid_for_once(tmp_path):
+    tied = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.Linear(50, 50))
+    tied[1].weight = tied[0].weight
+    alone = torch.nn.Sequential(tied[0])
+    two = lt.save(tied, tmp_path / "two.lil", compact=True)
+    assert two < lt.save(alone, tmp_path / "one.lil", compact=True) + 50 * 4 + 30
+
+
+def test_quantized_activations_are_refused_as_by_export_model(tmp_path):
+    model = net()
+    rule = {"op_types": ["Linear"], "quant_types": ["weight", "input"], "quant_bits": 8}
+    lt.QATQuantizer(model, [rule]).compress()
+    with pytest.raises(LilliputError, match="quantized activations"):
+        lt.save(model, tmp_path / "m.lil", compact=True)
+    assert not (tmp_path / "m.lil").exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: net(32), r"'0.weight' is float32 of shape \[64, 40\], expected .*\[32, 40\]"),
+        (lambda: net().double(), "'0.weight' is float32 .*expected float64"),
+        (lambda: torch.nn.Linear(3, 3), "'weight' is missing.*'0.weight' is not in the model"),
+    ],
+)
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_file_of_another_model_is_refused_and_nothing_changes(tmp_path, other, message, compact):
+    lt.save(net(), tmp_path / "m.lil", compact=compact)
+    model = other()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(StateError, match=message):
+        lt.load(model, tmp_path / "m.lil")
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_a_model_under_a_compressor_is_not_loaded_into(tmp_path):
+    model = net()
+    lt.save(model, tmp_path / "m.lil", compact=True)
+    lt.LevelPruner(model, [{"sparsity": 0.5}]).compress()
+    with pytest.raises(StateError, match="strip"):
+        lt.load(model, tmp_path / "m.lil")
+
+
+def test_no_file_is_left_where_none_can_be_written(tmp_path):
+    with pytest.raises(WriteError):
+        lt.save(net(), tmp_path / "missing" / "m.lil", compact=True)
+    with pytest.raises(StateError, match="no readable"):
+        lt.load(net(), tmp_path / "missing.lil")
+
+
+def test_a_shrunk_model_is_one_small_file(tmp_path):
+    model, x = net(), torch.randn(4, 40)
+    lt.L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], example_inputs=x).compress()
+    result = lt.speedup(model, x)
+    result.save(tmp_path / "shrunk.lil", compact=True)
+    again = lt.load(net(), tmp_path / "shrunk.lil")
+    assert again[0].out_features == 32
+    assert torch.equal(outputs(again), outputs(result.model))
+    held = sum(t.nbytes for t in result.model.state_dict().values())
+    assert (tmp_path / "shrunk.lil").stat().st_size < held
+    with pytest.raises(StateError):
+        lt.load(net(32), tmp_path / "shrunk.lil")
+
+
+def test_negative_zeros_cost_nothing(tmp_path):
+    model = torch.nn.Linear(100, 100)
+    with torch.no_grad():
+        model.weight.mul_(torch.rand_like(model.weight) < 0.05)  # leaves zeros of both signs
+    assert np.signbit(model.weight.detach().numpy()[model.weight.detach().numpy() == 0]).any()
+    size = lt.save(model, tmp_path / "m.lil", compact=True)
+    again = lt.load(torch.nn.Linear(100, 100), tmp_path / "m.lil")
+    assert torch.equal(again.weight, model.weight)
+    assert size < 500 * 3.2 + 10_000 * 0.3 / 8 + 400 + 100
+
+
+def test_biases_are_rounded_if_asked_and_only_they(tmp_path):
+    model = net(300)
+    exact = lt.save(model, tmp_path / "exact.lil", compact=True)
+    size = lt.save(model, tmp_path / "small.lil", compact=True, bias_bits=6)
+    again = lt.load(net(300), tmp_path / "small.lil")
+    assert torch.equal(again[0].weight, model[0].weight)
+    for one, two in ((model[0].bias, again[0].bias), (model[3].bias, again[3].bias)):
+        step = float(one.detach().abs().max()) / 31
+        assert 0 < float((one - two).detach().abs().max()) <= step / 2 * 1.001
+    assert exact - size > 310 * (3.4 - 6 / 8)  # bytes of a float, less what its exponent tells
+    with pytest.raises(ConfigError, match="bias_bits: received 1, expected 2 to 16"):
+        lt.save(model, tmp_path / "small.lil", compact=True, bias_bits=1)
+
+
+def test_the_receipt_shows_the_compact_file():
+    model, x = net(), torch.randn(4, 40)
+    before = lt.measure(model, x, runs=1, compact=True)
+    lt.LevelPruner(model, [{"op_types": ["Linear"], "sparsity": 0.9}]).compress()
+    after = lt.measure(model, x, runs=1, compact=True)
+    receipt = lt.Receipt(before, after)
+    assert before.coded > 2 * after.coded
+    (row,) = [row for row in receipt.rows() if row[0] == "file, entropy coded"]
+    assert row[1:3] == (f"{before.coded:,}", f"{after.coded:,}")
+    assert lt.Receipt.from_dict(receipt.to_dict()) == receipt
