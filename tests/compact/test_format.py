@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lilliput.compact.fields import Bytes
 from lilliput.compact.format import decode, encode
 from lilliput.compact.tensors import DTYPES, Stored
 from lilliput.errors import LilliputError, StateError
@@ -271,6 +272,34 @@ def test_sizes_are_checked_before_memory_is_taken():
 def test_what_is_no_compact_file_is_told_so(data, message):
     with pytest.raises(StateError, match=message):
         decode(data)
+
+
+@pytest.mark.parametrize("shape", [(5, 0), (1 << 40, 0), (0,)])
+@pytest.mark.parametrize("flags", range(0, 128, 4))
+def test_empty_tensors_with_any_flags_do_no_harm(shape, flags):
+    """Flags that no writer sets for a tensor without numbers: masks, classes of rows, signs."""
+    head = Bytes()
+    for number in (
+        0,
+        0,
+        1,
+        1,
+        1,
+        0,
+        0,
+    ):  # no note, no twins; one chunk: one tensor, one lane, nothing
+        head.number(number)
+    head.text("w")
+    for number in (list(DTYPES).index("float32"), len(shape), *shape, flags):
+        head.number(number)
+    if flags & 4:
+        head.number(0), head.number(0)
+    if flags & 4 or flags & 64:
+        head.number(3)
+    head.number(0), head.number(0)
+    packed = zlib.compressobj(9, zlib.DEFLATED, -15)
+    inner = packed.compress(bytes(head.data)) + packed.flush()
+    assert decode(signed(bytes([len(inner)]) + inner)).tensors["w"].bits.shape == shape
 
 
 def test_a_header_that_inflates_without_end_is_refused():

@@ -10,16 +10,14 @@ import numpy as np
 
 from lilliput.compact.ans import Port, damaged
 from lilliput.compact.fields import Bytes, Planes, Source
+from lilliput.compact.layouts import Layout, View, choose_layout
 from lilliput.compact.rows import STRENGTHS, Settings, code_matrix
 from lilliput.compact.tensors import (
     DTYPES,
     FORMS,
     Form,
-    Layout,
     Stored,
-    View,
     choose_form,
-    choose_layout,
     count_groups,
     grid_signs,
     plain_bits,
@@ -107,6 +105,8 @@ class Entry:
         held = source.number(total) if flag[0] else total
         strength = source.number(len(STRENGTHS) - 1) if flag[0] else Settings.strength
         stride = source.number(_LARGEST) if flag[0] or flag[4] else 0
+        if stride == 1:  # the row before is a neighbour anyway
+            raise damaged(f"tensor {name!r} has lines of one row")
         layout = Layout(
             View(flag[1], flag[2]), Settings(strength, stride, flag[3], flag[4]), flag[0]
         )
@@ -156,9 +156,8 @@ def read_tensor(entry: Entry, port: Port, plain: Source) -> Stored:
     """Read a tensor of which the header has been read."""
     form = _with_side(entry, plain)
     kind = f"u{DTYPES[entry.dtype][0]}"
-    rest = Planes(entry.plain.varying, entry.plain.base)
     is_plain = form.name in ("raw", "float")
-    values = rest.unpack(plain, entry.held, kind) if is_plain else np.zeros(0, kind)
+    values = entry.plain.unpack(plain, entry.held, kind) if is_plain else np.zeros(0, kind)
     shape = entry.layout.view.shape(entry.shape)
     count = entry.held if entry.layout.has_mask else None
     masks, codes = code_matrix(port, entry.layout.settings, shape, form.signs, count, None)

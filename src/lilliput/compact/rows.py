@@ -23,9 +23,11 @@ Array = Any
 
 STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)  # of the belief that columns are alike
 _RAREST = 1 << 8  # slots of the least likely bit
-_PATTERNS, _COUNTS = 24, 12  # of neighbours, and of weights in the column so far
+_PATTERNS, _COUNTS = 24, 24  # contexts by neighbours, and by the column so far
 _STEPS = np.array([1, 2, 4, 8, 16])  # classes of counts
 _MOST_CLASSES = 48
+# How many neighbours a pattern has, three being many.
+_NEAR = np.array([min((i & 1) + (i >> 1 & 1) + (i >> 2 & 1) + (i >> 3), 3) for i in range(24)])
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class MaskModel:
             return np.zeros(len(self._counts), bool)
         pattern = neighbours(before, self._settings.stride)
         # The column alone, then with its neighbours: these know of the column as well, which is corrected.
-        count = np.searchsorted(_STEPS, self._counts, "right") + 6 * (pattern & 1)
+        count = np.searchsorted(_STEPS, self._counts, "right") + 6 * _NEAR[pattern]
         first = (self._counts + self._prior * self._density) / (self._rows + self._prior)
         second = self._by_pattern.apply(first, pattern)
         third = self._by_count.apply(second, count)
@@ -192,6 +194,8 @@ def code_matrix(
     rows, columns = shape
     masks = np.ones(shape, bool) if nonzeros is None else np.zeros(shape, bool)
     found = np.zeros(shape, np.int32)
+    if not found.size:
+        return masks, found
     density = (nonzeros or 0) + 1
     model = MaskModel(columns, density / (rows * columns + 2), settings)
     values = SymbolModel(len(signs), 3 if settings.has_signs else 1)
@@ -247,12 +251,15 @@ def find_stride(mask: Array, most: int = 512) -> int:
 
 def _sign_context(before: Array, stride: int) -> Array:
     """Return 0, 1 or 2 for neighbours that are negative, of no sign, or positive."""
-    none = np.zeros(before.shape[1], np.int64)
-    total = before[-1].astype(np.int64) if len(before) else none
-    if 0 < stride <= len(before):
-        total = total + before[len(before) - stride]
+    total = np.zeros(before.shape[1], np.int64)
+    around = (stride - 1, stride, stride + 1, 2 * stride) if stride else ()
+    for back in (1, 2, *around):
+        if back <= len(before):
+            total += before[len(before) - back]
     return np.sign(total) + 1
 
 
 def _slots(shares: Array) -> Array:
-    return np.clip((shares * SLOTS).astype(np.int64), _RAREST, SLOTS - _RAREST)
+    """Return probabilities as whole numbers of slots, none of them impossible or certain."""
+    slots = (np.minimum(shares, 1.0) * SLOTS).astype(np.int64)
+    return np.clip(slots, _RAREST, SLOTS - _RAREST)
