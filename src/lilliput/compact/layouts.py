@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lilliput.compact.ans import Meter
-from lilliput.compact.rows import STRENGTHS, Settings, code_matrix, find_stride
+from lilliput.compact.rows import STRENGTHS, Settings, classes_of, code_matrix, find_stride
 from lilliput.compact.tensors import Form
 
 Array = Any
@@ -60,30 +60,67 @@ class Layout:
     view: View
     settings: Settings
     has_mask: bool
+    link: int = 0  # which hint of the layer before is used
 
 
-def choose_layout(form: Form, codes: Array, bits: Array, has_mask: bool) -> Layout:
+class Links:
+    """How many weights the units of the layer before have.
+
+    A unit is a slice of the first axis that is read by one of the second (torch), or a slice of the last axis
+    that is read by one of the last but one (Keras).
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, Array] = {}
+
+    def take(self, bits: Array) -> None:
+        """Remember a tensor, if it is a layer's weight."""
+        if bits.ndim > 1 and bits.size:
+            others = tuple(range(bits.ndim))
+            self._counts = {
+                1: np.count_nonzero(bits, axis=others[1:]),
+                2: np.count_nonzero(bits, axis=others[:-1]),
+            }
+
+    def hint(self, link: int, shape: tuple[int, ...]) -> Array | None:
+        """Return a class for each entry of the next tensor, None if the sizes do not fit."""
+        counts = self._counts.get(link)
+        axis = 1 if link == 1 else len(shape) - 2
+        if counts is None or len(shape) < 2 or shape[axis] != len(counts):
+            return None
+        place = [-1 if i == axis else 1 for i in range(len(shape))]
+        return np.broadcast_to(classes_of(counts).astype(np.int8).reshape(place), shape)
+
+
+def choose_layout(form: Form, codes: Array, bits: Array, has_mask: bool, links: Links) -> Layout:
     """Return how the codes are read in the fewest bits, as far as a part of them shows."""
     masked = np.where(bits == 0, -1, codes) if has_mask else codes
     if form.name in ("raw", "float") and not has_mask:
         return Layout(View(), Settings(), has_mask)
 
-    def part(view: View) -> Array:
-        matrix = view.matrix(masked)
+    def part(view: View, tensor: Array) -> Array:
+        matrix = view.matrix(tensor)
         rows, columns = _PART if masked.size > _WHOLE else matrix.shape
         return np.ascontiguousarray(matrix[:rows, :columns])
 
-    def cost(view: View, settings: Settings) -> float:
-        matrix, meter = part(view), Meter()
+    def cost(view: View, settings: Settings, hint: Array | None = None) -> float:
+        matrix, meter = part(view, masked), Meter()
+        hints = None if hint is None else part(view, hint)
         count = int(np.count_nonzero(matrix >= 0)) if has_mask else None
-        code_matrix(meter, settings, matrix.shape, form.signs, count, matrix)
+        code_matrix(meter, settings, matrix.shape, form.signs, count, matrix, hints)
         return meter.cost / max(int(matrix.size), 1)
 
     best = (float("inf"), View(), Settings())
     for view in _views(bits.shape):
-        stride = find_stride(part(view) >= 0) if has_mask else 0
+        stride = find_stride(part(view, masked) >= 0) if has_mask else 0
         settings = Settings(stride=stride)
         best = min(best, (cost(view, settings), view, settings), key=lambda one: one[0])
+    linked: tuple[int, Array | None] = (0, None)
+    for link in (1, 2) if has_mask else ():
+        hint = links.hint(link, bits.shape)
+        trial = float("inf") if hint is None else cost(best[1], best[2], hint)
+        if trial < best[0]:
+            best, linked = (trial, best[1], best[2]), (link, hint)
     changes: list[dict[str, Any]] = [{"has_signs": True}] if (form.signs < 0).any() else []
     if has_mask:
         changes += [{"stride": 0}, {"has_rows": True}]
@@ -91,9 +128,9 @@ def choose_layout(form: Form, codes: Array, bits: Array, has_mask: bool) -> Layo
     for change in changes:
         settings = replace(best[2], **change)
         if settings != best[2]:
-            trial = (cost(best[1], settings), best[1], settings)
-            best = min(best, trial, key=lambda one: one[0])
-    return Layout(best[1], best[2], has_mask)
+            option = (cost(best[1], settings, linked[1]), best[1], settings)
+            best = min(best, option, key=lambda one: one[0])
+    return Layout(best[1], best[2], has_mask, linked[0])
 
 
 def _views(shape: tuple[int, ...]) -> list[View]:

@@ -13,8 +13,8 @@ from pydantic import JsonValue, ValidationError
 from torch import Tensor, nn
 
 from lilliput.compact.format import encode
+from lilliput.compact.saving import has_plan, read_weights, without_negative_zeros
 from lilliput.compact.saving import load as load_weights
-from lilliput.compact.saving import read_weights, without_negative_zeros
 from lilliput.compact.tensors import Stored
 from lilliput.errors import StateError
 from lilliput.files import make_folder, write_atomically
@@ -214,9 +214,9 @@ def _read_file(model: nn.Module, path: Path) -> tuple[_Document, dict[str, Tenso
     """Return the plan and the tensors of a compact file, None if it has no plan."""
     # A shrunk model is smaller than the one it is made from; a captured graph may hold some more.
     own = sum(tensor.nbytes for tensor in model.state_dict().values())
-    content = read_weights(path, limit=2 * own + _LARGEST)
-    if not content.note:
+    if not has_plan(path):
         return None
+    content = read_weights(path, limit=2 * own + _LARGEST)
     try:
         document = _Document.model_validate_json(content.note)
     except ValidationError as error:
