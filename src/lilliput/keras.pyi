@@ -1,5 +1,4 @@
 # Written by python -m lilliput.stubs.
-from lilliput.compact.saving import load as load
 from lilliput.compact.saving import save as save
 from lilliput.config.layer import LayerInfo as LayerInfo
 from lilliput.config.layer import QuantType as QuantType
@@ -20,6 +19,9 @@ from lilliput.frameworks.keras.wrapper import ModuleWrapper as ModuleWrapper
 from lilliput.frameworks.keras.wrapper import PrunerModuleWrapper as PrunerModuleWrapper
 from lilliput.frameworks.keras.wrapper import QuantizerModuleWrapper as QuantizerModuleWrapper
 from lilliput.graph.groups import ChannelGroups as ChannelGroups
+from lilliput.measure.receipt import Figures as Figures
+from lilliput.measure.receipt import Receipt as Receipt
+from lilliput.measure.receipt import take_receipt as take_receipt
 from lilliput.ops.grad import QuantGrad as QuantGrad
 from lilliput.ops.qparams import Grid as Grid
 from lilliput.ops.qparams import QParams as QParams
@@ -35,6 +37,7 @@ from lilliput.pruning.level import LevelPruner as LevelPruner
 from lilliput.pruning.linear import LinearPruner as LinearPruner
 from lilliput.pruning.lottery import LotteryTicketPruner as LotteryTicketPruner
 from lilliput.pruning.mean_activation import ActivationMeanRankPruner as ActivationMeanRankPruner
+from lilliput.pruning.movement import MovementPruner as MovementPruner
 from lilliput.pruning.one_shot import OneShotPruner as OneShotPruner
 from lilliput.pruning.one_shot import ScoreMasker as ScoreMasker
 from lilliput.pruning.random_scores import RandomChannelPruner as RandomChannelPruner
@@ -42,8 +45,10 @@ from lilliput.pruning.random_scores import RandomPruner as RandomPruner
 from lilliput.pruning.sensitivity import SensitivityPruner as SensitivityPruner
 from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis as SensitivityAnalysis
 from lilliput.pruning.slim import SlimPruner as SlimPruner
+from lilliput.pruning.str import STRPruner as STRPruner
 from lilliput.pruning.taylor import TaylorFOWeightPruner as TaylorFOWeightPruner
 from lilliput.quantization.bnn import BNNQuantizer as BNNQuantizer
+from lilliput.quantization.codebook import CodebookQuantizer as CodebookQuantizer
 from lilliput.quantization.dorefa import DoReFaQuantizer as DoReFaQuantizer
 from lilliput.quantization.lsq import LSQPlusQuantizer as LSQPlusQuantizer
 from lilliput.quantization.lsq import LSQQuantizer as LSQQuantizer
@@ -51,17 +56,16 @@ from lilliput.quantization.naive import NaiveQuantizer as NaiveQuantizer
 from lilliput.quantization.ptq import PTQQuantizer as PTQQuantizer
 from lilliput.quantization.qat import QATQuantizer as QATQuantizer
 from lilliput.quantization.ranges import RangeQuantizer as RangeQuantizer
-from lilliput.recovery.keras import recalibrate as recalibrate
+from lilliput.recovery.recalibrate import recalibrate as recalibrate
 from lilliput.report.build import build_report as build_report
 from lilliput.report.document import Report as Report
 from lilliput.report.measure import measure as measure
 from lilliput.report.measure import measure_all as measure_all
 from lilliput.report.quantization import QuantizationReport as QuantizationReport
 from lilliput.report.quantization import quantization_report as quantization_report
-from lilliput.report.receipt import Figures as Figures
-from lilliput.report.receipt import Receipt as Receipt
-from lilliput.report.receipt import take_receipt as take_receipt
 from lilliput.report.snapshot import snapshot as snapshot
 from lilliput.speedup.channels import channel_groups as channel_groups
-from lilliput.speedup.keras.result import SpeedupResult as SpeedupResult
-from lilliput.speedup.keras.shrink import speedup as speedup
+from lilliput.speedup.preflight import preflight as preflight
+from lilliput.speedup.result import SpeedupResult as SpeedupResult
+from lilliput.speedup.saved import load as load
+from lilliput.speedup.shrink import speedup as speedup

@@ -21,9 +21,11 @@ RIGHT = {
     "inspect": [MODEL],
     "analyze": [MODEL, "--evaluate", "tiny_cli:accuracy"],
     "auto": [MODEL, "--target", "macs=0.5", *("--data", "tiny_cli:batches"), *ACCURACY],
+    "repair": [MODEL, "rules.yaml", "--drop=0.1", *("--data", "tiny_cli:batches"), *ACCURACY],
     "benchmark": [MODEL, "--data", "tiny_cli:batches"],
     "compare": ["a.onnx", "b.onnx"],
     "report": ["folder"],
+    "compact": ["weights.safetensors"],
     "list": [],
     "doctor": [],
     "config check": ["rules.yaml"],
@@ -31,7 +33,7 @@ RIGHT = {
     "config schema": ["agp"],
     "config migrate": ["rules.yaml"],
 }
-WITH_SEED = ["run", "auto", "prune", "quantize", "speedup", "export", "analyze"]
+WITH_SEED = ["run", "auto", "repair", "prune", "quantize", "speedup", "export", "analyze"]
 NEEDS = [name for name, arguments in RIGHT.items() if arguments]
 
 MUTATIONS = []  # each with its fixes

@@ -15,6 +15,7 @@ COMMANDS = [
     "quantize",
     "speedup",
     "export",
+    "repair",
     "inspect",
     "analyze",
     "benchmark",
@@ -114,7 +115,7 @@ def test_every_command_has_the_common_options(lilliput, name):
     ended = lilliput(*name.split(), "--help")
     assert ended.code == 0
     assert all(option in ended.out for option in ("--json", "--quiet", "--dry-run", "--traceback"))
-    works = name in ["run", "auto", "prune", "quantize", "speedup", "export", "analyze"]
+    works = name in ["run", "auto", "repair", "prune", "quantize", "speedup", "export", "analyze"]
     assert ("--resume" in ended.out, "--seed" in ended.out) == (works, works)
 
 

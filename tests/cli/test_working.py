@@ -78,7 +78,7 @@ def test_quantize_speedup_and_export_are_recipes(lilliput, asked, place):
 
 def test_run_takes_a_folder_named_after_the_recipe_and_a_seed(lilliput, place, monkeypatch):
     import lilliput.recipes as recipes
-    from lilliput.report.receipt import Figures, Receipt
+    from lilliput.measure.receipt import Figures, Receipt
 
     found = {}
 
@@ -161,3 +161,37 @@ def test_a_table_of_latencies_is_shown(lilliput, place):
     ended = lilliput("benchmark", "--table", ".")
     assert ended.code == 0 and "some processor" in ended.out and "12.5" in ended.out
     assert lilliput("benchmark", "--table", "nowhere").code == 2
+
+
+def test_weights_become_a_compact_file_and_come_back(lilliput, place):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = {"w": torch.randn(60, 80) * (torch.rand(60, 80) < 0.1)}
+    save_file(weights, place / "w.safetensors")
+    planned = json.loads(lilliput("compact", "w.safetensors", "--dry-run", "--json").out)
+    assert planned["dry_run"] and not (place / "w.lil").exists()
+    made = json.loads(lilliput("compact", "w.safetensors", "--json").out)
+    assert made["bytes"] == (place / "w.lil").stat().st_size < made["bytes_before"] / 5
+    assert lilliput("compact", "w.lil", "-o", "again.safetensors").code == 0
+    assert torch.equal(load_file(place / "again.safetensors")["w"], weights["w"])
+    (place / "w.lil").write_bytes(b"LILC" + bytes(30))
+    for words, said in (
+        (["w.lil"], "not a readable compact file"),
+        (["none.lil"], "there is no such file"),
+        (["w.safetensors", "-o", "w.safetensors"], "give another name"),
+        (["w.safetensors", "-o", "no/w.lil"], "make it first"),
+    ):
+        ended = lilliput("compact", *words)
+        assert ended.code == 2 and said in ended.err
+
+
+def test_repair_restores_what_a_config_list_takes(lilliput, place):
+    pytest.importorskip("scipy")
+    pytest.importorskip("onnxscript")
+    (place / "harsh.json").write_text('[{"op_types": ["Conv2d"], "sparsity": 0.75}]')
+    words = ["repair", "tiny_cli:build", "harsh.json", "--drop", "0", "--cost", "macs", *COMMON]
+    ended = lilliput(*words, "--trials", "4", "--json", "-o", "better")
+    assert ended.code == 0, ended.err
+    after, before = (json.loads(ended.out)["receipt"][side] for side in ("after", "before"))
+    assert after["metric"] >= before["metric"] and (place / "better" / "found.json").is_file()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lilliput.torch as lt
-from lilliput.errors import LilliputError, StateError, WriteError
+from lilliput.errors import ConfigError, LilliputError, StateError, WriteError
 
 
 def net(hidden=64):
@@ -159,3 +159,29 @@ def test_negative_zeros_cost_nothing(tmp_path):
     again = lt.load(torch.nn.Linear(100, 100), tmp_path / "m.lil")
     assert torch.equal(again.weight, model.weight)
     assert size < 500 * 3.2 + 10_000 * 0.3 / 8 + 400 + 100
+
+
+def test_biases_are_rounded_if_asked_and_only_they(tmp_path):
+    model = net(300)
+    exact = lt.save(model, tmp_path / "exact.lil", compact=True)
+    size = lt.save(model, tmp_path / "small.lil", compact=True, bias_bits=6)
+    again = lt.load(net(300), tmp_path / "small.lil")
+    assert torch.equal(again[0].weight, model[0].weight)
+    for one, two in ((model[0].bias, again[0].bias), (model[3].bias, again[3].bias)):
+        step = float(one.detach().abs().max()) / 31
+        assert 0 < float((one - two).detach().abs().max()) <= step / 2 * 1.001
+    assert exact - size > 310 * (3.4 - 6 / 8)  # bytes of a float, less what its exponent tells
+    with pytest.raises(ConfigError, match="bias_bits: received 1, expected 2 to 16"):
+        lt.save(model, tmp_path / "small.lil", compact=True, bias_bits=1)
+
+
+def test_the_receipt_shows_the_compact_file():
+    model, x = net(), torch.randn(4, 40)
+    before = lt.measure(model, x, runs=1, compact=True)
+    lt.LevelPruner(model, [{"op_types": ["Linear"], "sparsity": 0.9}]).compress()
+    after = lt.measure(model, x, runs=1, compact=True)
+    receipt = lt.Receipt(before, after)
+    assert before.coded > 2 * after.coded
+    (row,) = [row for row in receipt.rows() if row[0] == "file, entropy coded"]
+    assert row[1:3] == (f"{before.coded:,}", f"{after.coded:,}")
+    assert lt.Receipt.from_dict(receipt.to_dict()) == receipt

@@ -5,15 +5,18 @@ from functools import partial
 import pytest
 
 from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
+from lilliput.frameworks.torch.lab import loss_of
 from lilliput.testing import Subject, pruner_checks, quantizer_checks
-from lilliput.testing.labs.torch_lab import loss_of
 from lilliput.torch import (
     ActivationAPoZRankPruner,
     ActivationMeanRankPruner,
+    ADMMPruner,
     AGPPruner,
     L1NormPruner,
     LeastSquaresPruner,
     LotteryTicketPruner,
+    MovementPruner,
+    RigLPruner,
     SecondOrderPruner,
     SlimPruner,
     TaylorFOWeightPruner,
@@ -45,10 +48,14 @@ def followed(make):
 
 
 MAKERS = {
+    "admm": lambda *given: ADMMPruner(*given, iterations=0),
     "apoz": calibrated(ActivationAPoZRankPruner),
     "least_squares": followed(calibrated(LeastSquaresPruner)),
     "lottery_ticket": after_a_round,
     "mean_activation": calibrated(ActivationMeanRankPruner),
+    "movement": partial(MovementPruner, cool_down_beginning_step=3),
+    # Connections move in every second step.
+    "rigl": partial(RigLPruner, training_steps=100, update_every=2),
     "second_order": calibrated(SecondOrderPruner),
     "taylorfo": calibrated(TaylorFOWeightPruner, loss=loss_of),
 }

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lilliput.errors import AlgorithmError, ConfigError, StageError
-from lilliput.torch import LevelPruner, NaiveQuantizer, SecondOrderPruner
+from lilliput.torch import AGPPruner, LevelPruner, NaiveQuantizer, SecondOrderPruner
 
 
 class Residual(nn.Module):
@@ -203,6 +203,8 @@ def test_what_makes_no_sense_is_refused():
     model = nn.Linear(4, 4)
     with pytest.raises(ConfigError, match="ridge: received 0"):
         SecondOrderPruner(model, [{"sparsity": 0.5}], ridge=0)
+    with pytest.raises(ConfigError, match="prunes once"):
+        AGPPruner(model, [{"final_sparsity": 0.5}], pruning_algorithm="second_order")
     pruner = SecondOrderPruner(model, [{"sparsity": 0.5}])
     with pytest.raises(AlgorithmError, match=r"calibrate\(\): no batches"):
         pruner.calibrate([])

@@ -148,9 +148,34 @@ def test_strip_leaves_what_was_computed_and_copies_do_too():
     assert int((model[0].weight == 0).sum()) == round(600 * cubic_sparsity(3, 0.0, 0.9, 1, 5))
 
 
+def test_a_compiled_model_follows_when_the_masks_become_hard():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rule = {"initial_sparsity": 0.5, "final_sparsity": 0.5, "end_epoch": 2}
+    pruner = AGPPruner(model, [rule], optimizer, soft=True)
+    pruner.compress()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for epoch in (0, 3):
+        pruner.update_epoch(epoch)
+        for x in batches(2):
+            optimizer.zero_grad()
+            loss_of(model, x).backward()
+            wanted = model[0].get_parameter("weight").grad.clone()
+            optimizer.zero_grad()
+            loss_of(compiled, x).backward()
+            found = model[0].get_parameter("weight").grad
+            torch.testing.assert_close(found, wanted, msg=f"epoch {epoch}")
+            assert bool((found[model[0].weight == 0] != 0).any()) == (epoch == 0)
+            optimizer.step()
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("rule", [{"granularity": "2:4"}, {"granularity": "1:2", "end_epoch": 3}])
 def test_an_nm_pattern_is_refused(rule):
-    with pytest.raises(ConfigError, match="no threshold for an N:M pattern"):
+    with pytest.raises(
+        ConfigError,
+        match="single weights or blocks, and has no use for an N:M",
+    ):
         AGPPruner(nn.Linear(8, 8), [rule], soft=True)
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.measure.receipt import Receipt
 from lilliput.recipes import auto
-from lilliput.report.receipt import Receipt
 from lilliput.torch import compress
 
 for name in ("scipy", "sklearn", "onnxscript"):

@@ -324,3 +324,41 @@ def test_a_reconstruction_needs_the_original_to_belong_to_the_model():
         load_recipe({**recipe, "loss": "cross_entropy", "steps": steps})
     assert "step 2 → recover: comes after training" in str(caught.value)
     assert "step 4 → recover: comes after speedup" in str(caught.value)
+
+
+def test_a_recipe_writes_a_compact_file_if_asked(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(HERE / "project")
+    recipe = {
+        "lilliput": 1,
+        "model": "recipe_toy:build",
+        "data": "recipe_toy:batches",
+        "compact": True,
+        "steps": [{"prune": "level", "config": [{"sparsity": 0.9}]}, {"quantize": "codebook"}],
+    }
+    result = run(recipe, tmp_path / "run", progress=False)
+    small, plain = (result.folder / name for name in ("model.lil", "model.safetensors"))
+    assert small in result.files
+    assert result.receipt.after.coded == small.stat().st_size < plain.stat().st_size / 4
+    from safetensors.torch import load_file
+
+    from lilliput.compact.saving import read_weights
+
+    expected = load_file(plain)
+    found = read_weights(small).tensors
+    assert found.keys() == expected.keys()
+    assert all((found[k].array() == v.numpy()).all() for k, v in expected.items())
+    assert "file, entropy coded" in str(result.receipt)
+
+
+def test_a_compact_file_that_cannot_hold_the_model_is_a_note(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(HERE / "project")
+    recipe = {
+        "lilliput": 1,
+        "model": "recipe_toy:build",
+        "data": "recipe_toy:batches",
+        "compact": True,
+        "steps": [{"quantize": "qat", "batches": 1}],
+    }
+    result = run(recipe, tmp_path / "run", progress=False)
+    assert not (result.folder / "model.lil").exists()
+    assert any("no compact file: layer" in note for note in result.receipt.notes)

@@ -48,6 +48,7 @@ def test_the_budget_holds_in_the_written_file(tmp_path):
     answers = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0].argmax(1)
     assert float((answers == y.numpy()).mean()) == pytest.approx(found.receipt.after.metric)
     assert accuracy(trained()) - found.receipt.after.metric <= 0.1
+    assert "trial 1" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert found.front[0]["metric"] >= found.receipt.after.metric - 0.01
 
 

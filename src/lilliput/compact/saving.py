@@ -23,7 +23,7 @@ import numpy as np
 from lilliput.compact.entries import Entry
 from lilliput.compact.format import LIMIT, Content, decode, encode, is_compact
 from lilliput.compact.tensors import DTYPES, Stored
-from lilliput.errors import StateError
+from lilliput.errors import ConfigError, StateError
 from lilliput.files import write_atomically
 from lilliput.frameworks import backend_of
 
@@ -43,7 +43,13 @@ _SHORT = {
 }
 
 
-def save(model: Any, path: str | os.PathLike[str], *, compact: bool = False) -> int:
+def save(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    compact: bool = False,
+    bias_bits: int | None = None,
+) -> int:
     """Write the weights of a model as one file, and return its bytes.
 
     What is written is the plain model: masks and the rounding of weights applied, as ``export_model`` does.
@@ -59,16 +65,29 @@ def save(model: Any, path: str | os.PathLike[str], *, compact: bool = False) -> 
         Whether to write as few bytes as possible: masks, shared or rounded weights and exponents are entropy
         coded. Every number comes back exactly; only the sign of zero is not kept. Without, the file is a
         safetensors file.
+    bias_bits : int, optional
+        Round the biases in the file to so many bits, from 2 to 16, with one scale for each: next to weights
+        of 4 bits, of which few are left, float biases would be a quarter of the file. The loaded model then
+        computes with these biases, so evaluate that one. None, the default, keeps them exactly.
 
     Returns
     -------
     int
         The bytes of the file.
     """
-    stored = {name: Stored(*tensor) for name, tensor in backend_of(model).stored(model).items()}
-    data = encode(without_negative_zeros(stored)) if compact else to_safetensors(stored)
+    data = to_bytes(model, compact, bias_bits)
     write_atomically(path, data)
     return len(data)
+
+
+def to_bytes(model: Any, compact: bool, bias_bits: int | None = None) -> bytes:
+    """Return what :func:`save` writes."""
+    if bias_bits is not None and not 2 <= bias_bits <= 16:
+        raise ConfigError(f"bias_bits: received {bias_bits!r}, expected 2 to 16, or None.")
+    stored = {name: Stored(*tensor) for name, tensor in backend_of(model).stored(model).items()}
+    if bias_bits is not None:
+        stored = {name: _rounded(name, tensor, bias_bits) for name, tensor in stored.items()}
+    return encode(without_negative_zeros(stored)) if compact else to_safetensors(stored)
 
 
 def load(model: Any, path: str | os.PathLike[str]) -> Any:
@@ -113,6 +132,23 @@ def read_weights(
         return content
     except StateError as error:
         raise StateError(f"{name}: {error}") from error
+
+
+def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> tuple[int, int]:
+    """Write a safetensors file as a compact one, or the other way; return the bytes of both.
+
+    How a model was shrunk is not part of a safetensors file: a compact file that says so is refused.
+    """
+    content = read_weights(source)
+    if content.note:
+        raise StateError(f"{os.fspath(source)}: a shrunk model; load it with lilliput.torch.load.")
+    size = Path(source).stat().st_size
+    with open(source, "rb") as file:
+        is_plain = not is_compact(file.read(8))
+    tensors = without_negative_zeros(content.tensors) if is_plain else content.tensors
+    data = encode(tensors) if is_plain else to_safetensors(tensors)
+    write_atomically(target, data)
+    return size, len(data)
 
 
 def without_negative_zeros(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
@@ -165,6 +201,19 @@ def parse_safetensors(data: bytes) -> dict[str, Stored]:
         bits = np.frombuffer(bytearray(held["data"]), f"<u{DTYPES[dtype][0]}")
         tensors[name] = Stored(dtype, bits.reshape(held["shape"]))
     return tensors
+
+
+def _rounded(name: str, stored: Stored, bits: int) -> Stored:
+    """Return a bias as multiples of a scale; other tensors as they are."""
+    is_bias = name.endswith("bias") and stored.dtype in ("float16", "float32", "float64")
+    if not is_bias or not stored.bits.size:
+        return stored
+    values = stored.array()
+    largest = np.abs(values).max()
+    if not np.isfinite(largest) or largest == 0:
+        return stored
+    scale = largest / values.dtype.type(2 ** (bits - 1) - 1)
+    return Stored.of(np.round(values / scale).astype(values.dtype) * scale)
 
 
 def _compare(entries: list[Entry], expected: Types | None) -> None:

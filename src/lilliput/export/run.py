@@ -14,6 +14,7 @@ import numpy as np
 from lilliput.errors import ExportError
 from lilliput.export.exact import with_float_lstms
 from lilliput.export.packed import Packed
+from lilliput.export.places import Place
 from lilliput.extras import require
 
 Array = np.ndarray[Any, Any]
@@ -61,6 +62,21 @@ class Agreement:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; an infinite ratio is None."""
         return {**asdict(self), "sqnr": self.sqnr if math.isfinite(self.sqnr) else None}
+
+
+def compare_tensor(
+    place: Place, call: int, expected: Array, received: Array, step: Any
+) -> dict[str, Any]:
+    """Return how close one tensor of a file is to what a quantizer made of it in the simulation."""
+    worst = compare([place.name], [expected], [received], [step])
+    return {
+        "layer": place.wrapper.name,
+        "tensor": place.quant_type.value,
+        "call": call,
+        "sqnr": sqnr(expected, received),
+        "max_error": worst.max_error,
+        "lsb": worst.lsb,
+    }
 
 
 def sqnr(expected: Array, received: Array) -> float:

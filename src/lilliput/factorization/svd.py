@@ -36,8 +36,8 @@ from lilliput.core.binding import select_layers
 from lilliput.core.compressor import Compressor
 from lilliput.errors import AlgorithmError, Problem, StageError
 from lilliput.frameworks import backend_of
+from lilliput.measure.receipt import Figures, Receipt
 from lilliput.ops.namespace import namespace
-from lilliput.report.receipt import Figures, Receipt
 
 log = logging.getLogger("lilliput")
 

@@ -57,7 +57,7 @@ class Decomposition:
     def rank_of_parameters(self, share: float) -> int:
         """Return the largest rank whose factors have at most a share of the entries, 0 if none."""
         outputs, inputs = self.matrix.shape
-        return min(int(share * outputs * inputs + 1e-9) // (outputs + inputs), self.full)
+        return int(min(int(share * outputs * inputs + 1e-9) // (outputs + inputs), self.full))
 
     def factors(self, rank: int) -> tuple[Array, Array]:
         """Return (outputs, rank) and (rank, inputs), whose product is the best of that rank.

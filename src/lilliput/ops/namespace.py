@@ -46,6 +46,7 @@ NAMES = (
     "mean_over",
     "min_over",
     "moveaxis",
+    "nearest_of",
     "offset_to_zero_point",
     "ones_like",
     "pad_last",

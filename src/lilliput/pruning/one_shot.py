@@ -27,7 +27,7 @@ from lilliput.errors import AlgorithmError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest, share_count
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.criterion import CriterionPruner
-from lilliput.pruning.granularity import find_misfit, prune_pattern
+from lilliput.pruning.granularity import find_misfits, prune_pattern
 
 log = logging.getLogger("lilliput")
 
@@ -107,11 +107,7 @@ class ScoreMasker(WeightMasker):
     @classmethod
     def find_problems(cls, selection: Selection) -> list[Problem]:
         """Return the layers that the pattern of their rule does not divide."""
-        return [
-            Problem(f"rule {decision.rule} → granularity", text)
-            for decision in selection.decisions
-            if decision.is_chosen and (text := find_misfit(decision.layer))
-        ]
+        return find_misfits(selection)
 
 
 class OneShotPruner(CriterionPruner):

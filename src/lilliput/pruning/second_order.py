@@ -23,13 +23,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from lilliput.config.select import Selection
 from lilliput.core.masker import Targets
 from lilliput.errors import ConfigError, StageError
+from lilliput.frameworks import part_for
 from lilliput.ops.masks import prune_count, prune_smallest
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.granularity import prune_pattern
 from lilliput.pruning.lamp import LAMPMasker
 from lilliput.pruning.one_shot import OneShotPruner
+from lilliput.recovery.reconstruct import Reconstruction
 from lilliput.registry import register_pruner
 
 
@@ -41,6 +44,16 @@ class SecondOrderMasker(LAMPMasker):
     def __init__(self, model: Any, pruner: Any) -> None:
         super().__init__(model, pruner)
         self.masks: dict[str, Tensor] = {}  # by layer, once batches were seen
+
+    @classmethod
+    def lay_out(cls, pruner: Any, selection: Selection) -> Any:
+        """Refuse pruners that would ask for masks again and again."""
+        if not isinstance(pruner, SecondOrderPruner):
+            raise ConfigError(
+                f"{type(pruner).__name__} ranks weights again and again, and {cls.__name__} prunes once, by "
+                "what calibrate() shows; take 'level' there."
+            )
+        return super().lay_out(pruner, selection)
 
     def keep(self, score: Tensor, sparsity: float, wrapper: Any) -> Tensor:
         """Return the mask that keeps what has the largest scores, in the pattern of the rule."""
@@ -125,13 +138,14 @@ class SecondOrderPruner(OneShotPruner):
         progress : bool
             Whether to show how far it has come.
         """
-        from lilliput.recovery.surgery import Surgery  # here: importing Lilliput is to be quick
-
         if self._wrappers is None:
             raise StageError("calibrate() came before a model was bound; call compress() first.")
         due = [(w, self._sparsity_of(w)) for w in self.get_modules_wrapper() if not w.if_calculated]
-        surgery = Surgery(self.bound_model, batches, self._jobs(due), self.sum_over_processes)
-        self.result = surgery.run(self.ridge, progress)
+        part = part_for(self.bound_model, "surgery")
+        jobs = self._jobs(due, part.Task)
+        surgery = part.Surgery(self.bound_model, batches, jobs, self.sum_over_processes)
+        surgery.run(self.ridge, progress)
+        self.result = Reconstruction(surgery.errors, surgery.left)
         self.masker.masks, self._surgery = surgery.masks, surgery
         if self.is_wrapped:
             self.update_mask()
@@ -146,16 +160,14 @@ class SecondOrderPruner(OneShotPruner):
             surgery.apply()
             self._surgery = None
 
-    def _jobs(self, due: Targets) -> dict[str, Any]:
-        from lilliput.recovery.surgery import Task
-
+    def _jobs(self, due: Targets, task: Any) -> dict[str, Any]:
         masker: Any = self.masker
 
         def keeping(wrapper: Any, sparsity: Any) -> Any:
             return lambda score: masker.keep(score, sparsity, wrapper)
 
         return {
-            wrapper.name: Task(
+            wrapper.name: task(
                 wrapper.layer_info.tensor_names,
                 keeping(wrapper, sparsity),
                 masker.fallback(wrapper, sparsity),

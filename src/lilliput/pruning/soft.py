@@ -27,8 +27,8 @@ from lilliput.config.select import Selection
 from lilliput.core.masker import Targets
 from lilliput.errors import ConfigError, Problem
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.ops.patterns import block_scores, expand_blocks
 from lilliput.pruning.criterion import checked_epoch
+from lilliput.pruning.granularity import find_patterns, spread_blocks, sum_blocks
 from lilliput.pruning.level import LevelMasker
 from lilliput.pruning.scheduled import ScheduledPruner
 
@@ -40,10 +40,7 @@ def magnitudes(weight: Tensor, layer: LayerInfo) -> Tensor:
     block = layer.config.get("granularity")
     if block is None:
         return size
-    axes = (layer.out_axis, layer.in_axis)
-    moved = xp.moveaxis(size, axes, (0, 1))
-    blocks = expand_blocks(block_scores(moved, block), block, xp.shape(moved))
-    return xp.moveaxis(blocks, (0, 1), axes)
+    return spread_blocks(sum_blocks(size, block, layer), block, layer, xp.shape(weight))
 
 
 def soft_threshold(weight: Tensor, threshold: Tensor, size: Tensor | None = None) -> Tensor:
@@ -184,14 +181,6 @@ class SoftScheduledPruner(ScheduledPruner):
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return rules with an N:M pattern, in which no threshold decides."""
-        patterns = [
-            Problem(
-                f"rule {decision.rule} → granularity",
-                "soft=True shrinks single weights or blocks, and has no threshold for an N:M pattern.",
-            )
-            for decision in selection.decisions
-            if self.computes_weights
-            and decision.is_chosen
-            and isinstance(decision.layer.config.get("granularity"), str)
-        ]
-        return [*super()._find_problems(selection), *dict.fromkeys(patterns)]
+        what = "soft=True shrinks single weights or blocks, and"
+        patterns = find_patterns(selection, what) if self.computes_weights else []
+        return [*super()._find_problems(selection), *patterns]

@@ -16,30 +16,26 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lilliput.distillation.distiller import Distiller
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.export.targets.executed import open_file
 from lilliput.files import make_folder, write_atomically
-from lilliput.recipes.framework import framework_named
-from lilliput.recipes.functions import Functions
-from lilliput.report.build import build_report
+from lilliput.measure.receipt import Receipt, take_receipt
+from lilliput.recipes.auto_training import Recovery, again
 from lilliput.report.measure import measure_all
-from lilliput.report.receipt import Receipt, take_receipt
 from lilliput.search.budget import parse_budget
 from lilliput.search.candidate import Candidate, evaluated, threads
-from lilliput.search.result import explain
+from lilliput.search.report import write_report
 from lilliput.search.search import Search
 from lilliput.search.task import Task, Trial
 
@@ -53,8 +49,7 @@ DEFAULT_RULES = (
     },
 )
 _BATCHES = 16  # that sensitivities, recovery without training and calibration look at
-_RATE = 2e-3  # of Adam, falling to 0 along a cosine
-_SHARE_OF_TIME = 0.85  # of what is left that is planned for training: the rest is for writing files
+_SHARE_FOR_SEARCH = 0.5  # of the time that is given; the rest is for training
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,12 +131,13 @@ def compress(
     epochs : int
         Epochs of training at most, 0 for none; with ``hours`` as many as the time allows.
     hours : float, optional
-        When to end, at the latest after the epoch that is under way.
+        When to end, at the latest after the trial or epoch that is under way; at most half of it goes
+        into trials. The latency table is filled whatever it takes.
     trials, networks, seed
         See :class:`~lilliput.search.search.Search`.
     """
     end, limits = _check_time(hours, epochs), parse_budget(budget)
-    batches = list(islice(iter(_again(data)), _BATCHES))
+    batches = list(islice(again(data), _BATCHES))
     if not batches:
         raise ConfigError("data: received no batch, expected some.")
     inputs = _first_inputs(batches[0]) if example_inputs is None else example_inputs
@@ -159,6 +155,8 @@ def compress(
     )
     place = make_folder(folder)
     work = _Work(search, limits["drop"].value if "drop" in limits else None, place)
+    if end is not None:
+        work.task.deadline = time.monotonic() + _SHARE_FOR_SEARCH * (end - time.monotonic())
     try:
         work.offer_quantized()
         choice = work.offer_found()
@@ -253,84 +251,20 @@ class _Work:
         receipt.save(self.folder / "receipt.json")
         rules = self.search.space.config_list(trial.choice)
         write_atomically(self.folder / "found.json", json.dumps(rules, indent=1).encode())
-        report = build_report(
-            receipt,
-            points=[*self._tried(), *self.points],
-            groups=self.search.space.groups,
-            recipe=json.dumps(rules, indent=1),
-            title="Say the goal",
-            notes=explain(self.task, trial),
-        )
-        report.save(self.folder / "report.html")
+        write_report(self.task, trial, receipt, self.folder, self.points)
         return Compressed(self.path, receipt, self.is_done, rules, candidate.model, self.history)
-
-    def _tried(self) -> list[dict[str, Any]]:
-        """Return what the search tried, as points of the report."""
-        found = []
-        for number, trial in enumerate(self.task.tried.values(), 1):
-            point: dict[str, Any] = {"name": f"trial {number}", "metric": trial.metric}
-            point["macs"] = int(trial.costs["macs"])
-            if "bytes" in trial.costs:
-                point["bytes"] = int(trial.costs["bytes"])
-            if "latency" in trial.costs and self.task.clock is not None:
-                point["p50"] = trial.costs["latency"] * self.task.clock.milliseconds
-            found.append(point)
-        return found
 
 
 def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, seed: int) -> None:
-    """Train the cut network to answer as the original does; offer it after 1, 2, 4, … epochs."""
-    space = work.search.space
-    framework = framework_named(space.backend.name)
-    framework.seed(seed)
-    order = work.task.maker.order(choice)
-    model, teacher = order.cut(), copy.deepcopy(space.model)
-    functions = Functions()
-    costs, planned = work.task.measure(choice), epochs if end is None else 1
-    optimizer = framework.start_recovery(model)
-    done, since = 0, 0
-    while done < planned:
-        for group in optimizer.param_groups:
-            group["lr"] = _RATE * 0.5 * (1 + math.cos(math.pi * done / max(planned, 1)))
-        start = time.monotonic()
-        _one_epoch(
-            framework, model, teacher, optimizer, _again(data), functions, done, planned, space
-        )
-        done += 1
-        if end is not None and done == 1:
-            seconds = time.monotonic() - start
-            planned = 1 + max(
-                0, int(_SHARE_OF_TIME * (end - time.monotonic()) / max(seconds, 1e-3))
-            )
-        is_late = end is not None and time.monotonic() > end
-        if done in (1, planned) or done == 2 * since or is_late:
-            since = done
-            framework.evaluation_mode(model)
-            candidate = order.quantized(copy.deepcopy(model))
-            work.offer(f"trained for {done} epoch{'s' * (done > 1)}", choice, candidate, costs)
-            if is_late or (work.is_done and end is None):
-                return
+    """Train the network of a choice, and offer it every now and then."""
+    space, costs = work.search.space, work.task.measure(choice)
 
+    def offer(what: str, candidate: Candidate) -> bool:
+        work.offer(what, choice, candidate, costs)
+        return work.is_done and end is None
 
-def _one_epoch(
-    framework: Any,
-    model: Any,
-    teacher: Any,
-    optimizer: Any,
-    batches: Iterator[Any],
-    functions: Functions,
-    epoch: int,
-    epochs: int,
-    space: Any,
-) -> None:
-    rules = [{"loss": "kl" if _has_classes(space) else "mse"}]
-    distiller = Distiller(model, rules, teacher=teacher, example_inputs=space.example_inputs)
-    distiller.is_alone = True
-    distiller.compress()
-    try:
-        framework.train(model, optimizer, batches, functions, None, epoch, epochs, distiller)
-    finally:
-        distiller.strip()
+    recovery = Recovery(work.task.maker.order(choice), space.backend.name, data, seed)
+    recovery.run(epochs, end, _has_classes(space), offer)
 
 
 def _has_classes(space: Any) -> bool:
@@ -342,17 +276,6 @@ def _has_classes(space: Any) -> bool:
     batch = inputs if not isinstance(inputs, (tuple, list)) else (tuple(inputs), None)
     backend.run(space.model, [batch], lambda model, batch: outputs.append(feed(model, batch)))
     return backend.sampled_loss(outputs[0], 0) is not None
-
-
-def _again(data: Any) -> Iterator[Any]:
-    """Return the batches of one more epoch."""
-    found = data() if callable(data) else data
-    if iter(found) is found and not callable(data):
-        raise ConfigError(
-            "data: received an iterator, which can be gone through once only; give a list, a loader, or the "
-            "function that makes it."
-        )
-    return iter(found)
 
 
 def _first_inputs(batch: Any) -> Any:

@@ -310,6 +310,9 @@ class Recipe(Strict):
         None, description="module:function, () -> inputs; by default 8 rows of the first batch."
     )
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="Seed of all generators.")
+    compact: bool = Field(
+        False, description="Whether to write the weights as a compact file, model.lil, as well."
+    )
     steps: Annotated[list[Step], Field(min_length=1)] = Field(description="What to do, in order.")
     _folder: Path = PrivateAttr(Path())
     _text: str = PrivateAttr("")

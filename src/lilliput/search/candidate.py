@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lilliput.errors import AlgorithmError, ConfigError, nearest
+from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError, nearest
 from lilliput.export.targets.table import TARGETS
 from lilliput.export.targets.target import Target
 from lilliput.extras import require
 from lilliput.frameworks.work import default_threads
+from lilliput.measure.timing import run_evaluation
 from lilliput.registry import pruners, quantizers
-from lilliput.report.measure import run_evaluation
 from lilliput.search.space import Space
 
-RECOVERIES = ("reconstruct", "recalibrate", "none")
+RECOVERIES = ("auto", "reconstruct", "recalibrate", "none")
 _RUNTIMES = {target.runtime: target for target in TARGETS.values()}
 log = logging.getLogger("lilliput")
 
@@ -116,7 +116,7 @@ class Maker:
     space : Space
         What can be chosen.
     data, recover, options
-        See :class:`Order`.
+        See :class:`Order`; ``"auto"`` reconstructs, or does nothing where a model cannot be reconstructed.
     target : Target
         The kind of file that is written.
     """
@@ -134,6 +134,22 @@ class Maker:
 
     def order(self, choice: Sequence[int]) -> Order:
         """Return what the network of a choice is made from."""
+        order = self._order(choice)
+        if order.pruning and self.recover == "auto":
+            self.recover = self._way_back(order)
+            order = self._order(choice)
+        return order
+
+    def _way_back(self, order: Order) -> str:
+        """Return how networks are recovered: refitted to the original, where that is possible."""
+        try:
+            replace(order, recover="reconstruct").cut()
+        except UnsupportedModelError as error:
+            log.warning("what pruning takes is not given back without training: %s", error)
+            return "none"
+        return "reconstruct"
+
+    def _order(self, choice: Sequence[int]) -> Order:
         space = self.space
         return Order(
             space.model,
@@ -149,7 +165,7 @@ class Maker:
 
     def draft(self, choice: Sequence[int]) -> Candidate:
         """Return a network with the shape and the bits of a choice, and nothing recovered."""
-        order = self.order(choice)
+        order = self._order(choice)
         return replace(order, data=self.data[:1], recover="none", options={}).make()
 
     def write(self, candidate: Candidate | None, path: Path, check: bool = False) -> Any:

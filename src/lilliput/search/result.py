@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lilliput.report.receipt import Receipt
+from lilliput.measure.receipt import Receipt
 from lilliput.search.task import Task, Trial
 
 
@@ -89,6 +89,7 @@ def explain(task: Task, best: Trial) -> tuple[str, ...]:
     if error is not None and task.clock is not None:
         count = len(task.clock.times.networks)
         lines.append(f"latency estimates are {error:.1%} off on average ({count} networks timed)")
+    lines.append(f"recovered without training: {task.maker.recover}")
     lines.append(f"metric: {best.metric:.4g}, of the original {task.baseline:.4g}")
     lines.append(f"tried: {len(task.tried)} of {task.space.count:,} config lists")
     return tuple(lines)

@@ -26,15 +26,16 @@ from lilliput.errors import ConfigError, UnsupportedModelError, nearest
 from lilliput.export.targets.executed import open_file
 from lilliput.files import make_folder, write_atomically
 from lilliput.frameworks import backend_of
+from lilliput.measure.receipt import Receipt, take_receipt
 from lilliput.pruning.sensitivity_files import fingerprint
 from lilliput.pruning.sensitivity_probe import name_of
 from lilliput.report.measure import measure_all
-from lilliput.report.receipt import Receipt, take_receipt
 from lilliput.search.budget import parse_budget
 from lilliput.search.candidate import RECOVERIES, Maker, evaluated, target_of, threads
 from lilliput.search.costs import Counts
 from lilliput.search.executors import check_executor
 from lilliput.search.journal import Journal
+from lilliput.search.report import write_report
 from lilliput.search.result import Found, explain, pareto
 from lilliput.search.space import Space
 from lilliput.search.strategies.table import strategy_named
@@ -74,8 +75,8 @@ class Search:
     pruner, quantizer : str
         Names of the pruner, which removes channels by their weights, and of the quantizer.
     recover : str
-        What gives back, without training, what pruning took: ``"reconstruct"``, ``"recalibrate"`` or
-        ``"none"``.
+        What gives back, without training, what pruning took: ``"reconstruct"``, ``"recalibrate"``,
+        ``"none"``, or ``"auto"``: reconstruct where the model can be.
     quantizer_options : dict, optional
         Keyword arguments of the quantizer; ``{"weights": "mse"}`` by default.
     trials : int
@@ -105,7 +106,7 @@ class Search:
         strategy: str = "knapsack",
         pruner: str = "l1",
         quantizer: str = "ptq",
-        recover: str = "reconstruct",
+        recover: str = "auto",
         quantizer_options: Mapping[str, Any] | None = None,
         trials: int = 20,
         networks: int = 12,
@@ -149,7 +150,7 @@ class Search:
         drop = self.limits.get("drop")
         if drop is not None and baseline - best.metric > drop.value:
             raise task.refuse_drop(best, _nearest(task, baseline - drop.value))
-        return self._finish(task, best, place)
+        return self.finish(task, best, place)
 
     def start(self, folder: Path) -> Task:
         """Return what a strategy works with."""
@@ -188,7 +189,8 @@ class Search:
             "number of batches": len(self.data),
         }
 
-    def _finish(self, task: Task, best: Trial, folder: Path) -> Found:
+    def finish(self, task: Task, best: Trial, folder: Path) -> Found:
+        """Write the winner, time it against the original, and return what was found."""
         space, candidate = self.space, task.candidate(best.choice)
         original = folder / f"original{self.target.suffix}"
         if not original.exists():
@@ -201,12 +203,15 @@ class Search:
         ]
         lines = explain(task, best)
         write_atomically(folder / "explain.txt", "\n".join(lines).encode())
+        receipt = self._receipt(task, original, path)
+        receipt.save(folder / "receipt.json")
+        write_report(task, best, receipt, folder)
         return Found(
             space.config_list(best.choice),
             space.pruning(best.choice),
             space.quantization(best.choice),
             front,
-            self._receipt(task, original, path),
+            receipt,
             candidate.model,
             path,
             lines,
@@ -219,7 +224,14 @@ class Search:
         file = open_file(path, threads())
         metric = evaluated(self.evaluate, file, f"the file {path.name}")
         before, after = replace(before, metric=task.baseline), replace(after, metric=metric)
-        return take_receipt(before, after)
+        return take_receipt(before, after, notes=self._notes(task.baseline - metric))
+
+    def _notes(self, lost: float) -> tuple[str, ...]:
+        """Return what a reader should know where the file loses more than its simulation did."""
+        drop = self.limits.get("drop")
+        if drop is None or lost <= drop.value:
+            return ()
+        return (f"the executed file loses {lost:.4g}, more than the drop of {drop.value:g}",)
 
 
 def _nearest(task: Task, least: float) -> Trial | None:

@@ -93,6 +93,20 @@ def least(scores: Sequence[Array], costs: Costs, name: str) -> Choice:
     return _known(found if found is not None else smallest)
 
 
+def cheapest(scores: Sequence[Array], costs: Costs, name: str, most: float) -> Choice:
+    """Return the choice for which one cost is smallest, of all whose total score is not above a bound.
+
+    Examples
+    --------
+    >>> scores = [np.array([0.0, 1.0]), np.array([0.0, 2.0])]
+    >>> price = {"bytes": [Term((0,), np.array([9.0, 1.0])), Term((1,), np.array([9.0, 0.0]))]}
+    >>> cheapest(scores, price, "bytes", 1.5)
+    (1, 0)
+    """
+    lost = [Term((d,), score) for d, score in enumerate(scores)]
+    return _known(_Program(scores, {**costs, "": lost}).run({"": most}, minimize=name))
+
+
 def nearest_to(scores: Sequence[Array], costs: Costs, budgets: Budgets) -> Choice:
     """Return the choice that exceeds budgets least: the largest excess, as a share, is the smallest."""
     return _known(_Program(scores, costs).run(budgets, with_excess=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,6 +89,7 @@ class Task:
         self.limits, self.evaluate, self.journal = limits, evaluate, journal
         self.clock, self.networks, self.seed = clock, networks, seed
         self.executor = executor
+        self.deadline: float | None = None  # by the monotonic clock: no trial is begun after it
         self.allowed, self.tried = trials, dict[Choice, Trial]()
         self.known: dict[Choice, dict[str, float]] = {}  # the real costs of choices
         self.shift: dict[str, float] = {}  # what measured costs exceeded their estimates by
@@ -308,7 +310,8 @@ class Task:
     @property
     def is_exhausted(self) -> bool:
         """Whether all allowed trials were made, or too many networks turned out to be too large."""
-        return len(self.tried) >= self.allowed or len(self.known) >= _MEASURED * self.allowed
+        is_late = self.deadline is not None and time.monotonic() > self.deadline
+        return is_late or not self.left or len(self.known) >= _MEASURED * self.allowed
 
     # -- what cannot be had ------------------------------------------------------------------------------
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from lilliput.errors import ConfigError
 from lilliput.export.targets.executed import open_file
+from lilliput.measure.timing import time_calls
 from lilliput.report.environment import environment
-from lilliput.report.measure import how_to_measure, time_calls
+from lilliput.report.measure import how_to_measure
 from lilliput.search.candidate import Candidate, Maker, threads
 from lilliput.search.costs import Counts, expand, merged
 from lilliput.search.latency import LatencyTable, Network, Shape, TimedLayer, Times

@@ -4,10 +4,10 @@ import pytest
 
 from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.keras import lab as keras_lab
+from lilliput.frameworks.keras.lab_loops import squares
+from lilliput.frameworks.keras.lab_models import make_batch
 from lilliput.testing.keras import Subject, TinyCNN, pruner_checks, quantizer_checks
-from lilliput.testing.labs import keras_lab
-from lilliput.testing.labs.keras_loops import squares
-from lilliput.testing.labs.keras_models import make_batch
 from lilliput.testing.observe import Anatomy
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
@@ -45,15 +45,26 @@ def after_a_round():
     return type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
 
 
+def given(name, **options):
+    """Return the class of a pruner with arguments that have no default."""
+    base = pruner(name)
+
+    def __init__(self, *args, **kwargs):
+        base.__init__(self, *args, **options, **kwargs)
+
+    return type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
+
+
 def loss_of(model, inputs):
     return squares(model(inputs, training=False), 1.0)
 
 
-# Those that prune after they have seen data or training, by registered name.
-CALIBRATED = {
+# Those that prune after they have seen data or training, or need to be told something, by registered name.
+MADE = {
     "apoz": calibrated("apoz"),
     "lottery_ticket": after_a_round(),
     "mean_activation": calibrated("mean_activation"),
+    "movement": given("movement", cool_down_beginning_step=3),
     "taylorfo": calibrated("taylorfo", loss=loss_of),
 }
 
@@ -141,7 +152,7 @@ def cases(names, find, checks):
 
 @pytest.mark.parametrize(("name", "check"), cases(list_pruners(), pruner, pruner_checks()))
 def test_pruner_conforms(name, check):
-    check(Subject(CALIBRATED.get(name) or pruner(name), SETTINGS.get(name)))
+    check(Subject(MADE.get(name) or pruner(name), SETTINGS.get(name)))
 
 
 @pytest.mark.parametrize(("name", "check"), cases(list_quantizers(), quantizer, quantizer_checks()))

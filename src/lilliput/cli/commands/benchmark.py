@@ -156,7 +156,7 @@ def _write(
 
 def _measure(rows: list[Row], example: Any, evaluate: Any, runs: int) -> list[dict[str, Any]]:
     from lilliput.cli.executed import largest_difference, output_of
-    from lilliput.report.latency import noise
+    from lilliput.measure.latency import noise
     from lilliput.report.measure import measure_all
 
     names = [name for name, _, _ in rows]

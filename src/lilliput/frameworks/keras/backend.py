@@ -44,8 +44,8 @@ from lilliput.frameworks.keras.wrapper import (
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
+from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
-from lilliput.ops.flow import Flow
 from lilliput.ops.grad import QuantGrad
 
 Tensor = Any
@@ -247,6 +247,16 @@ class KerasBackend(Backend):
         """Give the raw weights a regularizer; see :mod:`penalty`."""
         if penalty.set_penalty([_raw_weight(wrapper) for wrapper in wrappers], scale):
             retrace(wrappers[0].compressor.bound_model)
+
+    def penalize_learned(
+        self, wrapper: ModuleWrapper, name: str, penalty: Callable[[Any], Any], optimizer: Any
+    ) -> None:
+        """Give a learned variable a regularizer, which Keras makes a part of the loss."""
+
+        def in_the_loss(value: Any) -> Any:
+            return ops.cast(penalty(value), keras.config.floatx())  # as the losses it is added to
+
+        wrapper.learned()[name].regularizer = in_the_loss
 
     def is_activated(self, layer: LayerInfo) -> bool:
         """Whether the layer has an activation other than the linear one."""

@@ -101,6 +101,18 @@ def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
     return ops.stack(list(tensors), axis=axis)
 
 
+def nearest_of(tensor: Tensor, values: Tensor) -> Tensor:
+    """Return the nearest of a few values for each entry.
+
+    The gradient of a value is the sum over its entries; that of an entry passes straight through.
+    """
+    entries, held = ops.convert_to_tensor(tensor), ops.sort(ops.convert_to_tensor(values))
+    middles = ops.stop_gradient(held[1:] + held[:-1]) / 2
+    places = ops.searchsorted(middles, ops.reshape(ops.stop_gradient(entries), (-1,)))
+    found = ops.reshape(ops.take(held, places), ops.shape(entries))
+    return found + (entries - ops.stop_gradient(entries))
+
+
 def repeat(tensor: Tensor, count: int, axis: int) -> Tensor:
     """Repeat each entry along an axis, copies side by side."""
     return ops.repeat(tensor, count, axis=axis)

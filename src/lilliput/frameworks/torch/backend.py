@@ -60,8 +60,8 @@ from lilliput.frameworks.torch.wrapper import (
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
+from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
-from lilliput.ops.flow import Flow
 from lilliput.ops.grad import QuantGrad
 
 _WRAPPERS = {
@@ -246,6 +246,22 @@ class TorchBackend(Backend):
     def add_noise(self, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
         """Register forward hooks; see :mod:`noise`."""
         return [wrapper.module.register_forward_hook(Noise(wrapper)) for wrapper in wrappers]
+
+    def penalize_learned(
+        self, wrapper: ModuleWrapper, name: str, penalty: Callable[[Any], Any], optimizer: Any
+    ) -> None:
+        """Add the gradient of a penalty to that of a learned parameter; called before each step."""
+        parameter = wrapper._parameters.get(name)
+        if parameter is not None and parameter.grad is not None:
+            scale = stepping.gradient_scale(optimizer)
+            statistics.add_gradient(parameter, penalty, scale)
+
+    def show_gradients(self, wrappers: Sequence[ModuleWrapper], is_shown: bool) -> None:
+        """Leave gradients of pruned weights as they are, or mask them again."""
+        for wrapper in wrappers:
+            wrapper.__dict__["_shows_gradient"] = is_shown  # not a part of any state
+        if not is_shown:
+            statistics.mask_gradients(_masked_parameters(wrappers))
 
     def is_recomputing(self) -> bool:
         """Whether autograd runs this forward again; see :mod:`recompute`."""

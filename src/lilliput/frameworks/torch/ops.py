@@ -80,6 +80,17 @@ def stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
     return torch.stack(list(tensors), dim=axis)
 
 
+def nearest_of(tensor: Tensor, values: Tensor) -> Tensor:
+    """Return the nearest of a few values for each entry.
+
+    The gradient of a value is the sum over its entries; that of an entry passes straight through.
+    """
+    held = values.sort().values
+    middles = (held[1:] + held[:-1]).detach() / 2
+    places = torch.bucketize(tensor.detach(), middles)
+    return held[places] + (tensor - tensor.detach())
+
+
 def repeat(tensor: Tensor, count: int, axis: int) -> Tensor:
     """Repeat each entry along an axis, copies side by side."""
     return torch.repeat_interleave(tensor, count, dim=axis)

@@ -141,7 +141,9 @@ class Sidecar(nn.Module):
         """Return the gradient of an attribute, zero where its masks prune."""
         for key, role in self.chains.get(attribute, ()):
             wrapper: Any = self._modules[key]
-            is_masked = wrapper.order == 0 and not wrapper.keeps_raw(role)
+            is_masked = wrapper.order == 0 and not (
+                wrapper.keeps_raw(role) or wrapper._shows_gradient
+            )
             mask = wrapper.mask_for(role, gradient) if is_masked else None
             if mask is not None:
                 gradient = gradient * mask

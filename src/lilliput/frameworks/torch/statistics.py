@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten
 
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.batches import call
-from lilliput.frameworks.torch.weights import is_parametrized, is_sharded, local, raw, whole
+from lilliput.frameworks.torch.weights import is_parametrized, is_sharded, local, raw, whole, zero_
 
 
 def sum_over_processes(tensor: Tensor) -> Tensor:
@@ -91,6 +91,29 @@ def add_to_gradients(
             )
         term = term if factor is None else term * factor.to(term.device)
         parameter.grad.add_(term.to(parameter.grad.dtype))
+
+
+def add_gradient(
+    parameter: nn.Parameter, function: Callable[[Tensor], Tensor], factor: Tensor | None = None
+) -> None:
+    """Add the gradient of a function of a parameter to its gradient, which a loss scale multiplied."""
+    with torch.enable_grad():
+        value = parameter.detach().requires_grad_()
+        (found,) = torch.autograd.grad(function(value), value)
+    if factor is not None:
+        found = found * factor.to(found.device)
+    with torch.no_grad():
+        parameter.grad.add_(found)  # type: ignore[union-attr]
+
+
+@torch.no_grad()
+def mask_gradients(pairs: Iterable[tuple[Any, Tensor]]) -> None:
+    """Set the gradients of pruned weights to zero, in place."""
+    for parameter, mask in pairs:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad * mask
+        elif parameter.grad is not None:
+            zero_(parameter.grad, mask)
 
 
 def run(

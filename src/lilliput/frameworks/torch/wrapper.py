@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError, StageError
+from lilliput.frameworks.torch.grad import straight_through
 from lilliput.frameworks.torch.recompute import is_recomputing
 from lilliput.frameworks.torch.replicated import replicate, replicated_class
 from lilliput.frameworks.torch.weights import is_binary, is_sharded, peek, raw, whole
@@ -223,10 +224,14 @@ class PrunerModuleWrapper(ModuleWrapper):
     optional_tensors = ("bias_mask",)
     weight_mask: Tensor
     bias_mask: Tensor | None
+    _shows_gradient: bool
 
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         super().__init__(layer, compressor)
         self.roles = ("weight", "bias")
+        self._shows_gradient = (
+            False  # of pruned entries, too; so in a step that an algorithm looks at
+        )
         self.register_buffer("weight_mask", torch.ones_like(self.weight.detach()))
         self.register_buffer("bias_mask", None)
         self._fix()
@@ -263,6 +268,8 @@ class PrunerModuleWrapper(ModuleWrapper):
         masks.append(mask)
         if self.keeps_raw(role):
             return self._pruner().compute_weight(self, value, mask)  # type: ignore[no-any-return]
+        if self._shows_gradient:
+            return straight_through(value, value.detach() * mask)
         return value * mask
 
     def _pruner(self) -> Any:

@@ -1,0 +1,49 @@
+"""``lilliput compact``: a file of weights as small as possible, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lilliput.cli.command import command
+from lilliput.cli.terminal import Terminal
+from lilliput.errors import ConfigError, StateError
+
+
+def compact(
+    terminal: Terminal,
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A .safetensors file, or a compact one.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write the other kind."),
+    ] = None,
+) -> None:
+    """Write a safetensors file as a compact one, or a compact one as safetensors."""
+    if not source.is_file():
+        raise ConfigError(f"{source}: there is no such file; give a file of weights.")
+    is_plain = source.suffix == ".safetensors"
+    target = output or source.with_suffix(".lil" if is_plain else ".safetensors")
+    if target.resolve() == source.resolve():
+        raise ConfigError(f"--output {target}: that is the file to read; give another name.")
+    if not target.parent.is_dir():
+        raise ConfigError(f"--output {target}: there is no folder {target.parent}; make it first.")
+    if terminal.dry_run:
+        terminal.would([f"read {source}", f"write {target}"], file=target)
+        return
+    from lilliput.compact.saving import convert
+
+    try:
+        before, after = convert(source, target)
+    except StateError as error:
+        raise ConfigError(str(error)) from error
+    data = {"file": target, "bytes": after, "bytes_before": before}
+    terminal.result(data, f"{target}: {after:,} bytes, from {before:,}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "compact", "Compress")(compact)
