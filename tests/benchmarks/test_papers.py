@@ -3,6 +3,8 @@
 import gzip
 import json
 import sys
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from lilliput.torch import AGPPruner
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from papers import datasets, harness, tables
+from papers import PAPERS, datasets, harness, tables
 from papers.harness import Budget, Paper, Row
 
 rng = np.random.default_rng(0)
@@ -193,6 +195,24 @@ def test_every_tick_of_a_schedule_comes_once_in_order(data):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     task.train(model, torch.optim.SGD(model.parameters(), 0.1), 3, on_tick=seen.append)
     assert seen == list(range(3 * harness.TICKS))
+
+
+def shrunk(budget):
+    if budget is None:
+        return None
+    short = {"dense_epochs": 1, "epochs": min(budget.epochs, 1), "batch": 10}
+    return replace(budget, **short, before=shrunk(budget.before))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_row_of_every_paper_runs_and_is_shown(name, data):
+    known = import_module(f"papers.{name}").PAPER
+    one = replace(known, budget=shrunk(known.budget))
+    record = one.run_seed(one.task(data, 0, False), {}, one.names)
+    assert all(0 <= found["0"]["error"] <= 100 for found in record["rows"].values())
+    lines = list(tables.table(one, record))
+    assert len(lines) == 2 + len(one.rows)
 
 
 @pytest.mark.parametrize(
