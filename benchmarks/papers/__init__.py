@@ -12,4 +12,6 @@ PAPERS = (
     "slim2017",
     "taylor2019",
     "lottery2019",
+    "rigl2020",
+    "movement2020",
 )

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn, optim
 
 from lilliput.torch import LevelPruner, LSQQuantizer, load, save
@@ -24,7 +23,7 @@ from papers.harness import Budget, Paper, Row, Task, sparse_figures
 from papers.lenets import lenet_300_100
 
 FLOAT_BYTES = 4 * 266_610  # weights and biases of LeNet-300-100
-BIAS_STEPS = 32  # biases are multiples of 1 / 32
+BIAS_BITS = 6
 
 
 def attach(
@@ -37,14 +36,11 @@ def attach(
     ]
     LevelPruner(model, rules, optimizer).compress()
     rule = {"op_types": ["Linear"], "quant_types": ["weight"], "quant_bits": bits}
-    LSQQuantizer(model, [rule], optimizer).compress()
-
-
-@torch.no_grad()
-def round_biases(model: nn.Module) -> None:
-    for name in han2015.LAYERS:
-        bias = model.get_submodule(name).bias
-        bias.copy_((bias * BIAS_STEPS).round() / BIAS_STEPS)
+    one_scale = {
+        **rule,
+        "granularity": "per_tensor",
+    }  # those of channels would be a fifth of the file
+    LSQQuantizer(model, [one_scale], optimizer).compress()
 
 
 def small(before: tuple[float, ...], bits: int, *kept: float) -> Callable[[Task], dict[str, Any]]:
@@ -53,10 +49,9 @@ def small(before: tuple[float, ...], bits: int, *kept: float) -> Callable[[Task]
     def run(task: Task) -> dict[str, Any]:
         pruned = han2015.prune(task.before(), *before)
         model, _ = task.retrain(lambda *both: attach(*both, bits, kept or before), pruned)
-        round_biases(model)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "network"
-            size = save(model, path, compact=True)
+            size = save(model, path, compact=True, bias_bits=BIAS_BITS)
             loaded = load(lenet_300_100(), path)
         figures = {"error": task.error(loaded), "bytes": size, "smaller": FLOAT_BYTES / size}
         return figures | sparse_figures(loaded)
@@ -76,6 +71,8 @@ PAPER = Paper(
             {"error": 1.69, "bytes": 16_100},
             most=1.69,
             limits={"bytes": 16_100},
+            note="a first run of seed 0 had a scale per channel: 1.67 % in 16,178 bytes; with 12 ×, "
+            "1.66 % in 21,659.",
         ),
     },
     budget=Budget(epochs=5, rate=1e-3, before=han2015.PAPER.budget),

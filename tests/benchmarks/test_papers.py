@@ -3,6 +3,8 @@
 import gzip
 import json
 import sys
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from lilliput.torch import AGPPruner
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from papers import datasets, harness, tables
+from papers import PAPERS, datasets, harness, tables
 from papers.harness import Budget, Paper, Row
 
 rng = np.random.default_rng(0)
@@ -195,6 +197,27 @@ def test_every_tick_of_a_schedule_comes_once_in_order(data):
     assert seen == list(range(3 * harness.TICKS))
 
 
+def shrunk(budget):
+    if budget is None:
+        return None
+    short = {"dense_epochs": 1, "epochs": min(budget.epochs, 1), "batch": 10}
+    return replace(budget, **short, before=shrunk(budget.before))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_row_of_every_paper_runs_and_is_shown(name, data, monkeypatch):
+    script = import_module(f"papers.{name}")
+    if name == "movement2020":  # which trains on another data set first
+        monkeypatch.setattr(script, "load", lambda _: data)
+    known = script.PAPER
+    one = replace(known, budget=shrunk(known.budget))
+    record = one.run_seed(one.task(data, 0, False), {}, one.names)
+    assert all(0 <= found["0"]["error"] <= 100 for found in record["rows"].values())
+    lines = list(tables.table(one, record))
+    assert len(lines) == 2 + len(one.rows)
+
+
 @pytest.mark.parametrize(
     ("bars", "expected"),
     [
@@ -209,9 +232,15 @@ def test_every_tick_of_a_schedule_comes_once_in_order(data):
 def test_a_bar_is_compared_with_the_mean_over_seeds(bars, expected):
     seeds = {"0": {"error": 1.4, "bytes": 100}, "1": {"error": 1.6, "bytes": 101}}
     control = {"0": {"error": 1.3}, "1": {"error": 1.3}, "2": {"error": 9.0}}
-    assert tables.verdict(Row(pruned, **bars), seeds, control) == expected
+    assert tables.verdict(Row(pruned, **bars), seeds, control, 2) == expected
 
 
 def test_a_bar_above_a_control_that_was_not_measured_is_not_met():
     row = Row(pruned, above_control=0.1)
-    assert tables.verdict(row, {"0": {"error": 1.0}}, {}) == "≤ control + 0.10: not measured"
+    assert tables.verdict(row, {"0": {"error": 1.0}}, {}, 1) == "≤ control + 0.10: not measured"
+
+
+def test_a_bar_met_by_fewer_seeds_than_wanted_says_so():
+    seeds, control = {"0": {"error": 1.0}, "1": {"error": 5.0}}, {"0": {"error": 1.0}}
+    row = Row(pruned, above_control=0.1)
+    assert tables.verdict(row, seeds, control, 5).endswith("(+0.00): met by 1 of 5 seeds, so far")
