@@ -11,7 +11,17 @@ import lilliput
 
 ROOT = Path(lilliput.__file__).parent
 STAGES = {
-    *("config", "ops", "graph", "core", "pruning", "quantization", "distillation", "speedup"),
+    *(
+        "config",
+        "ops",
+        "charts",
+        "graph",
+        "core",
+        "pruning",
+        "quantization",
+        "distillation",
+        "speedup",
+    ),
     *("recovery", "measure", "export", "report", "recipes", "cli", "integrations", "testing"),
 }
 # What a framework may know of: errors, files and names at the top, plain data, numerics, protocols.
