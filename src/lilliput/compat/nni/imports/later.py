@@ -29,7 +29,10 @@ LATER = {
     ),
     "NetAdaptPruner": (_SEARCH, f"{_GOAL}, strategy='netadapt')."),
     "SimulatedAnnealingPruner": (_SEARCH, f"{_GOAL}, strategy='annealing')."),
-    "AutoCompressPruner": (_SEARCH, "compress() of lilliput.torch, which searches, cuts and trains."),
+    "AutoCompressPruner": (
+        _SEARCH,
+        "compress() of lilliput.torch, which searches, cuts and trains.",
+    ),
     "AMCPruner": (_SEARCH, f"{_GOAL})."),
     "AutoCompressionExperiment": (_SEARCH, "compress() of lilliput.torch."),
     "CompressionExperiment": (_SEARCH, "compress() of lilliput.torch."),
