@@ -16,9 +16,9 @@ SPARSE = (0.0145, 0.036, 0.26)
 SPARSEST = (0.0113, 0.0326, 0.26)  # shares of weights kept
 
 TRIED = (
-    "tried on the validation images, seed 0, at 70 × from the dense network in 20 epochs: 2.46 % at a learning "
-    "rate of 6e-3, 2.74 % at 2e-3; 3.04 % without the teacher; 2.72 % by soft thresholds (`soft=True`) at 2e-3, "
-    "which took twice the time; dense 1.94 %. One standard error is 0.2 point there."
+    "tried on the validation images, seed 0, at 70 × from the dense network in 20 epochs: 2.46 % at a "
+    "learning rate of 6e-3, 2.74 % at 2e-3; 3.04 % without the teacher; 2.72 % by soft thresholds "
+    "(`soft=True`) at 2e-3, which took twice the time; dense 1.94 %. One standard error is 0.2 point there."
 )
 
 PAPER = Paper(
