@@ -9,9 +9,9 @@ from digits_training import accuracy, network, sparsity, train
 from torch import nn
 
 from lilliput.core.state import CompressionState
-from lilliput.errors import ConfigError
+from lilliput.errors import ConfigError, StageError
 from lilliput.testing import Subject, pruner_checks
-from lilliput.torch import AGPPruner, MovementPruner
+from lilliput.torch import AGPPruner, MovementPruner, measure
 
 LR, MOMENTUM, DECAY = 0.01, 0.9, 1e-3
 WARM, COOL = 3, 9
@@ -228,3 +228,23 @@ def test_digits_at_ninety_percent_are_read_as_well_as_with_gradual_pruning():
         assert sparsity(plain) == pytest.approx(0.9, abs=1e-3)
         found[name] = accuracy(plain)
     assert found["movement"] >= found["agp"] - 0.02, found
+
+
+def test_a_receipt_counts_what_the_model_computes_with():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    pruner = MovementPruner(model, [{"sparsity": 0.5}], optimizer, 0, 1)
+    pruner.compress()
+    one_step(model, optimizer, batches(1)[0])
+    figures = measure(model, batches(1)[0])
+    assert (figures.parameters, figures.nonzeros) == (900, 450)
+
+
+def test_scores_that_nobody_trains_do_not_prune():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    pruner = MovementPruner(model, [{"sparsity": 0.5}], None, 0, 3)
+    pruner.compress()
+    one_step(model, optimizer, batches(1)[0])
+    with pytest.raises(StageError, match="scores have not been trained"):
+        pruner.step()

@@ -32,7 +32,7 @@ from pydantic import model_validator
 from lilliput.config.select import Selection
 from lilliput.config.spec import PatternKeys, PruneRule, Rule
 from lilliput.core.masker import Answers, Targets
-from lilliput.errors import ConfigError, Problem
+from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.schedule import cubic_sparsity
@@ -158,6 +158,11 @@ class MovementPruner(LearningPruner):
             score = self.learned(wrapper)
             xp = namespace(score)
             score = xp.widen(xp.detach(score)) * self.score_scale
+            if target and self.optimizer is None and xp.count_nonzero(score) == 0:
+                raise StageError(
+                    f"layer {wrapper.name!r}: its scores have not been trained, so they rank nothing; give "
+                    "MovementPruner the optimizer that trains the model."
+                )
             if self.movement_mode == "hard":
                 mask = prune_smallest(score, prune_count(xp.size(score), float(target or 0)))
             else:

@@ -276,6 +276,10 @@ class RigLPruner(Pruner):
         super()._take_state()
         self._show_gradients()
 
+    def _follow_optimizer(self) -> None:
+        super()._follow_optimizer()
+        self._show_gradients()
+
     def _leave_optimizer(self) -> None:
         super()._leave_optimizer()
         if self._wrappers is not None and self._backend.name in self.backends:

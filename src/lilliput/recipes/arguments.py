@@ -59,7 +59,7 @@ def options_of(cls: Any) -> list[str]:
 
     Examples
     --------
-    >>> options_of(algorithm_of("prune", "agp"))
+    >>> options_of(algorithm_of("prune", "linear"))
     ['pruning_algorithm', 'pruning_params']
     """
     return [name for name in arguments_of(cls) if name not in (*OURS, *_FOR_CODE)]

@@ -74,6 +74,8 @@ def _epoch(session: Session, unit: Unit) -> None:
         if distiller is not None:
             distiller.strip()
     if unit.epoch == epochs - 1:
+        if step.verb == "prune" and current is not None:
+            current.harden()  # what a pruner computes is what the model is from here on
         session.stop_training()
 
 

@@ -3,8 +3,9 @@
 import keras
 import numpy as np
 import pytest
+from keras.ops import convert_to_numpy
 
-from lilliput.keras import MovementPruner
+from lilliput.keras import MovementPruner, measure
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -22,7 +23,8 @@ def test_a_compiled_fit_is_the_loop_of_the_formula(mode, asked, regular):
     x = generator.normal(size=(STEPS * ROWS, 5)).astype("float32")
     y = generator.normal(size=(STEPS * ROWS, 4)).astype("float32")
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, use_bias=False)])
-    weight = np.array(model.layers[0].kernel).astype("float64")
+    weight = generator.normal(size=(5, 4)).astype("float32") / 2
+    model.layers[0].kernel.assign(weight)
     optimizer = keras.optimizers.SGD(0.1)
     model.compile(optimizer, "mse")
     pruner = MovementPruner(
@@ -50,8 +52,22 @@ def test_a_compiled_fit_is_the_loop_of_the_formula(mode, asked, regular):
         else:
             mask = (1 / (1 + np.exp(-score)) > asked * growth(step)).astype(float)
     wrapper = pruner.get_modules_wrapper()[0]
-    np.testing.assert_allclose(np.array(wrapper.movement_score), score, atol=1e-5)
-    np.testing.assert_array_equal(np.array(wrapper.weight_mask), mask)
-    np.testing.assert_allclose(np.array(wrapper.weight), weight, atol=1e-5)
+    np.testing.assert_allclose(convert_to_numpy(wrapper.movement_score), score, atol=1e-5)
+    np.testing.assert_array_equal(convert_to_numpy(wrapper.weight_mask), mask)
+    np.testing.assert_allclose(convert_to_numpy(wrapper.weight), weight, atol=1e-5)
     assert 0 < mask.sum() < 20, "the test needs a mix"
-    np.testing.assert_allclose(np.array(pruner.strip().layers[0].kernel), weight * mask, atol=1e-5)
+    np.testing.assert_allclose(
+        convert_to_numpy(pruner.strip().layers[0].kernel), weight * mask, atol=1e-5
+    )
+
+
+def test_a_receipt_counts_what_the_model_computes_with():
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4)])
+    model.compile("sgd", "mse")
+    pruner = MovementPruner(model, [{"sparsity": 0.5}], model.optimizer, 0, 1)
+    pruner.compress()
+    x = np.random.default_rng(0).normal(size=(8, 5)).astype("float32")
+    model.train_on_batch(x, x[:, :4])
+    figures = measure(model, x)
+    assert figures.parameters == 24
+    assert figures.nonzeros == 10 + int(np.count_nonzero(convert_to_numpy(model.layers[0].bias)))

@@ -254,7 +254,10 @@ class KerasBackend(Backend):
         """Give a learned variable a regularizer, which Keras makes a part of the loss."""
 
         def in_the_loss(value: Any) -> Any:
-            return ops.cast(penalty(value), keras.config.floatx())  # as the losses it is added to
+            found = ops.cast(penalty(value), keras.config.floatx())  # as the losses it is added to
+            return found - ops.stop_gradient(
+                found
+            )  # its gradient counts; reported losses are the user's
 
         wrapper.learned()[name].regularizer = in_the_loss
 

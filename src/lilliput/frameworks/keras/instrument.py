@@ -258,6 +258,18 @@ def mask_of(layer: Any, name: str) -> Any:
     return mask
 
 
+def computed_in(model: Any) -> dict[int, Any]:
+    """Return what pruners make of weights that they train as they are, by identity of the raw one."""
+    found = {}
+    for layer in model._flatten_layers():
+        sidecar = sidecar_of(layer)
+        for attribute, chain in sidecar.chains.items() if sidecar is not None else ():
+            if any(wrapper.keeps_raw(role) for wrapper, role in chain):
+                variable = raw(layer, attribute)
+                found[id(variable)] = sidecar.pruned(attribute, tensor_of(variable))  # type: ignore[union-attr]
+    return found
+
+
 def unshadowed(cls: type) -> type:
     """Return the class that a shadow class was made from, or the class itself."""
     base: type = cls.__dict__.get("_lilliput_base", cls)

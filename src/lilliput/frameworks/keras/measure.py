@@ -8,7 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from lilliput.frameworks.keras.instrument import computed_in
 from lilliput.frameworks.keras.snapshot import watch
+from lilliput.frameworks.keras.variables import OURS
 from lilliput.frameworks.work import batch_of, default_threads
 
 
@@ -25,7 +27,8 @@ class MeasuredKeras:
     def stored(self, model: Any) -> dict[str, int]:
         """Return parameters, nonzeros and bytes."""
         weights = [np.asarray(x) for x in model.get_weights()]
-        trained = [keras.ops.convert_to_numpy(x) for x in model.trainable_variables]
+        computed = computed_in(model)
+        trained = [_value(x, computed) for x in _own(model.trainable_variables)]
         return {
             "parameters": sum(x.size for x in trained),
             "nonzeros": sum(int(np.count_nonzero(x)) for x in trained),
@@ -55,6 +58,16 @@ class MeasuredKeras:
     def batch(self, model: Any, inputs: Any) -> int:
         """Return how many examples the inputs hold."""
         return batch_of(keras.tree.flatten(inputs)) or 1
+
+
+def _own(variables: list[Any]) -> list[Any]:
+    """Return variables without those that an algorithm learns."""
+    return [x for x in variables if not str(x.name).startswith(OURS)]
+
+
+def _value(variable: Any, computed: dict[int, Any]) -> Any:
+    found = computed.get(id(variable))
+    return keras.ops.convert_to_numpy(variable if found is None else found)
 
 
 def count_macs(model: Any, inputs: Any) -> int:

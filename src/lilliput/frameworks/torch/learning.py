@@ -91,10 +91,11 @@ def _check_fit(optimizer: torch.optim.Optimizer) -> None:
         reason = _UNFIT.get(cls.__name__)
         if reason is not None:
             raise ConfigError(
-                f"optimizer: {cls.__name__} cannot train the scales that this quantizer learns: {reason}. "
-                "Construct the quantizer without it and, after compress(), give the scales an optimizer "
-                "of their own: scales = [p for w in quantizer.get_modules_wrapper() for p in "
-                "w.parameters()]; quantizer.bind_optimizer(torch.optim.Adam(scales, lr=1e-3))."
+                f"optimizer: {cls.__name__} cannot train the scales (or scores, or thresholds) that this "
+                f"compressor learns: {reason}. Construct it without that optimizer and, after compress(), "
+                "give what is learned one of its own: learned = [p for w in "
+                "compressor.get_modules_wrapper() for p in w.parameters()]; "
+                "compressor.bind_optimizer(torch.optim.Adam(learned, lr=1e-3))."
             )
     if isinstance(optimizer, torch.optim.LBFGS):
         if optimizer.state:

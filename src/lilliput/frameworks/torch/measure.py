@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from lilliput.frameworks.torch.capture import as_inputs, fresh, shared_copy
 from lilliput.frameworks.torch.discover import unwrapped
-from lilliput.frameworks.torch.sidecar import SIDECAR
+from lilliput.frameworks.torch.sidecar import SIDECAR, is_computed
 from lilliput.frameworks.torch.snapshot import evaluating, examples_in, watch
+from lilliput.frameworks.torch.weights import whole
 
 
 class MeasuredTorch:
@@ -65,7 +66,7 @@ def count_stored(model: nn.Module) -> dict[str, int]:
     What compressors put on the model is left out: a saved model is a plain one.
     """
     plain = unwrapped(model)
-    parameters = [x for name, x in plain.named_parameters() if _is_own(name)]
+    parameters = [_computed(plain, k, x) for k, x in plain.named_parameters() if _is_own(k)]
     saved = [x for name, x in plain.state_dict().items() if _is_own(name) and isinstance(x, Tensor)]
     state = {(x.data_ptr(), x.shape): x for x in saved}  # tied ones are stored once
     return {
@@ -73,6 +74,16 @@ def count_stored(model: nn.Module) -> dict[str, int]:
         "nonzeros": sum(int(torch.count_nonzero(x.detach())) for x in parameters),
         "bytes": sum(x.numel() * x.element_size() for x in state.values()),
     }
+
+
+def _computed(model: nn.Module, name: str, parameter: nn.Parameter) -> Tensor:
+    """Return a parameter, or what a pruner makes of it while it trains it as it is."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if not is_computed(module, leaf):
+        return parameter
+    with torch.no_grad():
+        return module._modules[SIDECAR].pruned(leaf, whole(parameter))  # type: ignore[union-attr,operator,no-any-return]
 
 
 def _is_own(name: str) -> bool:

@@ -1,0 +1,62 @@
+"""Pruners that change their minds while a model trains, in recipes: stopped and continued bit for bit."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from lilliput.recipes import run
+
+TINY = Path(__file__).parent / "project" / "recipe_tiny.py"
+STEPS = {
+    "agp": ("final_sparsity: 0.8, end_epoch: 2", "soft: true"),
+    "rigl": ("total_sparsity: 0.8", "training_steps: 48, update_every: 3"),
+    "movement": ("sparsity: 0.8", "cool_down_beginning_step: 12"),
+    "str": ("", "decay: 0.3, start: -2.5"),
+}
+
+
+class Stopped(Exception):
+    """Raised by a progress function, as if somebody stopped the run."""
+
+
+def recipe(folder, name):
+    """Write a recipe that prunes in training, fine-tunes and measures."""
+    rule, options = STEPS[name]
+    text = f"""\
+lilliput: 1
+model: recipe_tiny:build
+data: recipe_tiny:batches
+loss: cross_entropy
+optimizer: recipe_tiny:make_optimizer
+evaluate: recipe_tiny:accuracy
+steps:
+  - prune: {name}
+    config: [{{op_types: [Linear]{rule and ", "}{rule}}}]
+    options: {{{options}}}
+    epochs: 3
+  - finetune: {{epochs: 2}}
+"""
+    folder.mkdir(exist_ok=True)
+    (folder / "recipe_tiny.py").write_text(TINY.read_text())
+    (folder / "recipe.yaml").write_text(text)
+    return folder / "recipe.yaml"
+
+
+@pytest.mark.parametrize("name", list(STEPS))
+def test_a_stopped_run_goes_on_as_if_it_never_stopped(name, tmp_path, digest):
+    path = recipe(tmp_path / "project", name)
+    whole = run(path, tmp_path / "whole", progress=False)
+
+    def stop(event):
+        if event.seconds is not None and event.number >= 4:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(path, tmp_path / "parts", progress=stop)
+    run(path, tmp_path / "parts", resume=True, progress=False)
+    assert digest(tmp_path / "parts") == digest(tmp_path / "whole")
+    after = whole.receipt.after
+    assert after.nonzeros < 0.75 * whole.receipt.before.nonzeros, (name, after)
+    assert after.metric > 0.5
