@@ -186,8 +186,9 @@ class LotteryTicketPruner(ScheduledPruner):
             held, value = wrapper.weight, values[wrapper.name]
             xp = namespace(held)
             xp.assign(held, value)
-            now = wrapper.weight
-            if xp.any(now != value) and not xp.any(xp.isnan(now)):
+            # As arrays: the model may have been moved to another device since.
+            now, wanted = xp.to_numpy(wrapper.weight), namespace(value).to_numpy(value)
+            if not ((now == wanted) | (wanted != wanted)).all():  # NaN differs from itself
                 raise UnsupportedModelError(
                     f"{wrapper.name!r} cannot be set back: it is divided among processes (FSDP) or "
                     "computed; give reset_weights=False, or use DistributedDataParallel."
