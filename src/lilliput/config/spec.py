@@ -148,6 +148,21 @@ class ChannelKeys(BaseModel):
     )
 
 
+class SparsityRule(PruneRule, PatternKeys, ChannelKeys):
+    """A sparsity for each layer: of single weights, of a pattern, or of channels."""
+
+    @property
+    def asked(self) -> float | None:
+        """The sparsity, also if a pattern implies it."""
+        return self.pattern_sparsity if self.sparsity is None else self.sparsity
+
+    @model_validator(mode="after")
+    def _check_sparsity(self) -> SparsityRule:
+        if not self.exclude and self.asked is None:
+            raise ValueError("'sparsity' is missing: a fraction in [0, 1) is expected.")
+        return self
+
+
 class ScheduledPruneRule(PruneRule, PatternKeys, ChannelKeys):
     """How much to prune, and when."""
 

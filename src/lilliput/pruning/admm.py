@@ -30,32 +30,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from lilliput.config.spec import ChannelKeys, PatternKeys, PruneRule, Rule
+from lilliput.config.spec import Rule, SparsityRule
 from lilliput.core.masker import Targets
 from lilliput.errors import ConfigError
 from lilliput.ops.namespace import namespace
-from lilliput.pruning.criterion import checked_epoch
+from lilliput.pruning.criterion import check_counts, checked_epoch
 from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
 from lilliput.registry import pruners, register_pruner
 
 
-class ADMMRule(PruneRule, PatternKeys, ChannelKeys):
+class ADMMRule(SparsityRule):
     """How much to remove, and how hard to pull."""
 
     rho: float = Field(1e-2, gt=0, allow_inf_nan=False, description="Weight of the penalty.")
 
-    @model_validator(mode="after")
-    def _check_sparsity(self) -> ADMMRule:
-        if not self.exclude and self.sparsity is None and self.pattern_sparsity is None:
-            raise ValueError("'sparsity' is missing: a fraction in [0, 1) is expected.")
-        return self
-
     def settings(self) -> dict[str, Any]:
         """As in :meth:`Rule.settings`, with the sparsity that an N:M pattern implies."""
-        implied = self.pattern_sparsity
-        return super().settings() | ({} if implied is None else {"sparsity": implied})
+        return super().settings() | ({} if self.asked is None else {"sparsity": self.asked})
 
 
 @register_pruner("admm")
@@ -103,12 +96,8 @@ class ADMMPruner(OneShotPruner):
         iterations: int = 10,
         epochs_per_iteration: int = 1,
     ) -> None:
-        for name, value, least in (
-            ("iterations", iterations, 0),
-            ("epochs_per_iteration", epochs_per_iteration, 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name}: received {value!r}, expected an integer from {least}.")
+        check_counts(0, iterations=iterations)
+        check_counts(1, epochs_per_iteration=epochs_per_iteration)
         self.iterations, self.epochs_per_iteration = iterations, epochs_per_iteration
         super().__init__(
             model,

@@ -12,7 +12,7 @@ from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
 from lilliput.core.masker import Answers, Targets, WeightMasker
 from lilliput.core.pruner import Pruner
-from lilliput.errors import AlgorithmError, Problem, StageError
+from lilliput.errors import AlgorithmError, ConfigError, Problem, StageError
 
 log = logging.getLogger("lilliput")
 
@@ -25,6 +25,13 @@ def checked_epoch(epoch: Any) -> int:
     if isinstance(epoch, bool) or not isinstance(epoch, Integral) or epoch < 0:
         raise AlgorithmError(f"update_epoch received {epoch!r}, expected an integer from 0.")
     return int(epoch)
+
+
+def check_counts(least: int, **counts: Any) -> None:
+    """Raise unless all arguments, given by name, are integers from ``least``."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{name}: received {value!r}, expected an integer from {least}.")
 
 
 class CriterionPruner(Pruner):

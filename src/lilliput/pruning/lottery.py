@@ -31,36 +31,31 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from lilliput.config.spec import ChannelKeys, Count, PatternKeys, PruneRule, Rule
-from lilliput.errors import ConfigError, StageError, UnsupportedModelError
+from lilliput.config.spec import Count, Rule, SparsityRule
+from lilliput.errors import StageError, UnsupportedModelError
 from lilliput.ops.namespace import namespace
+from lilliput.pruning.criterion import check_counts
 from lilliput.pruning.scheduled import ScheduledPruner
 from lilliput.registry import register_pruner
 
 _SHARE = 0.2  # of what is left goes in each round, if the rule does not say how many there are
 
 
-class LotteryRule(PruneRule, PatternKeys, ChannelKeys):
+class LotteryRule(SparsityRule):
     """How much to remove in all, and in how many rounds."""
 
     prune_iterations: Count | None = Field(
         None, description="Rounds; as many as it takes to remove 20 % of what is left in each."
     )
 
-    @model_validator(mode="after")
-    def _check_sparsity(self) -> LotteryRule:
-        if not self.exclude and self.sparsity is None and self.pattern_sparsity is None:
-            raise ValueError("'sparsity' is missing: a fraction in [0, 1) is expected.")
-        return self
-
     def settings(self) -> dict[str, Any]:
         """As in :meth:`Rule.settings`, with all that is asked for under the names of a schedule."""
-        final = self.pattern_sparsity if self.sparsity is None else self.sparsity
-        settings = super().settings() | {"prune_iterations": self.prune_iterations or rounds(final)}
+        number = self.prune_iterations or rounds(self.asked)
+        settings = super().settings() | {"prune_iterations": number}
         settings.pop("sparsity", None)
-        return settings if final is None else settings | {"final_sparsity": final}
+        return settings if self.asked is None else settings | {"final_sparsity": self.asked}
 
 
 def rounds(sparsity: float | None) -> int:
@@ -118,12 +113,8 @@ class LotteryTicketPruner(ScheduledPruner):
         rewind_epoch: int = 0,
         reset_weights: bool = True,
     ) -> None:
-        for name, value, least in (
-            ("epochs_per_round", epochs_per_round, 1),
-            ("rewind_epoch", rewind_epoch, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name}: received {value!r}, expected an integer from {least}.")
+        check_counts(1, epochs_per_round=epochs_per_round)
+        check_counts(0, rewind_epoch=rewind_epoch)
         self.epochs_per_round, self.rewind_epoch = epochs_per_round, rewind_epoch
         self.reset_weights = reset_weights
         self._others: list[Any] = []  # wrappers of all parameters, which are not attached
@@ -195,8 +186,9 @@ class LotteryTicketPruner(ScheduledPruner):
             held, value = wrapper.weight, values[wrapper.name]
             xp = namespace(held)
             xp.assign(held, value)
-            now = wrapper.weight
-            if xp.any(now != value) and not xp.any(xp.isnan(now)):
+            # As arrays: the model may have been moved to another device since.
+            now, wanted = xp.to_numpy(wrapper.weight), namespace(value).to_numpy(value)
+            if not ((now == wanted) | (wanted != wanted)).all():  # NaN differs from itself
                 raise UnsupportedModelError(
                     f"{wrapper.name!r} cannot be set back: it is divided among processes (FSDP) or "
                     "computed; give reset_weights=False, or use DistributedDataParallel."

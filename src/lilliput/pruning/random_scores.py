@@ -15,9 +15,9 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner
+from lilliput.pruning.criterion import check_counts
 from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
 from lilliput.registry import register_pruner
 
@@ -29,13 +29,6 @@ def random_scores(name: str, shape: tuple[int, ...], seed: int, like: Tensor) ->
     xp = namespace(like)
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return xp.from_numpy(generator.random(shape), like=xp.widen(xp.detach(like)))
-
-
-def checked_seed(seed: Any) -> int:
-    """Return a seed, or refuse it."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"seed: received {seed!r}, expected an integer from 0.")
-    return seed
 
 
 class RandomMasker(ScoreMasker):
@@ -51,7 +44,8 @@ class RandomMasker(ScoreMasker):
 
     def __init__(self, model: Any, pruner: Any, seed: int = 0) -> None:
         super().__init__(model, pruner)
-        self.seed = checked_seed(seed)
+        check_counts(0, seed=seed)
+        self.seed = seed
 
     def score(self, wrapper: Any) -> Tensor:
         """Return a random number for each weight."""
@@ -67,7 +61,8 @@ class RandomChannelMasker(ChannelMasker):
 
     def __init__(self, model: Any, pruner: Any, seed: int = 0) -> None:
         super().__init__(model, pruner)
-        self.seed = checked_seed(seed)
+        check_counts(0, seed=seed)
+        self.seed = seed
 
     def score(self, wrapper: Any) -> Tensor:
         """Return a random number for each channel."""

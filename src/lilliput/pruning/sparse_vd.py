@@ -43,7 +43,8 @@ from lilliput.config.select import Selection
 from lilliput.config.spec import Fraction, PruneRule
 from lilliput.errors import ConfigError, Problem
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.criterion import checked_epoch
+from lilliput.pruning.criterion import check_counts, checked_epoch
+from lilliput.pruning.learning import sigmoid
 from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
 from lilliput.registry import register_pruner
 
@@ -92,11 +93,11 @@ def divergence(alpha: Tensor) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> divergence(torch.tensor([-8.0, 0.0, 8.0]))
-    tensor([4.6359e+00, 4.3124e-01, 1.6835e-04])
+    >>> divergence(torch.tensor([-4.0, 0.0, 4.0]))
+    tensor([2.6342, 0.4312, 0.0093])
     """
     xp = namespace(alpha)
-    return K1 - K1 * _sigmoid(K2 + K3 * alpha) + 0.5 * xp.log(1 + xp.exp(-alpha))
+    return K1 - K1 * sigmoid(K2 + K3 * alpha) + 0.5 * xp.log(1 + xp.exp(-alpha))
 
 
 def divergence_gradient(alpha: Tensor) -> Tensor:
@@ -105,15 +106,11 @@ def divergence_gradient(alpha: Tensor) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> divergence_gradient(torch.tensor([-8.0, 0.0, 8.0]))
-    tensor([-4.9987e-01, -3.5913e-01, -1.6868e-04])
+    >>> divergence_gradient(torch.tensor([-4.0, 0.0, 4.0]))
+    tensor([-0.5065, -0.3591, -0.0094])
     """
-    share = _sigmoid(K2 + K3 * alpha)
-    return -K1 * K3 * share * (1 - share) - 0.5 * _sigmoid(-alpha)
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    return 0.5 * (1 + namespace(x).tanh(0.5 * x))  # does not overflow
+    share = sigmoid(K2 + K3 * alpha)
+    return -K1 * K3 * share * (1 - share) - 0.5 * sigmoid(-alpha)
 
 
 class SparseVDMasker(ScoreMasker):
@@ -257,12 +254,12 @@ class SparseVDPruner(OneShotPruner):
         training_examples: int = 0,
         warm_up_epochs: int = 5,
     ) -> None:
-        counts = (training_epochs, training_examples, warm_up_epochs)
-        names = ("training_epochs", "training_examples", "warm_up_epochs")
-        options = dict(zip(names, counts, strict=True))
-        for name, value in options.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ConfigError(f"{name}: received {value!r}, expected an integer from 0.")
+        options = {
+            "training_epochs": training_epochs,
+            "training_examples": training_examples,
+            "warm_up_epochs": warm_up_epochs,
+        }
+        check_counts(0, **options)
         if training_epochs and not training_examples:
             raise ConfigError(
                 "training_examples: received 0, expected how many examples an epoch has; the divergence "
