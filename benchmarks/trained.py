@@ -42,7 +42,7 @@ PEERS = {
 
 
 def lilliput_file(case: Case, path: Path) -> None:
-    quantizer = PTQQuantizer(copy.deepcopy(case.model), case.rules)
+    quantizer = PTQQuantizer(copy.deepcopy(case.model), case.rules, **case.options)
     quantizer.compress()
     if case.calibration:
         quantizer.calibrate(case.calibration, forward=call, progress=False)

@@ -30,15 +30,13 @@ from weights import lite, resnet50
 TESTED, CALIBRATED = 500, 160
 INT8 = [{"op_types": ["Conv2d", "Linear"]}]
 GROUPS = {"granularity": {"weight": "per_group"}, "group_size": 32}
+DYNAMIC = {"quant_bits": {"weight": 4, "input": 8}, "observer": "dynamic", **GROUPS}
 FOUR_BITS = [
-    {
-        "op_types": ["Linear"],
-        "quant_bits": {"weight": 4, "input": 8},
-        "observer": "dynamic",
-        **GROUPS,
-    },
+    {"op_types": ["Linear"], **DYNAMIC},
     # The inputs of these have single tokens that are much larger than all others.
     {"op_names": ["*.down_proj"], "quant_types": ["weight"], "quant_bits": 4, **GROUPS},
+    # The embedding as well, which has the same weights: most of what four bits lose is lost here.
+    {"op_names": ["*lm_head"], **DYNAMIC, "group_size": 16},
 ]
 
 
@@ -54,6 +52,7 @@ class Case:
     score: Callable[[Tensor, Tensor], float]  # (outputs, those of the float file)
     peer: str  # the function of onnxruntime.quantization that users would call
     rules: list[dict[str, Any]] = field(default_factory=lambda: INT8)
+    options: dict[str, Any] = field(default_factory=dict)  # of the quantizer
 
     lengths: tuple[int, ...] = ()  # of the sequences to be timed, where their length is open
     batches: tuple[int, ...] = (1,)  # how many examples are timed at a time
@@ -64,8 +63,10 @@ class Case:
 
     @property
     def open_axes(self) -> tuple[int, ...]:
-        """The axes whose size is open in a file."""
-        return (0, 1) if self.lengths else (0,)
+        """The axes whose size is open in the float file: those that are open in Lilliput's."""
+        if self.lengths:
+            return (0, 1)
+        return (0, 2, 3) if self.inputs[0].dim() == 4 else (0,)
 
     def timed(self) -> dict[str, tuple[Tensor, ...]]:
         """Return the examples whose latency is measured, by what to call them."""
@@ -187,6 +188,7 @@ def stories_case() -> Case:
         peer="MatMulNBitsQuantizer",
         lengths=(128, 16, 1),
         rules=FOUR_BITS,
+        options={"weights": "mse"},
     )
 
 

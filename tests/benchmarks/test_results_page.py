@@ -12,7 +12,11 @@ WRITE = "import results_page as p; print({}, end='')"
 
 @pytest.mark.parametrize(
     ("page", "expression"),
-    [("docs/results.md", "p.page()"), ("README.md", "p.readme(p.README.read_text())")],
+    [
+        ("docs/results.md", "p.page()"),
+        ("docs/papers.md", "__import__('papers.page').page.page()"),
+        ("README.md", "p.readme(p.README.read_text())"),
+    ],
 )
 def test_figures_are_those_of_the_benchmarks(page, expression):
     command = [sys.executable, "-c", WRITE.format(expression)]

@@ -11,6 +11,7 @@ import string
 from broken_recipes import into, typo
 
 MODEL = "tiny_cli:build"
+ACCURACY = ["--evaluate", "tiny_cli:accuracy"]
 RIGHT = {
     "run": ["recipe.yaml"],
     "prune": [MODEL, "--sparsity", "0.5", "--data", "tiny_cli:batches"],
@@ -19,6 +20,8 @@ RIGHT = {
     "export": [MODEL, "small.onnx", "--data", "tiny_cli:batches"],
     "inspect": [MODEL],
     "analyze": [MODEL, "--evaluate", "tiny_cli:accuracy"],
+    "auto": [MODEL, "--target", "macs=0.5", *("--data", "tiny_cli:batches"), *ACCURACY],
+    "repair": [MODEL, "rules.yaml", "--drop=0.1", *("--data", "tiny_cli:batches"), *ACCURACY],
     "benchmark": [MODEL, "--data", "tiny_cli:batches"],
     "compare": ["a.onnx", "b.onnx"],
     "report": ["folder"],
@@ -30,7 +33,7 @@ RIGHT = {
     "config schema": ["agp"],
     "config migrate": ["rules.yaml"],
 }
-WITH_SEED = ["run", "prune", "quantize", "speedup", "export", "analyze"]
+WITH_SEED = ["run", "auto", "repair", "prune", "quantize", "speedup", "export", "analyze"]
 NEEDS = [name for name, arguments in RIGHT.items() if arguments]
 
 MUTATIONS = []  # each with its fixes
@@ -72,7 +75,8 @@ def a_missing_argument(draw):
 
 @fixed_by("usage: lilliput ")
 def one_argument_too_many(draw):
-    name = draw.choice([x for x in RIGHT if x != "benchmark"])
+    takes_any_number = ("benchmark", "config migrate")
+    name = draw.choice([x for x in RIGHT if x not in takes_any_number])
     extra = ["one", "two", "three"]
     return line(name, *RIGHT[name], *extra), ["one", "two", "three"]
 
@@ -291,6 +295,21 @@ def a_bad_format(draw):
 @fixed_by("benchmark one at a time")
 def two_models(draw):
     return line("benchmark", MODEL, "tiny_cli:other"), ["tiny_cli:other"]
+
+
+@fixed_by("expected", "such as latency=0.5", "as in latency=0.5", "Did you mean")
+def a_goal_that_cannot_be_read(draw):
+    wrong = draw.choice(
+        ["latency", "latency=", "latency=fast", "macs=-1", "latncy=0.5", "bytes=1 apple"]
+    )
+    given = ["--data", "tiny_cli:batches", *ACCURACY]
+    return line("auto", MODEL, f"--target={wrong}", *given), [wrong.partition("=")[0]]
+
+
+@fixed_by("auto needs --data module:function and --evaluate module:function")
+def a_goal_without_functions(draw):
+    given = draw.choice([[], ACCURACY, ["--data", "tiny_cli:batches"]])
+    return line("auto", MODEL, "--target", "macs=0.5", *given), ["--evaluate"]
 
 
 @fixed_by("give --evaluate module:function")

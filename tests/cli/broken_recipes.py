@@ -397,6 +397,8 @@ def yaml_of(value):
     "cannot start any token",
     "not allowed here",
     "unexpected end of stream",
+    "write the keys out",
+    "write a plain value",
 )
 def bad_yaml(draw):
     lines = yaml_of(base(draw)).splitlines()

@@ -10,10 +10,12 @@ BOXES = re.compile("[\x1b\u2500-\u257f]")
 COMMANDS = [
     "demo",
     "run",
+    "auto",
     "prune",
     "quantize",
     "speedup",
     "export",
+    "repair",
     "inspect",
     "analyze",
     "benchmark",
@@ -113,7 +115,7 @@ def test_every_command_has_the_common_options(lilliput, name):
     ended = lilliput(*name.split(), "--help")
     assert ended.code == 0
     assert all(option in ended.out for option in ("--json", "--quiet", "--dry-run", "--traceback"))
-    works = name in ["run", "prune", "quantize", "speedup", "export", "analyze"]
+    works = name in ["run", "auto", "repair", "prune", "quantize", "speedup", "export", "analyze"]
     assert ("--resume" in ended.out, "--seed" in ended.out) == (works, works)
 
 

@@ -9,7 +9,7 @@ from page import PAGE, filled, in_the_example, shown_commands
 def test_every_command_is_on_the_page(lilliput):
     shown = {words[0] for words in shown_commands()}
     listed = re.findall(r"^  (\w+) +[A-Z]", lilliput().out.partition("Commands:")[2], re.MULTILINE)
-    assert len(listed) == 14 and shown >= set(listed)
+    assert len(listed) == 17 and shown >= set(listed)
     configs = {words[1] for words in shown_commands() if words[0] == "config"}
     assert configs == {"check", "explain", "schema", "migrate"}
 
@@ -49,6 +49,13 @@ def test_the_page_is_compared_without_what_a_processor_decides():
     )
     assert without_figures(here) == without_figures(elsewhere)
     assert without_figures(here) == ["file", "aonnx"]
+
+
+def test_the_page_lists_the_algorithms_of_today(lilliput):
+    listed = lilliput("list").out.split()
+    shown = PAGE.read_text(encoding="utf-8").split()
+    at = shown.index("agp", shown.index("lilliput", shown.index("Help"))) - listed.index("agp")
+    assert shown[at : at + len(listed)] == listed  # else: python tests/cli/page.py
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_quantize_speedup_and_export_are_recipes(lilliput, asked, place):
 
 def test_run_takes_a_folder_named_after_the_recipe_and_a_seed(lilliput, place, monkeypatch):
     import lilliput.recipes as recipes
-    from lilliput.report.receipt import Figures, Receipt
+    from lilliput.measure.receipt import Figures, Receipt
 
     found = {}
 
@@ -127,6 +127,42 @@ def test_masks_alone_are_said_to_be_masks(lilliput, place):
     assert "masks only" in text and "nothing is smaller or faster yet" in text
 
 
+def test_auto_writes_a_file_that_keeps_the_goal(lilliput, place):
+    pytest.importorskip("scipy")
+    pytest.importorskip("onnxscript")
+    words = ["auto", "tiny_cli:build", "--target", "macs=0.6", "--drop", "1", *COMMON, "--json"]
+    ended = lilliput(*words, "--epochs", "0", "-o", "small")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    after, before = found["receipt"]["after"], found["receipt"]["before"]
+    assert found["is_met"] and after["macs"] <= 0.6 * before["macs"]
+    assert (place / "small" / "model.onnx").is_file() and (
+        place / "small" / "report.html"
+    ).is_file()
+    again = lilliput(*words, "-o", "small")
+    assert again.code == 2 and "--resume" in again.err
+    planned = lilliput(*words, "--dry-run", "-o", "other")
+    assert json.loads(planned.out)["decisions"] == 5 and not (place / "other").exists()
+
+
+def test_auto_says_when_a_goal_cannot_be_met(lilliput, place):
+    pytest.importorskip("scipy")
+    pytest.importorskip("onnxscript")
+    ended = lilliput("auto", "tiny_cli:build", "--target", "macs=0.001", *COMMON)
+    assert ended.code == 1 and "cannot be met" in ended.err and "can be had" in ended.err
+
+
+def test_a_table_of_latencies_is_shown(lilliput, place):
+    from lilliput.search.latency import LatencyTable, Network, TimedLayer
+
+    timed = {"conv": TimedLayer(shape=[8, 4], kind="float", share=0.5)}
+    table = LatencyTable.open(place, "ONNX Runtime 1.31", "some processor", 2)
+    table.add("net", 12.5, Network(choice=[0], layers=timed, ratio=0.6))
+    ended = lilliput("benchmark", "--table", ".")
+    assert ended.code == 0 and "some processor" in ended.out and "12.5" in ended.out
+    assert lilliput("benchmark", "--table", "nowhere").code == 2
+
+
 def test_weights_become_a_compact_file_and_come_back(lilliput, place):
     import torch
     from safetensors.torch import load_file, save_file
@@ -148,3 +184,14 @@ def test_weights_become_a_compact_file_and_come_back(lilliput, place):
     ):
         ended = lilliput("compact", *words)
         assert ended.code == 2 and said in ended.err
+
+
+def test_repair_restores_what_a_config_list_takes(lilliput, place):
+    pytest.importorskip("scipy")
+    pytest.importorskip("onnxscript")
+    (place / "harsh.json").write_text('[{"op_types": ["Conv2d"], "sparsity": 0.75}]')
+    words = ["repair", "tiny_cli:build", "harsh.json", "--drop", "0", "--cost", "macs", *COMMON]
+    ended = lilliput(*words, "--trials", "4", "--json", "-o", "better")
+    assert ended.code == 0, ended.err
+    after, before = (json.loads(ended.out)["receipt"][side] for side in ("after", "before"))
+    assert after["metric"] >= before["metric"] and (place / "better" / "found.json").is_file()

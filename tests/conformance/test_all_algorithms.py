@@ -5,14 +5,19 @@ from functools import partial
 import pytest
 
 from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
+from lilliput.frameworks.torch.lab import loss_of
 from lilliput.testing import Subject, pruner_checks, quantizer_checks
-from lilliput.testing.labs.torch_lab import loss_of
 from lilliput.torch import (
     ActivationAPoZRankPruner,
     ActivationMeanRankPruner,
+    ADMMPruner,
     AGPPruner,
     L1NormPruner,
     LeastSquaresPruner,
+    LotteryTicketPruner,
+    MovementPruner,
+    RigLPruner,
+    SecondOrderPruner,
     SlimPruner,
     TaylorFOWeightPruner,
 )
@@ -28,6 +33,14 @@ def calibrated(cls, **kwargs):
     return make
 
 
+def after_a_round(model, rules, optimizer):
+    """Return a pruner whose only round of training is over."""
+    rules = [{"prune_iterations": 1, **rule} if isinstance(rule, dict) else rule for rule in rules]
+    pruner = LotteryTicketPruner(model, rules, optimizer)
+    pruner.update_epoch(1)
+    return pruner
+
+
 def followed(make):
     return lambda model, rules, optimizer: make(
         model, rules, optimizer, example_inputs=model.make_input()
@@ -35,9 +48,15 @@ def followed(make):
 
 
 MAKERS = {
+    "admm": lambda *given: ADMMPruner(*given, iterations=0),
     "apoz": calibrated(ActivationAPoZRankPruner),
     "least_squares": followed(calibrated(LeastSquaresPruner)),
+    "lottery_ticket": after_a_round,
     "mean_activation": calibrated(ActivationMeanRankPruner),
+    "movement": partial(MovementPruner, cool_down_beginning_step=3),
+    # Connections move in every second step.
+    "rigl": partial(RigLPruner, training_steps=100, update_every=2),
+    "second_order": calibrated(SecondOrderPruner),
     "taylorfo": calibrated(TaylorFOWeightPruner, loss=loss_of),
 }
 
@@ -50,7 +69,13 @@ FOLLOWED = {
 }
 
 # Settings for algorithms whose defaults do not prune at once, by registered name.
-SAME = {"lsq_plus"}  # all but one line is that of another one
+SAME = {"lamp", "lsq_plus", "random", "random_channels"}  # all but a line is another one's
+OWN = {
+    "check_determinism",
+    "check_exact_sparsity",
+    "check_masks",
+    "check_state_round_trip",
+}
 # What is due to the engine, and takes longest: checked by default on those that ask most of it.
 ENGINE = {
     "check_compile",
@@ -66,7 +91,9 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 
 def is_slow(name, check):
-    return name in SAME or (check in ENGINE and name not in THOROUGH)
+    if name in SAME:
+        return check not in OWN
+    return check in ENGINE and name not in THOROUGH
 
 
 def cases(names, checks):

@@ -20,15 +20,16 @@ RUN += ["docs/keras.md", "docs/migrating_from_tfmot.md", "docs/migrating_from_pr
 RUN += ["docs/migrating_from_torch_pruning.md", "docs/tutorial.md", "docs/index.md"]
 RUN += ["docs/receipt_and_report.md", "docs/recipes.md", "docs/training_libraries.md"]
 RUN += ["docs/channels_are_labels.md", "docs/several_inputs.md", "docs/pruning_without_training.md"]
-RUN += ["docs/distillation.md", "docs/targets.md", "docs/compact_files.md"]
+RUN += ["docs/distillation.md", "docs/targets.md", "docs/say_the_goal.md", "docs/compact_files.md"]
 # run with the slow tests
 LONG = ["docs/index.md", "docs/migrating_from_tfmot.md", "docs/sensitivity.md", "docs/recipes.md"]
-LONG += ["docs/keras.md", "docs/training_libraries.md"]
+LONG += ["docs/keras.md", "docs/training_libraries.md", "docs/say_the_goal.md"]
 BEGIN_AS = {"docs/index.md": "docs/tutorial.md"}  # uses what the other page defines at first
 TALKATIVE = {"docs/training_libraries.md"}  # other libraries warn here, of things of their own
 NEEDS = {
     "docs/keras.md": ("keras",),
     "docs/migrating_from_tfmot.md": ("keras",),
+    "docs/say_the_goal.md": ("scipy",),
     "docs/targets.md": ("openvino",),
     "docs/training_libraries.md": ("lightning", "transformers", "accelerate"),
 }

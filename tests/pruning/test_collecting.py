@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lilliput.errors import AlgorithmError, ConfigError, StageError
+from lilliput.frameworks.torch.lab import loss_of, sgd, train
 from lilliput.testing import TinyCNN
-from lilliput.testing.labs.torch_lab import loss_of, sgd, train
 from lilliput.torch import (
     ActivationAPoZRankPruner,
     ActivationMeanRankPruner,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lilliput.errors import ConfigError
+from lilliput.frameworks.torch.lab import sgd, train
 from lilliput.testing import TinyCNN
-from lilliput.testing.labs.torch_lab import sgd, train
 from lilliput.torch import AGPPruner, CompressionState, LinearPruner
 
 RULE = {"final_sparsity": 0.75, "end_epoch": 3}

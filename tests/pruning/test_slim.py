@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.frameworks.torch.lab import sgd, train
 from lilliput.testing import TinyCNN
-from lilliput.testing.labs.torch_lab import sgd, train
 from lilliput.torch import SlimPruner
 
 RULES = [{"total_sparsity": 0.5}]

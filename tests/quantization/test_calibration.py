@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from lilliput.errors import AlgorithmError, ConfigError, StageError, StateError
+from lilliput.frameworks.torch import lab as torch_lab
 from lilliput.quantization import calibration
-from lilliput.testing.labs import torch_lab
 from lilliput.testing.observe import Anatomy
 from lilliput.torch import PTQQuantizer, QATQuantizer, QuantType
 

@@ -7,9 +7,9 @@ from torch import nn
 
 from lilliput.compat.nni.classes.older_names import OlderNames
 from lilliput.errors import ConfigError
+from lilliput.frameworks.torch import lab as torch_lab
 from lilliput.ops.fakequant import fake_quantize
 from lilliput.quantization.dorefa import dorefa_gradient, dorefa_weight
-from lilliput.testing.labs import torch_lab
 from lilliput.testing.observe import Anatomy
 from lilliput.torch import DoReFaQuantizer, LevelPruner, QuantType
 

@@ -61,7 +61,7 @@ def test_a_layer_with_a_fixed_range_does_not_share_a_dynamic_one():
     [
         (
             {"op_types": ["Conv2d"], "quant_types": ["weight", "input"]},
-            "for inputs of Linear layers",
+            "for inputs of Linear, MultiheadAttention layers",
         ),
         (
             {"op_types": ["Linear"], "quant_types": ["weight", "output"]},

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lilliput.compat.nni.classes.older_names import OlderNames
+from lilliput.frameworks.torch import lab as torch_lab
 from lilliput.frameworks.wrapping import marking
-from lilliput.testing.labs import torch_lab
 from lilliput.testing.observe import Anatomy
 from lilliput.torch import LSQQuantizer, QATQuantizer, QuantType
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lilliput.errors import ConfigError
+from lilliput.errors import UnsupportedModelError
 from lilliput.recipes import load_run, run
 
 RECIPE = Path(__file__).parent / "project" / "dense.yaml"
@@ -66,7 +66,7 @@ def test_batch_norms_of_a_pruned_model_are_recalibrated(tmp_path, monkeypatch):
     _, _, mean, variance = model.get_layer("norm").get_weights()
     np.testing.assert_allclose(mean, seen.mean(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(variance, seen.var(0, ddof=1), rtol=1e-4)
-    with pytest.raises(ConfigError, match="reconstruct works on torch models only"):
+    with pytest.raises(UnsupportedModelError, match="reconstruct works on torch models only"):
         run(recipe("reconstruct"), tmp_path / "refused")
 
 

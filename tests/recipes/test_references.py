@@ -2,8 +2,9 @@
 
 import pytest
 
+from lilliput.calling import call
 from lilliput.errors import ConfigError
-from lilliput.recipes.references import call, resolve, resolve_function
+from lilliput.recipes.references import resolve, resolve_function
 
 
 @pytest.fixture

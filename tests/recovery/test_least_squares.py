@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from lilliput.recovery.least_squares import NormalEquations
+from lilliput.frameworks.torch.least_squares import NormalEquations
 
 
 def problem(groups=2, rows=40, inputs=3, outputs=4):

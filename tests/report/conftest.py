@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from lilliput.measure.receipt import Figures, Receipt
 from lilliput.report.document import (
     ChannelGroup,
     Curve,
@@ -13,7 +14,6 @@ from lilliput.report.document import (
     Report,
     TriedPoint,
 )
-from lilliput.report.receipt import Figures, Receipt
 
 HOSTILE = "<script>document.title='owned'</script>\"'&</script><!--"
 

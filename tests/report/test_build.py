@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from lilliput.errors import ConfigError
+from lilliput.measure.receipt import Figures, Receipt
 from lilliput.report.build import build_report
 from lilliput.report.document import Report
 from lilliput.report.quantization import quantization_report
-from lilliput.report.receipt import Figures, Receipt
 from lilliput.report.snapshot import snapshot
 from lilliput.torch import (
     L1NormPruner,

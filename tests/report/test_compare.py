@@ -1,8 +1,8 @@
 """Two reports as one."""
 
+from lilliput.measure.receipt import Figures, Receipt
 from lilliput.report.compare import compare_reports
 from lilliput.report.document import LayerRow, Report, TriedPoint
-from lilliput.report.receipt import Figures, Receipt
 
 
 def make(title, size, layers, **parts):

@@ -175,7 +175,7 @@ def test_kept_counts_what_was_cut_and_what_is_zero():
 
 def test_reading_a_report_imports_no_framework():
     code = (
-        "import sys; from lilliput.report.document import Report; import lilliput.report.receipt; "
+        "import sys; from lilliput.report.document import Report; import lilliput.measure.receipt; "
         "print([m for m in ('torch', 'keras', 'tensorflow', 'jinja2') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

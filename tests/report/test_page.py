@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from lilliput.measure.receipt import Figures, Receipt
 from lilliput.report.document import Report
 from lilliput.report.page import words
-from lilliput.report.receipt import Figures, Receipt
 
 ALL = ["receipt", "tried", "layers", "map", "sensitivity", "histograms", "groups"]
 ALL += ["recipe", "reproduce", "environment"]

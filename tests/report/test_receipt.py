@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lilliput.errors import StateError
-from lilliput.report.receipt import Figures, Receipt, take_receipt
+from lilliput.measure.receipt import Figures, Receipt, take_receipt
 
 BEFORE = Figures("model", "PyTorch", 1000, 990, 50_000, 4000, 2.0, 2.5, 50, 0.91)
 AFTER = Figures("small.onnx", "ONNX Runtime", 250, 240, 12_500, 1000, 0.5, 0.7, 50, 0.905)

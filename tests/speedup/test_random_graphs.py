@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from random_nets import build, specs
 
 from lilliput.errors import ConfigError, StageError
+from lilliput.frameworks.torch.build import build as build_plan
 from lilliput.frameworks.torch.capture import plain_copy
 from lilliput.frameworks.torch.wrapper import PrunerModuleWrapper
+from lilliput.graph.plan import Plan
 from lilliput.pruning.l1 import L1NormPruner
-from lilliput.speedup.build import build as build_plan
-from lilliput.speedup.result import Plan
 from lilliput.speedup.shrink import speedup
 
 PHASES = [x for x in Phase if x is not Phase.explain]  # which would take minutes

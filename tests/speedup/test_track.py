@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lilliput.errors import UnsupportedModelError
-from lilliput.speedup.track import describe
+from lilliput.frameworks.torch.track import describe
 from lilliput.torch import L1NormPruner, preflight, speedup
 
 NETWORK = """

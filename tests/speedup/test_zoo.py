@@ -8,7 +8,7 @@ import torch
 
 from lilliput.errors import LilliputError
 from lilliput.frameworks.torch.capture import as_inputs
-from lilliput.speedup.verify import relative_error, tensors_of
+from lilliput.frameworks.torch.verify import relative_error, tensors_of
 from lilliput.torch import L1NormPruner, speedup
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

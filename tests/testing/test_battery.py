@@ -8,6 +8,7 @@ import torch
 
 from lilliput.config.spec import PruneRule, QuantRule
 from lilliput.errors import AlgorithmError, ConfigError, LilliputError
+from lilliput.frameworks.torch.lab import SPECIMENS
 from lilliput.testing import (
     ConformanceError,
     Specimen,
@@ -18,7 +19,6 @@ from lilliput.testing import (
     pruner_checks,
     quantizer_checks,
 )
-from lilliput.testing.labs.torch_lab import SPECIMENS
 from lilliput.torch import (
     AGPPruner,
     LevelPruner,

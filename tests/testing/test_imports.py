@@ -59,12 +59,13 @@ def test_the_checks_know_no_framework():
 
 @pytest.mark.parametrize(("own", "other"), [("torch", "keras"), ("keras", "torch")])
 def test_a_lab_knows_no_other_framework(own, other):
-    paths = [*(Path(lilliput.testing.__file__).parent / "labs").glob(f"{own}_*.py")]
+    root = Path(lilliput.__file__).parent
+    paths = [*(root / "frameworks" / own).glob("lab*.py"), root / "testing" / f"{own}_checks.py"]
     assert len(paths) >= 3
     for path in paths:
         text = path.read_text(encoding="utf-8")
         assert not re.search(
-            rf"^ *(from|import) {other}\b|import {other}_|labs.{other}_", text, re.M
+            rf"^ *(from|import) {other}\b|frameworks.{other}|import {other}_", text, re.M
         )
 
 

@@ -126,7 +126,7 @@ class QuantizationScan:
         return {"bits": self.bits, "layers": rows, "file": file}
 
     def _measure(self, layer: str) -> dict[str, float]:
-        from lilliput.report.measure import run_evaluation
+        from lilliput.measure.timing import run_evaluation
         from lilliput.report.quantization import quantization_report
 
         quantizer = self.cls(self.model, [{"op_names": [layer], "quant_bits": self.bits}])

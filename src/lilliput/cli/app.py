@@ -10,6 +10,7 @@ from lilliput import __version__
 from lilliput.cli.commands import (
     algorithms,
     analyze,
+    auto,
     benchmark,
     compact,
     compare,
@@ -17,6 +18,7 @@ from lilliput.cli.commands import (
     demo,
     doctor,
     inspect,
+    repair,
     report,
     run,
     shortcuts,
@@ -46,7 +48,20 @@ def make_app(is_rich: bool = False) -> typer.Typer:
         add_completion=False,
     )
     app.callback()(_start)
-    for part in (demo, run, shortcuts, compact, inspect, analyze, benchmark, compare, report):
+    parts = (
+        demo,
+        run,
+        auto,
+        shortcuts,
+        repair,
+        compact,
+        inspect,
+        analyze,
+        benchmark,
+        compare,
+        report,
+    )
+    for part in parts:
         part.register(app)
     config.register(app, is_rich)
     algorithms.register(app)

@@ -285,7 +285,7 @@ def _check_events(events: Iterable[Any]) -> None:
         if tag.startswith("!") and tag != "!":
             _fail(f"{line}: put quotes around {tag!r}, YAML reads a bare ! as a tag")
         elif tag not in ("", "!", *_YAML_TAGS):
-            _fail(f"{line}: tag {tag.replace(_TAG, '!!')!r} is not allowed in a config")
+            _fail(f"{line}: tag {tag.replace(_TAG, '!!')!r} is not allowed, write a plain value")
 
 
 def _plain(value: Any) -> Any:

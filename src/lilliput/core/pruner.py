@@ -42,6 +42,8 @@ class Pruner(Compressor):
     # What the conformance battery may expect of the algorithm.
     exact_sparsity: ClassVar[bool] = True  # a rule's sparsity is met to the weight
     regrows: ClassVar[bool] = False  # pruned weights may come back
+    # Whether layers may compute with weights made by compute_weight(), while raw ones stay as trained.
+    computes_weights: bool = False
     _calc_mask: Call | None = None
     # What calc_masks says of all layers, while an author's calc_mask asks super() layer by layer.
     _shared: dict[Any, Any] | None = None
@@ -102,6 +104,33 @@ class Pruner(Compressor):
             answers.update(self.calc_masks(self.targets()))
         self._mark_done([wrapper])
         return answers.get(wrapper)
+
+    def compute_weight(self, wrapper: Any, weight: Any, mask: Any) -> Any:
+        """Return what a layer computes with while its wrapper has ``is_soft`` set.
+
+        Its raw weight is then trained as it is, also where the mask is zero; :meth:`harden` and
+        ``strip()`` write what is computed into it. Gradients are those of this function. It has to be
+        zero where the mask is, and may look at nothing but its arguments.
+
+        Parameters
+        ----------
+        wrapper : PrunerModuleWrapper
+            That of the layer, or of its copy in another model.
+        weight, mask : tensor
+            The raw weight, and its mask in the same dtype.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override compute_weight().")
+
+    def harden(self, wrappers: Sequence[Any] | None = None) -> None:
+        """Give the raw weights of soft layers the values that are computed, and keep their masks.
+
+        Parameters
+        ----------
+        wrappers : sequence, optional
+            Those of the layers, by default of all.
+        """
+        chosen = self.get_modules_wrapper() if wrappers is None else wrappers
+        self._backend.harden(chosen, self.optimizer)
 
     def update_mask(self) -> None:
         """Ask the algorithm for new masks, and put them all in force or none."""

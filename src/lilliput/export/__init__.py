@@ -1,7 +1,8 @@
 """Write compressed models as files that other runtimes execute."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lilliput.lazy import lazily_from
 
 if TYPE_CHECKING:
     from lilliput.export.onnx_file import export_onnx
@@ -19,10 +20,4 @@ _HOMES = {
     "export_openvino": "lilliput.export.targets.openvino",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazily_from(__name__, _HOMES)

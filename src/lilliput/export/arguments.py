@@ -29,3 +29,14 @@ def checked_path(path: Any, suffix: str) -> Path:
         what = "is a folder" if place.is_dir() else "lies in a folder that does not exist"
         raise ExportError(f"{place}: it {what}; give the path of a file.")
     return place
+
+
+def model_under(quantizer_or_model: Any) -> Any:
+    """Return the model that a compressor is at work on; anything else is returned as it is."""
+    model = getattr(quantizer_or_model, "bound_model", quantizer_or_model)
+    if model is not quantizer_or_model and not getattr(quantizer_or_model, "is_wrapped", False):
+        raise ExportError(
+            f"{type(quantizer_or_model).__name__} is not at work on a model; call compress() before "
+            "exporting, or give the model itself to export it without compression."
+        )
+    return model

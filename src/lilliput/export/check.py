@@ -29,10 +29,10 @@ from lilliput.export.run import (
     Agreement,
     Feeds,
     compare,
+    compare_tensor,
     has_openvino,
     require_onnxruntime,
     run,
-    sqnr,
 )
 from lilliput.export.sizes.other_sizes import OtherSizeError, OtherSizes, explain_fault
 from lilliput.export.steps import ONE_STEP, Step, aligned
@@ -227,17 +227,7 @@ class _Check:
                 step = step if held is None else held.step(found)
                 reals = found[name] if held is None else held.reals(found)
                 received = aligned(reals, expected, step)
-                worst = compare([name], [expected], [received], [step])
-                rows.append(
-                    {
-                        "layer": place.wrapper.name,
-                        "tensor": place.quant_type.value,
-                        "call": call,
-                        "sqnr": sqnr(expected, received),
-                        "max_error": worst.max_error,
-                        "lsb": worst.lsb,
-                    }
-                )
+                rows.append(compare_tensor(place, call, expected, received, step))
         return rows
 
     def _inside(self, runtime: str, names: Iterable[str]) -> Feeds:

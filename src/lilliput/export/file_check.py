@@ -14,7 +14,7 @@ import numpy as np
 
 from lilliput.errors import ExportError, StageError
 from lilliput.export.places import Array, Inputs, Simulation, to_array
-from lilliput.export.run import Agreement, compare, sqnr
+from lilliput.export.run import Agreement, compare, compare_tensor
 from lilliput.export.steps import ONE_STEP, Integers, Key, Step, compare_steps
 
 
@@ -105,17 +105,7 @@ class FileCheck(ABC):
             if call < len(results):
                 expected = to_array(results[call][position])
                 received = held.reals(found).reshape(expected.shape)
-                worst = compare([held.name], [expected], [received], [held.step(found)])
-                rows.append(
-                    {
-                        "layer": place.wrapper.name,
-                        "tensor": place.quant_type.value,
-                        "call": call,
-                        "sqnr": sqnr(expected, received),
-                        "max_error": worst.max_error,
-                        "lsb": worst.lsb,
-                    }
-                )
+                rows.append(compare_tensor(place, call, expected, received, held.step(found)))
         return rows
 
 

@@ -33,12 +33,12 @@ def read_kernels(path: str | Path, layers: list[Layer], graph: ir.Graph) -> None
     import onnx
 
     nodes = onnx.load(str(path), load_external_data=False).graph.node
-    owners = _owners(graph)
+    owners = owners_of(graph)
     kernels: dict[str, str] = {}
     for node in nodes:
-        names = {node.name, _plain(node.name)}
+        names = {node.name, plain_name(node.name)}
         if node.op_type in LAYERS:  # a convolution in blocks is named after what it returns
-            names |= {owners[x] for x in {_plain(node.name), *node.output} if x in owners}
+            names |= {owners[x] for x in {plain_name(node.name), *node.output} if x in owners}
         for name in names:
             known = kernels.get(name)
             if known is None or (known not in INTEGER_KERNELS and node.op_type in INTEGER_KERNELS):
@@ -52,7 +52,7 @@ def read_kernels(path: str | Path, layers: list[Layer], graph: ir.Graph) -> None
             layer.reason = _DEFAULT
 
 
-def _owners(graph: ir.Graph) -> dict[str, str]:
+def owners_of(graph: ir.Graph) -> dict[str, str]:
     """Return which layer makes a tensor, itself or with the activation that runtimes fuse into it."""
     found: dict[str, str] = {}
     for node in layers_of(graph):
@@ -65,6 +65,6 @@ def _owners(graph: ir.Graph) -> dict[str, str]:
     return found
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return a node's own name, without what fusions and changes of layout add to it."""
     return re.sub(r"(_token_\d+|_nchwc|/\w+Fusion/?)+$", "", name.removeprefix("fused "))

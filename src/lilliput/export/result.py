@@ -14,8 +14,11 @@ from lilliput.export.guard.cpu import Cpu
 from lilliput.export.layer import Layer
 from lilliput.export.run import Agreement
 from lilliput.export.summary import cpu_lines, headline, html_table, layer_table, summary_lines
+from lilliput.export.targets.executed import ExecutedFile, open_file
+from lilliput.export.targets.measured import MeasuredFile
 from lilliput.export.targets.table import target_for
-from lilliput.report.receipt import TIMED, Receipt, take_receipt
+from lilliput.measure.receipt import TIMED, Receipt, take_receipt
+from lilliput.measure.timing import how_to_measure_model, measure_opened
 
 
 @dataclass(frozen=True)
@@ -95,23 +98,22 @@ class ExportResult:
         Both are timed in the runtime of the file: the model as a file of its own, made from the same trace.
         Measured when it is first asked for, so that an export that nobody asks costs nothing.
         """
-        from lilliput.report.measure import measure, measure_all
-
         if self._source is None:
             raise StageError(
                 "this result came without its model; use measure() and take_receipt()."
             )
         model, inputs = self._source()
         names = ["float model", self.path.name]
+        given, file = (model, how_to_measure_model(model)), _opened(self.path)
         if self._write_float is None:
-            before, after = measure_all([model, self.path], inputs, names=names)
+            before, after = measure_opened([given, file], inputs, names)
         else:
             with TemporaryDirectory() as folder:
                 path = Path(folder, f"float{self.path.suffix}")
                 self._write_float(path)
-                timed, after = measure_all([path, self.path], inputs, names=names)
+                timed, after = measure_opened([_opened(path), file], inputs, names)
             before = replace(
-                measure(model, inputs, name=names[0], runs=0),
+                measure_opened([given], inputs, names, runs=0)[0],
                 **{name: getattr(timed, name) for name in TIMED},
             )
         known = {"parameters": before.parameters, "macs": before.macs}
@@ -177,3 +179,9 @@ class ExportResult:
     def _repr_html_(self) -> str:
         """Return a short table for notebooks."""
         return html_table(self)
+
+
+def _opened(path: Path) -> tuple[ExecutedFile, MeasuredFile]:
+    """Return a file in its runtime, and how it is measured."""
+    file = open_file(path)
+    return file, MeasuredFile(file)

@@ -14,6 +14,7 @@ import numpy as np
 from lilliput.errors import ExportError
 from lilliput.export.exact import with_float_lstms
 from lilliput.export.packed import Packed
+from lilliput.export.places import Place
 from lilliput.extras import require
 
 Array = np.ndarray[Any, Any]
@@ -63,6 +64,21 @@ class Agreement:
         return {**asdict(self), "sqnr": self.sqnr if math.isfinite(self.sqnr) else None}
 
 
+def compare_tensor(
+    place: Place, call: int, expected: Array, received: Array, step: Any
+) -> dict[str, Any]:
+    """Return how close one tensor of a file is to what a quantizer made of it in the simulation."""
+    worst = compare([place.name], [expected], [received], [step])
+    return {
+        "layer": place.wrapper.name,
+        "tensor": place.quant_type.value,
+        "call": call,
+        "sqnr": sqnr(expected, received),
+        "max_error": worst.max_error,
+        "lsb": worst.lsb,
+    }
+
+
 def sqnr(expected: Array, received: Array) -> float:
     """Return the signal to noise ratio in dB.
 
@@ -87,9 +103,9 @@ def _ratio(expected: Array, difference: Array) -> float:
 
 
 def _power(values: Array) -> float:
-    flat = np.asarray(values, np.float64).ravel()
     with np.errstate(all="ignore"):  # infinity and NaN are told by what comes of them
-        return float(flat @ flat)
+        # Not a scalar product: for one so short, BLAS keeps all its threads busy.
+        return float(np.square(values, dtype=np.float64).sum())
 
 
 def compare(

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
-from lilliput.export.cells import translations, whole_layers
+from lilliput.export.arguments import model_under
 from lilliput.export.places import (
     DOMAIN,
     Array,
@@ -37,6 +37,7 @@ from lilliput.frameworks.torch.capture import quiet
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.export import check_norms
 from lilliput.frameworks.torch.instrument import quantizers_in
+from lilliput.frameworks.torch.onnx_cells import translations, whole_layers
 from lilliput.frameworks.wrapping import marking, step_aside
 from lilliput.ops.qparams import QParams
 
@@ -97,12 +98,7 @@ class TorchSimulation(Simulation):
 
 def model_of(quantizer_or_model: Any) -> nn.Module:
     """Return the model to export, or say why it is none."""
-    model = getattr(quantizer_or_model, "bound_model", quantizer_or_model)
-    if model is not quantizer_or_model and not getattr(quantizer_or_model, "is_wrapped", False):
-        raise ExportError(
-            f"{type(quantizer_or_model).__name__} is not at work on a model; call compress() before "
-            "export_onnx(), or give the model itself to export it without compression."
-        )
+    model = model_under(quantizer_or_model)
     if not isinstance(model, nn.Module):
         raise ExportError(
             f"received {type(model).__name__}, expected a compressor or a torch.nn.Module."

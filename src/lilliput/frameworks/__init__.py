@@ -39,3 +39,13 @@ def backend_named(name: str) -> Backend:
     """Return the backend of a framework, importing it."""
     backend: Backend = import_module(f"lilliput.frameworks.{name}.backend").create()
     return backend
+
+
+def part_for(model: Any, name: str) -> Any:
+    """Return the module of a model's framework that does one thing: ``'shrink'``, ``'measure'``."""
+    return part_of(backend_of(model).name, name)
+
+
+def part_of(framework: str, name: str) -> Any:
+    """Return such a module by the name of the framework; both frameworks have those of a protocol."""
+    return import_module(f"lilliput.frameworks.{framework}.{name}")

@@ -94,6 +94,13 @@ class OwnAttributes:
             delattr(self, name)
         self.__dict__.update(attributes)
 
+    def keeps_raw(self, role: str = "weight") -> bool:
+        """Whether a pruner computes the layer's weight, and leaves the raw one as it is trained.
+
+        So as long as the algorithm has set ``is_soft`` on this wrapper.
+        """
+        return role == "weight" and bool(self.__dict__.get("is_soft", False))
+
     def is_reserved(self, name: str) -> bool:
         """Whether a name belongs to the engine."""
         return name.startswith("_") or name in self._fixed or hasattr(type(self), name)

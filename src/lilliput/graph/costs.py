@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +24,20 @@ def count_parameters(analysis: Analysis, removed: Flags) -> int:
 
 def count_macs(analysis: Analysis, removed: Flags) -> int:
     """Return the multiply-accumulates of convolutions, linear layers, products and recurrences."""
-    kept, walk, total = Kept(analysis, removed), analysis.walk, 0
+    return sum(macs_by_op(analysis, removed).values())
+
+
+def macs_by_op(
+    analysis: Analysis, removed: Flags, numbers: Collection[int] | None = None
+) -> dict[int, int]:
+    """Return the multiply-accumulates of each op by its number, of all or of some of them."""
+    kept, walk, found = Kept(analysis, removed), analysis.walk, {}
     for op in analysis.graph.ops:
-        formula = MACS.get(op.name)
+        formula = MACS.get(op.name) if numbers is None or op.number in numbers else None
         result = None if formula is None else walk.result(op)
         if formula is not None and result is not None:
-            total += formula(kept, walk.bind(op), result)
-    return total
+            found[op.number] = formula(kept, walk.bind(op), result)
+    return found
 
 
 def _conv(kept: Kept, a: SimpleNamespace, result: Value) -> int:

@@ -27,6 +27,7 @@ NAMES = (
     "fake_quantize",
     "first_true",
     "flatten",
+    "from_numpy",
     "gelu",
     "histogram",
     "is_certain",

@@ -61,6 +61,15 @@ def find_masks(masker: Any, pruner: Any, asked: Mapping[Any, float | None]) -> A
     due = [each for each in layout.pruned if _asks(each, sparsities)]
     scores = masker.unit_scores(due, wrappers)
 
+    removed = removed_units(pruner)
+    removed |= _choose(due, sparsities, scores, removed, layout.groups, masker.scores_compare)
+    return _answers(pruner, {**wrappers, **{w.name: w for w in pruner.companions()}}, removed)
+
+
+def removed_units(pruner: Any) -> Removed:
+    """Return which units of each group the masks of a pruner remove now."""
+    wrappers = {wrapper.name: wrapper for wrapper in pruner.get_modules_wrapper()}
+
     def alive(layer: LayerInfo) -> Flags:
         mask = wrappers[layer.name].weight_mask
         xp = namespace(mask)
@@ -68,9 +77,7 @@ def find_masks(masker: Any, pruner: Any, asked: Mapping[Any, float | None]) -> A
         flags: Flags = xp.to_numpy(xp.sum(rows, axis=1)) > 0
         return flags
 
-    removed = {each.group.name: each.removed(alive) for each in layout.pruned}
-    removed |= _choose(due, sparsities, scores, removed, layout.groups, masker.scores_compare)
-    return _answers(pruner, {**wrappers, **{w.name: w for w in pruner.companions()}}, removed)
+    return {each.group.name: each.removed(alive) for each in pruner.layout.pruned}
 
 
 def _asks(pruned: Pruned, sparsities: Mapping[str, float | None]) -> bool:

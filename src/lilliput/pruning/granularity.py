@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from lilliput.config.layer import LayerInfo
+from lilliput.config.select import Selection
+from lilliput.errors import Problem
 from lilliput.ops.masks import prune_count, prune_smallest
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.patterns import block_scores, expand_blocks, keep_n_of_m
@@ -38,11 +41,44 @@ def prune_pattern(
         most = xp.size(score) - xp.count_nonzero(pattern)
         ranked = xp.where(pattern == 0, score, math.inf)
         return prune_smallest(ranked, min(prune_count(xp.size(score), sparsity), most))
-    axes = (layer.out_axis, layer.in_axis)
-    score = xp.moveaxis(score, axes, (0, 1))
-    blocks = block_scores(score, granularity)
+    blocks = sum_blocks(score, granularity, layer)
     mask = prune_smallest(blocks, prune_count(xp.size(blocks), sparsity))
-    return xp.moveaxis(expand_blocks(mask, granularity, xp.shape(score)), (0, 1), axes)
+    return spread_blocks(mask, granularity, layer, xp.shape(score))
+
+
+def sum_blocks(score: Tensor, block: list[int], layer: LayerInfo) -> Tensor:
+    """Return the sum of scores in each block of outputs and inputs, wherever their axes are."""
+    axes = (layer.out_axis, layer.in_axis)
+    return block_scores(namespace(score).moveaxis(score, axes, (0, 1)), block)
+
+
+def spread_blocks(
+    blocks: Tensor, block: list[int], layer: LayerInfo, shape: Sequence[int]
+) -> Tensor:
+    """Return one entry per block as one per weight, in the shape of the layer's weight."""
+    axes = (layer.out_axis, layer.in_axis)
+    kernel = [n for i, n in enumerate(shape) if i not in [axis % len(shape) for axis in axes]]
+    shape = (*(shape[axis] for axis in axes), *kernel)
+    return namespace(blocks).moveaxis(expand_blocks(blocks, block, shape), (0, 1), axes)
+
+
+def find_patterns(selection: Selection, what: str) -> list[Problem]:
+    """Return the rules that ask for an N:M pattern, for algorithms that have no use for one."""
+    found = [
+        Problem(f"rule {decision.rule} → granularity", f"{what} has no use for an N:M pattern.")
+        for decision in selection.decisions
+        if decision.is_chosen and isinstance(decision.layer.config.get("granularity"), str)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def find_misfits(selection: Selection) -> list[Problem]:
+    """Return the layers that the pattern of their rule does not divide."""
+    return [
+        Problem(f"rule {decision.rule} → granularity", text)
+        for decision in selection.decisions
+        if decision.is_chosen and (text := find_misfit(decision.layer))
+    ]
 
 
 def find_misfit(layer: LayerInfo) -> str | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
 from lilliput.registry import register_pruner
@@ -38,8 +39,42 @@ class LevelPruner(OneShotPruner):
     model, config_list, optimizer
         See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``sparsity`` (per layer), or
         ``total_sparsity`` with ``max_sparsity_per_layer`` (ranked over all the rule's layers).
+    mode : {"normal", "balance"}
+        ``"balance"``: every block of a weight loses the same number of its smallest entries, the
+        nearest whole number to ``sparsity`` of a block.
+    balance_gran : list of int, optional
+        With ``"balance"``, the sizes of a block along the last dimensions of the weight, in the order
+        (outputs, inputs, kernel); along others it has size 1. ``[4]`` is 4 inputs of a row of ``Linear``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> pruner = LevelPruner(torch.nn.Linear(8, 2), [{"sparsity": 0.5}], mode="balance", balance_gran=[4])
+    >>> pruner.compress().weight.ne(0).view(2, 2, 4).sum(2)
+    tensor([[2, 2],
+            [2, 2]])
     """
 
     paper = "Han et al. 2015, Learning both weights and connections"
 
     masker_type = LevelMasker
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        *,
+        mode: str = "normal",
+        balance_gran: Any = None,
+        **criterion: Any,
+    ) -> None:
+        if mode not in ("normal", "balance"):
+            raise ConfigError(f"mode: received {mode!r}, expected 'normal' or 'balance'.")
+        if mode == "balance":
+            from lilliput.pruning.balance import balanced  # here: it needs NumPy
+
+            criterion["masker_type"] = balanced(balance_gran)
+        elif balance_gran is not None:
+            raise ConfigError("balance_gran goes with mode='balance', which is missing.")
+        super().__init__(model, config_list, optimizer, **criterion)

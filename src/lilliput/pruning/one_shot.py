@@ -27,7 +27,7 @@ from lilliput.errors import AlgorithmError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest, share_count
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.criterion import CriterionPruner
-from lilliput.pruning.granularity import find_misfit, prune_pattern
+from lilliput.pruning.granularity import find_misfits, prune_pattern
 
 log = logging.getLogger("lilliput")
 
@@ -99,18 +99,15 @@ class ScoreMasker(WeightMasker):
                 "check the weights of this layer."
             )
         mask = wrapper.weight_mask
-        if xp.count_nonzero(mask) < xp.size(mask):
+        is_held = not getattr(wrapper, "is_soft", False)  # else what is pruned may come back
+        if is_held and xp.count_nonzero(mask) < xp.size(mask):
             score = xp.where(mask == 0, -math.inf, score)
         return score
 
     @classmethod
     def find_problems(cls, selection: Selection) -> list[Problem]:
         """Return the layers that the pattern of their rule does not divide."""
-        return [
-            Problem(f"rule {decision.rule} → granularity", text)
-            for decision in selection.decisions
-            if decision.is_chosen and (text := find_misfit(decision.layer))
-        ]
+        return find_misfits(selection)
 
 
 class OneShotPruner(CriterionPruner):

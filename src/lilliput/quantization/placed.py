@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from lilliput.core.quantizer import Quantizer
 from lilliput.errors import StateError
+from lilliput.graph.placement import Layer, place
 from lilliput.ops.qparams import Grid
 from lilliput.quantization.grids import grid_for
-from lilliput.quantization.placement import Layer, place
 
 log = logging.getLogger("lilliput")
 

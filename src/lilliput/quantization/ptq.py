@@ -38,6 +38,7 @@ log = logging.getLogger("lilliput")
 
 _KEPT_ROWS = 1024
 _SHARES = tuple(0.95**i for i in range(1, 60))  # of the range of a weight, down to a twentieth
+_LOOKS = 4  # shares after which to see whether smaller ones can be better at all
 _PIECE = 1 << 15  # entries that stay in the cache while all shares are tried
 _NARROWEST = 64  # columns at a time: fewer are slow, whatever their length
 _ADAROUND = {
@@ -78,13 +79,28 @@ def _best_of(columns: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     low, high = xp.min_over(columns, 0), xp.max_over(columns, 0)
     scale, zero = fit(low, high, grid)
     smallest = _squared_error(columns, scale, zero, grid)
-    for share in _SHARES:
+    for i, share in enumerate(_SHARES):
         tried, shifted = fit(low * share, high * share, grid)
+        if i % _LOOKS == 0:
+            excess = _cut_off(columns, tried, shifted, grid) - smallest
+            if float(xp.min_over(excess, 0)) >= 0:
+                break  # nor is any smaller one better
         error = _squared_error(columns, tried, shifted, grid)
         is_better = error < smallest
         smallest = xp.where(is_better, error, smallest)
         scale, zero = xp.where(is_better, tried, scale), xp.where(is_better, shifted, zero)
     return scale, zero
+
+
+def _cut_off(columns: Tensor, scale: Tensor, zero: Tensor, grid: Grid) -> Tensor:
+    """Return what a column loses at least with this range or any smaller one: all that is outside of it.
+
+    Zero points are whole numbers, so that a smaller range may end up to a step further out.
+    """
+    xp = namespace(columns)
+    low, high = (grid.low - zero - 1) * scale, (grid.high - zero + 1) * scale
+    outside = xp.relu(low - columns) + xp.relu(columns - high)
+    return xp.mean_over(outside * outside, 0)
 
 
 def _squared_error(columns: Tensor, scale: Tensor, zero: Tensor, grid: Grid) -> Tensor:

@@ -84,7 +84,7 @@ class RangeQuantizer(PlacedQuantizer):
     example_inputs : optional
         What the model is called with: a tensor, a tuple or a dict. With it, activations are quantized
         where runtimes look for it, after norm and ReLU, and each tensor once; see
-        :mod:`~lilliput.quantization.placement`. Keras models that are Functional or Sequential do
+        :mod:`~lilliput.graph.placement`. Keras models that are Functional or Sequential do
         without: their graph is known.
     quant_start_step : int
         Steps to train before quantization begins; a rule may say otherwise.

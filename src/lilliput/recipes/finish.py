@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from lilliput.errors import ExportError, LilliputError, StageError, StateError
 from lilliput.recipes.checkpoint import inside, read_run
 from lilliput.recipes.fingerprints import canonical
+from lilliput.recipes.framework import export
 from lilliput.recipes.opening import make_original
 from lilliput.recipes.session import Session
 from lilliput.recipes.spec import ExportStep
 
 if TYPE_CHECKING:
-    from lilliput.report.receipt import Figures, Receipt
+    from lilliput.measure.receipt import Figures, Receipt
 
 RECEIPT, REPORT, COMPACT = "receipt.json", "report.html", "model.lil"
 _QUICK = 10.0  # seconds that making the original model once more may take
@@ -66,7 +67,7 @@ def stored_files(folder: Path) -> list[Path]:
 
 
 def _receipt(session: Session) -> Receipt:
-    from lilliput.report.receipt import Figures, take_receipt
+    from lilliput.measure.receipt import Figures, take_receipt
 
     log = session.log
     before, after = (Figures.from_dict(log[x]) for x in ("before", "after"))
@@ -96,8 +97,8 @@ def _about_simulation(session: Session) -> list[str]:
 
 def _timed_together(session: Session, before: Figures, after: Figures) -> list[Figures]:
     """Time the model as it was and what came out in turns: the machine may have changed meanwhile."""
+    from lilliput.measure.receipt import TIMED
     from lilliput.report.measure import measure_all
-    from lilliput.report.receipt import TIMED
 
     if _is_slow(session):
         untimed: dict[str, Any] = {"p50": None, "p95": None, "runs": 0, "readings": ()}
@@ -136,7 +137,7 @@ def _exported_alike(session: Session, original: Any, path: Path) -> Any:
     step = next(x for x in reversed(session.recipe.steps) if isinstance(x, ExportStep))
     try:
         session.framework.evaluation_mode(original)
-        session.framework.export(original, step.export, path, session.inputs, [], {"check": False})
+        export(session.framework, original, step.export, path, session.inputs, [], {"check": False})
     except LilliputError:
         return original  # the receipt then names two runtimes
     return path
@@ -185,8 +186,7 @@ def _quantization(session: Session) -> Any:
     if not samples or not session.compressors or session.entry.compressors[-1].verb != "quantize":
         return None
     try:
-        forward = getattr(session.framework, "forward", None)
-        return quantization_report(session.compressors[-1], samples, forward)
+        return quantization_report(session.compressors[-1], samples, session.framework.forward)
     except LilliputError as error:
         session.log["notes"].append(f"no report of the quantized tensors: {error}")
         return None

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lilliput.calling import call
 from lilliput.errors import ConfigError, Problem
-from lilliput.recipes.references import call, resolve_function
+from lilliput.recipes.references import resolve_function
 from lilliput.recipes.spec import (
     LOSSES,
     ORIGINAL,

@@ -110,6 +110,8 @@ def _explain(fault: Any) -> Fault:
         return Fault(place, f"is missing: {fields[str(place[-1])].description}")
     if kind == "verb":
         return Fault(place, _about_verbs(received))
+    if kind == "int_parsing_size":
+        return Fault(place, f"should be a valid integer of a usual size. Received: {received}.")
     text = str(fault["msg"]).removeprefix("Value error, ")
     text = text if text.endswith((".", "?")) else f"{text}."
     shown = "" if isinstance(received, Mapping) else f" Received: {_short(received)}."

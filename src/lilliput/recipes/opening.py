@@ -16,7 +16,7 @@ from lilliput.frameworks import backend_of
 from lilliput.recipes import fingerprints
 from lilliput.recipes.arguments import make_compressor
 from lilliput.recipes.checkpoint import Checkpoint, CompressorEntry, ModelEntry, inside
-from lilliput.recipes.framework import framework_named
+from lilliput.recipes.framework import loop_named, shrink_again
 from lilliput.recipes.functions import Functions, earlier_run
 from lilliput.recipes.needs import check_installed
 from lilliput.recipes.packing import unpack
@@ -71,7 +71,7 @@ def start(recipe: Recipe, folder: Path, functions: Functions, trust: bool = Fals
     if origin is None:
         session.model = make_model(functions.factory, recipe.seed)
         name: Any = backend_of(session.model).name
-        session.framework = framework_named(name)
+        session.framework = loop_named(name)
         session.entry = ModelEntry(
             framework=name, factory=recipe.model, folder=str(recipe.folder), seed=recipe.seed
         )
@@ -96,7 +96,7 @@ def resume(recipe: Recipe, folder: Path, functions: Functions, trust: bool = Fal
     }
     fingerprints.refuse_changes(held.made_from, now, folder)
     session = Session(recipe, folder, functions)
-    session.framework = framework_named(held.model.framework)
+    session.framework = loop_named(held.model.framework)
     origin = earlier_run(recipe)
     if origin is None:
         session.model = make_model(functions.factory, held.model.seed)
@@ -134,14 +134,14 @@ def build(
     trust : bool
         Whether code may be imported from wherever the checkpoint says.
     """
-    framework, entry = framework_named(held.model.framework), held.model
+    framework, entry = loop_named(held.model.framework), held.model
     if fresh is None:
         folders = factory_folders(entry, folder, trust)
         with importable([*folders, Path.cwd()]):
             fresh = make_model(resolve_function(entry.factory, "model", folders), entry.seed)
     model, compressors = fresh, []
     for name in entry.shrunk:
-        model = framework.shrink_again(model, inside(folder, name))
+        model = shrink_again(framework, model, inside(folder, name))
     inputs = _inputs(held, model)
     framework.evaluation_mode(model)
     for part in entry.compressors:
@@ -154,7 +154,7 @@ def load_states(
     held: Checkpoint, model: Any, compressors: list[Any], optimizer: Any = None
 ) -> None:
     """Put back what the model, the optimizer and the compressors have learned."""
-    framework = framework_named(held.model.framework)
+    framework = loop_named(held.model.framework)
     framework.load(model, _within(held.tensors, "model/"))
     if optimizer is not None:
         framework.load_optimizer(optimizer, unpack(held.optimizer, held.tensors))
@@ -169,7 +169,7 @@ def make_model(factory: Any, seed: int) -> Any:
     fingerprints.seed_python(seed_for(seed, "model"))
     for name in ("torch", "keras"):
         if name in sys.modules:
-            framework_named(name).seed(seed_for(seed, "model"))
+            loop_named(name).seed(seed_for(seed, "model"))
     return factory()
 
 
@@ -187,7 +187,7 @@ def make_original(session: Session) -> Any:
 def _take_result(session: Session, origin: Path, trust: bool) -> Checkpoint:
     """Let a session begin with the result of an earlier run."""
     held = _finished(origin)
-    session.framework = framework_named(held.model.framework)
+    session.framework = loop_named(held.model.framework)
     session.model, session.compressors = build(held, origin, trust=trust)
     load_states(held, session.model, session.compressors)
     session.entry = held.model
@@ -197,7 +197,7 @@ def _take_result(session: Session, origin: Path, trust: bool) -> Checkpoint:
 
 def _inputs(held: Checkpoint, model: Any) -> Any:
     """Return what the model of a checkpoint is called with."""
-    framework = framework_named(held.model.framework)
+    framework = loop_named(held.model.framework)
     return framework.place(unpack(held.inputs, held.tensors), model)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lilliput.errors import ConfigError, Problem, StageError
+from lilliput.frameworks.looping import Epoch
 from lilliput.recipes.arguments import make_compressor
 from lilliput.recipes.functions import find_functions
 from lilliput.recipes.load import load_recipe
@@ -174,7 +175,7 @@ def _time(session: Session) -> tuple[float | None, int | None, list[str]]:
     seconds = 0.0
     for _ in range(2):  # the first time is slower
         start = time.perf_counter()
-        session.framework.train(session.model, optimizer, [first], session.functions, None, 0, 1)
+        session.framework.train(Epoch(session.model, optimizer, [first], session.functions))
         seconds = time.perf_counter() - start
     return seconds, count, notes
 

@@ -19,8 +19,8 @@ from lilliput.recipes.show import Event, Progress, make_progress
 from lilliput.recipes.spec import Recipe
 
 if TYPE_CHECKING:
+    from lilliput.measure.receipt import Receipt
     from lilliput.recipes.session import Session
-    from lilliput.report.receipt import Receipt
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def run(
 
 def stored_result(folder: str | os.PathLike[str]) -> RunResult:
     """Return the result of a finished run from its folder."""
+    from lilliput.measure.receipt import Receipt
     from lilliput.recipes.finish import RECEIPT, REPORT, stored_files
-    from lilliput.report.receipt import Receipt
 
     place = Path(folder)
     receipt = Receipt.load(place / RECEIPT)

@@ -10,10 +10,10 @@ from typing import Any
 
 from lilliput.errors import ConfigError
 from lilliput.frameworks import backend_named
+from lilliput.frameworks.looping import Loop
 from lilliput.recipes import fingerprints
 from lilliput.recipes.arguments import make_compressor
 from lilliput.recipes.checkpoint import Checkpoint, CompressorEntry, ModelEntry
-from lilliput.recipes.framework import Framework
 from lilliput.recipes.functions import Functions
 from lilliput.recipes.packing import pack
 from lilliput.recipes.spec import Recipe, training_of
@@ -48,7 +48,7 @@ class Session:
         self.log: dict[str, Any] = {"points": [], "exports": [], "notes": []}
         self.done = 0
         self.is_finished = False
-        self.framework: Framework
+        self.framework: Loop
         self.entry: ModelEntry
         self.model: Any = None
         self.inputs: Any = None

@@ -9,7 +9,9 @@ from itertools import islice
 from typing import Any
 
 from lilliput.export.summary import cpu_lines
+from lilliput.frameworks.looping import Epoch
 from lilliput.recipes.checkpoint import CompressorEntry
+from lilliput.recipes.framework import export, recover, shrink
 from lilliput.recipes.session import Session
 from lilliput.recipes.spec import epochs_of
 from lilliput.recipes.teaching import make_distiller
@@ -67,7 +69,7 @@ def _epoch(session: Session, unit: Unit) -> None:
     batches = session.functions.batches(unit.epoch)
     parts = (session.model, session.optimizer, batches, session.functions, current)
     try:
-        session.framework.train(*parts, unit.epoch, epochs, distiller)
+        session.framework.train(Epoch(*parts, unit.epoch, epochs, distiller))
     finally:
         if distiller is not None:
             distiller.strip()
@@ -82,7 +84,7 @@ def _recover(session: Session, unit: Unit) -> None:
     samples = session.samples(step.batches)
     session.framework.evaluation_mode(session.model)
     teacher = make_original(session) if step.recover == "reconstruct" else None
-    session.framework.recover(session.model, samples, teacher)
+    recover(session.framework, session.model, samples, teacher)
 
 
 def _speedup(session: Session, unit: Unit) -> None:
@@ -92,7 +94,7 @@ def _speedup(session: Session, unit: Unit) -> None:
     shutil.rmtree(target, ignore_errors=True)  # what a killed run may have left
     session.framework.evaluation_mode(session.model)
     options = step.speedup.model_dump()
-    result = session.framework.speedup(session.model, session.inputs, options, target)
+    result = shrink(session.framework, session.model, session.inputs, options, target)
     session.model = result.model
     session.compressors = []
     session.entry = session.entry.model_copy(
@@ -107,8 +109,8 @@ def _export(session: Session, unit: Unit) -> None:
     samples = session.samples(_CALIBRATION)  # what calibration saw must not saturate
     session.seed(unit.index)
     path = session.folder / step.file
-    result = session.framework.export(
-        session.model, step.export, path, session.inputs, samples, step.options
+    result = export(
+        session.framework, session.model, step.export, path, session.inputs, samples, step.options
     )
     session.log["exports"].append({**result.to_dict(), "path": step.file})
     session.log["notes"] += cpu_lines(result)
@@ -152,7 +154,7 @@ def _measure(session: Session, unit: Unit) -> None:
 
 def evaluate(session: Session, model: Any) -> float:
     """Return the metric of a model or an executed file; the same one however often it is asked for."""
-    from lilliput.report.measure import run_evaluation
+    from lilliput.measure.timing import run_evaluation
 
     function: Any = session.functions.evaluate
     session.seed("evaluate")

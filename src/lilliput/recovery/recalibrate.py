@@ -3,128 +3,132 @@
 A batch norm normalizes by the mean and variance that its input had while the model was trained. Where
 channels before it were removed, its input has others; a few batches show which. With the original, only
 what pruning has changed is corrected; without it, the batches must be like those of the training.
+
+The statistics for a batch are written into each norm just before it normalizes that batch, so that it does
+what it does in training; those for all batches together are written at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor, nn
-
-from lilliput.frameworks.torch.batches import call
-from lilliput.frameworks.torch.statistics import Snapshot, sum_over_processes
-from lilliput.frameworks.torch.wrapper import QuantizerModuleWrapper
+from lilliput.frameworks import backend_of, part_for
 from lilliput.recovery.norms import Moments, Renewal, check_model, check_original, renew
 
-_Norm = nn.modules.batchnorm._BatchNorm
+Statistics = tuple[Any, Any]  # mean and variance of each channel, in float64
+Watched = tuple[str, Any, Callable[[Any], None]]  # a norm, its name, and who is shown its inputs
 
 
-@torch.no_grad()
+class Norms(Protocol):
+    """The module ``recalibrate`` of a framework: its batch norms, and what they are given."""
+
+    # Whether a copy of a model has other names, so that norms are paired by their order.
+    NAMES_MAY_DIFFER: bool
+
+    def norms_of(self, model: Any) -> dict[str, Any]:
+        """Return the batch norms of a model that have running statistics, by name."""
+
+    def statistics(self, norm: Any) -> Statistics:
+        """Return copies of the running statistics of a norm."""
+
+    def write(self, norm: Any, mean: Any, variance: Any) -> None:
+        """Give a norm other statistics."""
+
+    def epsilon(self, norm: Any) -> float:
+        """Return what a norm adds to the variance."""
+
+    def watching(
+        self, watched: Sequence[Watched], models: Sequence[Any]
+    ) -> AbstractContextManager[None]:
+        """Show the inputs of norms, one row per channel; models are in evaluation mode, without gradients."""
+
+    def over_processes(self, total: Any, squares: Any, count: int) -> tuple[Any, Any, int]:
+        """Return sums over all processes."""
+
+    def call(self, model: Any, batch: Any) -> Any:
+        """Call a model with a batch of a data loader."""
+
+
 def recalibrate(
-    model: nn.Module,
+    model: Any,
     batches: Iterable[Any],
-    forward: Callable[[nn.Module, Any], Any] | None = None,
+    forward: Callable[[Any, Any], Any] | None = None,
     *,
-    original: nn.Module | None = None,
+    original: Any = None,
 ) -> None:
     """Re-estimate the running statistics of all batch norms from a few batches.
 
     Use it after pruning a model that is not trained any further; a few hundred examples are enough.
     Every example counts the same, however they are batched. Norms see each batch as they do in
-    training; dropout is off, and all modes are restored.
+    training, also those that are frozen; dropout is off, and all modes are restored. Steps that a Keras
+    mask hides are left out.
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : torch.nn.Module or keras.Model
         A pruned model, masked or cut; changed in place.
     batches : iterable
         A data loader or a list, with batches of at least 16 or so. Without ``original`` they must be
         like those that the model was trained on, all classes included: a norm takes over what it sees.
     forward : callable, optional
-        ``forward(model, batch)``. By default a tensor or dict is what the model is called with, and
-        of a tuple ``(inputs, targets)`` the inputs.
-    original : torch.nn.Module, optional
+        ``forward(model, batch)``, which calls the model itself (``predict`` of Keras would compile it).
+        By default a tensor or dict is what the model is called with, and of a tuple
+        ``(inputs, targets)`` the inputs.
+    original : torch.nn.Module or keras.Model, optional
         The model before it was pruned. Each norm then puts out, in mean and variance, what it puts out
         there, on any batches. The model must still be a masked one: call it before ``speedup``.
 
     Examples
     --------
+    >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).eval()
     >>> recalibrate(model, [torch.randn(16, 2), torch.randn(16, 2)])
     """
-    norms = _norms_of(model)
-    quantizers = [m for m in model.modules() if isinstance(m, QuantizerModuleWrapper)]
-    check_model(model, norms, quantizers)
-    others = {} if original is None else _norms_of(original)
-    if original is not None:
-        check_original(original is model, _sizes(norms), _sizes(others))
-    renewals = {name: _renewal(name, norm, others.get(name)) for name, norm in norms.items()}
-    before = Snapshot(nn.ModuleList(norms.values()))
+    part: Norms = part_for(model, "recalibrate")
+    norms = part.norms_of(model)
+    check_model(model, norms, backend_of(model).quantizers_in(model))
+    others = {} if original is None else _norms_of_original(part, model, original, norms)
+    before = {name: part.statistics(norm) for name, norm in norms.items()}
+    renewals = {name: _renewal(part, name, x, others.get(name)) for name, x in norms.items()}
+    watched = [(name, norms[name], one.see) for name, one in renewals.items()]
+    watched += [(name, others[name], renewals[name].see_original) for name in others]
     models = [model] if original is None else [original, model]
-    watched = [(norms[name], one.see) for name, one in renewals.items()]
-    watched += [(others[name], one.see_original) for name, one in renewals.items() if others]
+
+    def summed(seen: Moments) -> Moments:
+        return Moments(seen.name, *part.over_processes(seen.total, seen.squares, seen.count))
+
     try:
-        with _watching(watched, models):
+        with part.watching(watched, models):
             for batch in batches:
                 for each in models:
-                    (forward or call)(each, batch)
-        renew(renewals.values(), _in_all_processes)
+                    (forward or part.call)(each, batch)
+        renew(renewals.values(), summed)
     except BaseException:
-        before.restore()
+        for name, held in before.items():
+            part.write(norms[name], *held)
         raise
 
 
-def _norms_of(model: nn.Module) -> dict[str, Any]:
-    named = [(name, m) for name, m in model.named_modules() if isinstance(m, _Norm)]
-    return {name: norm for name, norm in named if norm.running_mean is not None}
+def _norms_of_original(
+    part: Norms, model: Any, original: Any, norms: dict[str, Any]
+) -> dict[str, Any]:
+    others = part.norms_of(original)
+    if part.NAMES_MAY_DIFFER and len(others) == len(norms):
+        others = dict(zip(norms, others.values(), strict=True))
+    check_original(original is model, _sizes(part, norms), _sizes(part, others))
+    return others
 
 
-def _sizes(norms: dict[str, Any]) -> dict[str, int]:
-    return {name: len(norm.running_mean) for name, norm in norms.items()}
+def _sizes(part: Norms, norms: dict[str, Any]) -> dict[str, int]:
+    return {name: len(part.statistics(norm)[0]) for name, norm in norms.items()}
 
 
-def _renewal(name: str, norm: Any, other: Any) -> Renewal:
-    def write(mean: Tensor, variance: Tensor) -> None:
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(variance)
+def _renewal(part: Norms, name: str, norm: Any, other: Any) -> Renewal:
+    def write(mean: Any, variance: Any) -> None:
+        part.write(norm, mean, variance)
 
     if other is None:
         return Renewal(name, write)
-    return Renewal(
-        name, write, (other.running_mean.double(), other.running_var.double(), other.eps)
-    )
-
-
-def _in_all_processes(seen: Moments) -> Moments:
-    """Return the sums over all processes; each of them has seen every norm, or none has."""
-    if not seen.count:
-        return seen
-    number = seen.total.new_tensor([seen.count])
-    summed = sum_over_processes(torch.cat([seen.total, seen.squares, number]))
-    total, squares = summed[:-1].chunk(2)
-    return Moments(seen.name, total, squares, int(summed[-1]))
-
-
-@contextmanager
-def _watching(
-    watched: Sequence[tuple[Any, Callable[[Any], None]]], models: Sequence[nn.Module]
-) -> Iterator[None]:
-    """Show norms' inputs, one row per channel, to functions; all models are in eval mode."""
-    modes = {module: module.training for model in models for module in model.modules()}
-    handles = [norm.register_forward_pre_hook(_hook(see)) for norm, see in watched]
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, is_training in modes.items():
-            module.training = is_training
-
-
-def _hook(see: Callable[[Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    return lambda norm, args: see(args[0].detach().transpose(0, 1).flatten(1).double())
+    return Renewal(name, write, (*part.statistics(other), part.epsilon(other)))

@@ -15,6 +15,7 @@ from dataclasses import replace
 from difflib import unified_diff
 from typing import Any
 
+from lilliput.measure.receipt import Figures, Receipt
 from lilliput.report.document import (
     HistogramPair,
     LayerRow,
@@ -24,7 +25,6 @@ from lilliput.report.document import (
     read_receipt,
 )
 from lilliput.report.pairs import on_one_axis
-from lilliput.report.receipt import Figures, Receipt
 from lilliput.report.snapshot import WeightHistogram
 
 

@@ -224,7 +224,7 @@ class Report(_Data):
 
 def read_receipt(data: Any) -> Any:
     """Return the receipt of a report as an object, or raise ValueError."""
-    from lilliput.report.receipt import Receipt
+    from lilliput.measure.receipt import Receipt
 
     try:
         receipt = Receipt.from_dict(data)

@@ -9,39 +9,19 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from lilliput.errors import ConfigError
 from lilliput.export.targets.executed import ExecutedFile, open_file
-from lilliput.frameworks import backend_of
-from lilliput.report.latency import readings_of
-from lilliput.report.receipt import Figures
-
-_WARM_UP = 3
-_SECONDS = 2.0  # the most that timing one model may take, unless a few calls take longer
-_FEWEST = 5
-
-
-class Measured(Protocol):
-    """How a framework's models are counted and called."""
-
-    def counts(self, model: Any, inputs: Any) -> dict[str, Any]:
-        """Return parameters, nonzeros, macs and bytes."""
-
-    def caller(self, model: Any, inputs: Any) -> Callable[[], Any]:
-        """Return a function that runs the model once on the inputs, in evaluation mode."""
-
-    def runtime(self) -> str:
-        """Return the name of the framework and its threads."""
-
-    def batch(self, model: Any, inputs: Any) -> int:
-        """Return how many examples the inputs hold."""
+from lilliput.export.targets.measured import MeasuredFile
+from lilliput.measure.receipt import Figures
+from lilliput.measure.timing import (
+    Measured,
+    how_to_measure_model,
+    measure_opened,
+    run_evaluation,
+)
 
 
 def measure(
@@ -89,76 +69,20 @@ def measure_all(
 ) -> list[Figures]:
     """Measure several models or files; their calls take turns, so that all meet the same machine."""
     opened = [open_file(x) if isinstance(x, (str, os.PathLike)) else x for x in models]
-    kinds = [how_to_measure(x) for x in opened]
-    calls = [kind.caller(x, inputs) for kind, x in zip(kinds, opened, strict=True)]
-    times = time_calls(calls, runs)
-    found = []
-    for i, (model, kind) in enumerate(zip(opened, kinds, strict=True)):
-        fallback = model.path.name if isinstance(model, ExecutedFile) else type(model).__name__
-        title = (names[i] if names else "") or fallback
-        runtime = f"{kind.runtime()}, batch {kind.batch(model, inputs)}"
-        figures = figures_of(title, runtime, kind.counts(model, inputs), times[i])
-        if evaluate is not None:
-            figures = replace(figures, metric=run_evaluation(evaluate, model))
-        found.append(figures)
-    return found
+    titles = [(names[i] if names else "") or _title(x) for i, x in enumerate(opened)]
+    found = measure_opened([(x, how_to_measure(x)) for x in opened], inputs, titles, runs)
+    if evaluate is None:
+        return found
+    pairs = zip(opened, found, strict=True)
+    return [replace(figures, metric=run_evaluation(evaluate, model)) for model, figures in pairs]
 
 
-def figures_of(
-    name: str, runtime: str, counts: Mapping[str, Any], times: Sequence[float]
-) -> Figures:
-    """Return counts and timings together."""
-    p50, p95 = (float(x) for x in np.percentile(times, (50, 95))) if times else (None, None)
-    return Figures(
-        *(name, runtime), **counts, p50=p50, p95=p95, runs=len(times), readings=readings_of(times)
-    )
-
-
-def run_evaluation(evaluate: Callable[[Any], float], model: Any) -> float:
-    """Return the metric as a float, or say what the function gave instead."""
-    value = evaluate(model)
-    try:
-        return float(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"evaluate(model) returned {type(value).__name__}, expected one number, higher being better."
-        ) from error
-
-
-def time_calls(
-    calls: Sequence[Callable[[], Any]], runs: int, seconds: float = _SECONDS
-) -> list[list[float]]:
-    """Return milliseconds of each call; the calls take turns.
-
-    It ends after ``seconds`` per call, but not before a few were made.
-
-    Examples
-    --------
-    >>> [len(times) for times in time_calls([lambda: 1, lambda: 2], runs=4)]
-    [4, 4]
-    """
-    times: list[list[float]] = [[] for _ in calls]
-    if runs < 1:
-        return times
-    for call in calls:
-        for _ in range(_WARM_UP):
-            call()
-    end = time.perf_counter() + seconds * len(calls)
-    for done in range(runs):
-        if done >= _FEWEST and time.perf_counter() > end:
-            break
-        for call, own in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            call()
-            own.append((time.perf_counter() - start) * 1000)
-    return times
+def _title(model: Any) -> str:
+    return model.path.name if isinstance(model, ExecutedFile) else type(model).__name__
 
 
 def how_to_measure(model: Any) -> Measured:
     """Return how a model or an opened file is counted and called."""
     if isinstance(model, ExecutedFile):
-        found: Measured = import_module("lilliput.report.measure_file").MeasuredFile(model)
-    else:
-        framework = backend_of(model).name
-        found = import_module(f"lilliput.frameworks.{framework}.measure").measured
-    return found
+        return MeasuredFile(model)
+    return how_to_measure_model(model)

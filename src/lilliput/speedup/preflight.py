@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import nn
 
-from lilliput.frameworks.torch.capture import plain_copy
-from lilliput.frameworks.torch.dead import zeros_in
-from lilliput.frameworks.torch.graph import graph_of
-from lilliput.graph.collect import find_groups
+from lilliput.frameworks import part_for
+from lilliput.frameworks.shrinking import Shrinking
 from lilliput.graph.dead import find_dead
 from lilliput.graph.groups import ChannelGroups, count, name_of, pinned_notes
 from lilliput.graph.labels import Flags
+from lilliput.speedup.channels import channel_groups
 from lilliput.tables import html_table
 
 
@@ -73,8 +71,16 @@ class Preflight:
         return [(g.size, int(self.masked[g.name].sum()), name_of(g)) for g in self.groups]
 
 
-def preflight(model: nn.Module, example_inputs: Any) -> Preflight:
+def preflight(model: Any, example_inputs: Any = None) -> Preflight:
     """Report what can be removed from a model, what cannot and why; the model is only read.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or keras.Model
+        A model, with or without a pruner on it; a Keras model has to be built.
+    example_inputs : tensor, tuple, dict or structure of arrays
+        What the model is called with. A Keras model needs it only if it is a subclassed one, or where its
+        inputs leave sizes open.
 
     Examples
     --------
@@ -90,10 +96,9 @@ def preflight(model: nn.Module, example_inputs: Any) -> Preflight:
     stays, and why:
       2.weight: they are the model's output
     """
-    plain = plain_copy(model)
-    groups = find_groups(graph_of(plain, example_inputs))
-    masked = find_dead(groups, zeros_in(dict(plain.named_parameters(remove_duplicate=False))))
-    return Preflight(groups, masked)
+    groups = channel_groups(model, example_inputs)
+    part: Shrinking = part_for(model, "shrink")
+    return Preflight(groups, find_dead(groups, part.zeros_of(model)))
 
 
 def _share(count: Any, removed: dict[str, Flags]) -> str:

@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from torch import nn
-
-from lilliput.frameworks.torch.attributes import Attributes
 from lilliput.graph.cuts import Cut
 from lilliput.graph.groups import count
-from lilliput.report.receipt import Receipt
+from lilliput.graph.plan import TIED, Kind, Plan
+from lilliput.measure.receipt import Receipt
 from lilliput.tables import html_table
 
-Kind = Literal["module", "mixed", "graph"]
-
-TIED = (
-    "takes inputs of the example's sizes only, the batch included: what was captured depends on them; "
-    "give example inputs of the sizes that it will be used with"
-)
 _MOST_WIDTHS = 6  # in one line
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """Everything needed to shrink a fresh copy of the same model in the same way.
-
-    Parameters
-    ----------
-    cuts : tuple of Cut
-        Which indices of which tensors stay.
-    attributes : dict
-        Sizes that modules remember, by module path and name.
-    graphs : tuple of str
-        Paths of modules that run as captured graphs; an empty path is the whole model.
-    any_size : bool
-        Whether these graphs take other batches than that of the example inputs.
-    """
-
-    cuts: tuple[Cut, ...]
-    attributes: Attributes
-    graphs: tuple[str, ...] = ()
-    any_size: bool = False
-
-    def __repr__(self) -> str:
-        return f"Plan({self.kind}, {len(self.cuts)} cuts, {len(self.attributes)} attributes)"
-
-    @property
-    def kind(self) -> Kind:
-        """``module``: the user's own; ``mixed``: parts of it are graphs; ``graph``: all of it is."""
-        if not self.graphs:
-            return "module"
-        return "graph" if "" in self.graphs else "mixed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +23,21 @@ class SpeedupResult:
 
     Attributes
     ----------
-    model : torch.nn.Module
-        The shrunk model: the one that was given, changed in place, unless ``kind`` is ``'graph'``.
+    model : torch.nn.Module or keras.Model
+        The shrunk model: the one that was given, changed in place, unless ``inplace`` was False, ``kind``
+        is ``'graph'``, or a Keras model is of a class that is made by code of its own.
     kind : str
-        ``'module'``, ``'mixed'`` (some submodules run as captured graphs) or ``'graph'``.
+        ``'module'``, ``'mixed'`` (some submodules run as captured graphs) or ``'graph'``; a Keras model
+        is always one of layers, ``'module'``.
+    plan : Plan
+        How to shrink a model of the same class in the same way.
+    cuts : tuple of Cut
+        Which indices of which tensors stayed.
     error : float
         Largest relative difference to the masked model's output, in double precision if possible.
     parameters, macs : tuple of int
-        Trained weights, and multiplications of one call on the example inputs; before and after.
+        Trained weights, and multiplications of one call on the example inputs (of a batch of one if
+        there are none); before and after.
     removed : dict
         Per group: units removed and units there were.
     remembered : dict
@@ -76,10 +45,11 @@ class SpeedupResult:
     notes : tuple of str
         What a reader should know.
     receipt : Receipt
-        Before → after, with the time that both take here.
+        Before → after, with the time that both take here; that of a Keras model is measured when it is
+        first asked for.
     """
 
-    model: nn.Module
+    model: Any
     plan: Plan
     error: float
     parameters: tuple[int, int]
@@ -90,12 +60,22 @@ class SpeedupResult:
     notes: tuple[str, ...]
     source: dict[str, list[int]]  # names and shapes of the tensors there were
     example_inputs: Any
-    receipt: Receipt
+    take_receipt: Callable[[], Receipt]
 
     @property
     def kind(self) -> Kind:
         """How the model runs."""
         return self.plan.kind
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """Which indices of which tensors stayed."""
+        return self.plan.cuts
+
+    @cached_property
+    def receipt(self) -> Receipt:
+        """Before → after, with the time that both take here."""
+        return self.take_receipt()
 
     def save(self, folder: str | Path, *, compact: bool = False) -> None:
         """Write the model as it is now into a folder, for :func:`lilliput.torch.load`.
@@ -131,10 +111,11 @@ class SpeedupResult:
         }
         gone, units = (sum(pair[i] for pair in self.removed.values()) for i in (0, 1))
         groups = count(len(self.removed), "channel group")
+        inputs = "a batch of one" if self.example_inputs is None else "the example inputs"
         rows = [
             ("removed", f"{gone:,} of {units:,} units in {groups}"),
             ("parameters", _arrow(self.parameters)),
-            ("MACs", f"{_arrow(self.macs)} for the example inputs"),
+            ("MACs", f"{_arrow(self.macs)} for {inputs}"),
             ("runs as", words[self.kind]),
             ("checked", f"equal to the masked model (relative error {self.error:.0e})"),
         ]
@@ -143,33 +124,6 @@ class SpeedupResult:
             more = [f"{len(widths) - _MOST_WIDTHS} more"] if len(widths) > _MOST_WIDTHS else []
             rows.append(("widths", ", ".join([*widths[:_MOST_WIDTHS], *more])))
         return rows
-
-
-def make_receipt(
-    plain: nn.Module, shrunk: nn.Module, inputs: Any, macs: tuple[int, int], error: float
-) -> Receipt:
-    """Time the model before and after, for a moment, and put that beside the counts."""
-    from lilliput.frameworks.torch.capture import fresh, shared_copy
-    from lilliput.frameworks.torch.discover import unwrapped
-    from lilliput.frameworks.torch.measure import count_stored, measured
-    from lilliput.report.measure import figures_of, time_calls
-
-    # Copies: code may count its calls, or write to its inputs.
-    models, inputs = (plain, shared_copy(unwrapped(shrunk))), fresh(inputs)
-    batch = measured.batch(plain, inputs)
-    times = time_calls([measured.caller(model, inputs) for model in models], runs=20, seconds=0.1)
-    before, after = (
-        figures_of(
-            name,
-            f"{measured.runtime()}, batch {batch}",
-            {**count_stored(models[i]), "macs": macs[i] // batch},
-            times[i],
-        )
-        for i, name in enumerate(("before", "after"))
-    )
-    return Receipt(
-        before, after, max_difference=error, difference_to="the masked model, of its largest"
-    )
 
 
 def _arrow(pair: tuple[int, int]) -> str:

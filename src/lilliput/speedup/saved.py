@@ -8,30 +8,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from pydantic import JsonValue, ValidationError
-from torch import Tensor, nn
 
 from lilliput.compact.format import encode
-from lilliput.compact.saving import has_plan, read_weights, without_negative_zeros
+from lilliput.compact.saving import (
+    has_plan,
+    parse_safetensors,
+    read_weights,
+    to_safetensors,
+    without_negative_zeros,
+)
 from lilliput.compact.saving import load as load_weights
-from lilliput.compact.tensors import Stored
+from lilliput.compact.tensors import DTYPES
 from lilliput.errors import StateError
 from lilliput.files import make_folder, write_atomically
-from lilliput.frameworks.torch.capture import Call, as_inputs, plain_copy
-from lilliput.frameworks.torch.cutting import shapes_of
-from lilliput.frameworks.torch.files import dump_tensors, from_bits, parse_tensors, to_bits
-from lilliput.frameworks.torch.sidecar import Sidecar
+from lilliput.frameworks import backend_of, part_for
+from lilliput.frameworks.shrinking import Replay
 from lilliput.graph.cuts import Cut
-from lilliput.speedup.build import build, build_in_place, capture_parts
-from lilliput.speedup.plan_checks import (
-    check_attributes,
-    check_cuts,
-    check_layers,
-    check_run,
-    compare_shapes,
-)
-from lilliput.speedup.result import Plan
+from lilliput.graph.plan import Plan
 from lilliput.store import (
     NAME,
     ModelFile,
@@ -72,12 +66,13 @@ class _Document(Strict):
 
 
 def save_shrunk(
-    model: nn.Module, plan: Plan, source: dict[str, list[int]], inputs: Any, folder: str | Path
+    model: Any, plan: Plan, source: dict[str, list[int]], inputs: Any, folder: str | Path
 ) -> None:
     """Write a shrunk model; the JSON comes last, so a crash leaves the old folder or the new one."""
-    data = dump_tensors(_state_of(model))
+    part: Replay = part_for(model, "replay")
+    data = backend_of(model).dump_tensors(part.saved_tensors(model))
     file = file_of(ModelFile, data)
-    text = _document(plan, source, inputs, file).model_dump_json(indent=1)
+    text = _document(model, plan, source, inputs, file).model_dump_json(indent=1)
     target = Path(folder)
     has_earlier = (target / NAME).exists()
     earlier = read_document(target, _Document, _WHAT).tensors if has_earlier else None
@@ -87,27 +82,17 @@ def save_shrunk(
 
 
 def save_shrunk_compact(
-    model: nn.Module, plan: Plan, source: dict[str, list[int]], inputs: Any, path: str | Path
+    model: Any, plan: Plan, source: dict[str, list[int]], inputs: Any, path: str | Path
 ) -> None:
     """Write a shrunk model as one compact file, with the plan in it."""
-    tensors = {name: Stored(*to_bits(tensor)) for name, tensor in _state_of(model).items()}
-    note = _document(plan, source, inputs, None).model_dump_json(exclude={"tensors"})
-    write_atomically(path, encode(without_negative_zeros(tensors), note))
-
-
-def _state_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a model; refuse one under a compressor."""
-    if any(isinstance(module, Sidecar) for module in model.modules()):
-        raise StateError("the shrunk model is under a compressor again; strip() it before saving.")
-    state = model.state_dict()
-    for name, value in state.items():
-        if not isinstance(value, Tensor):
-            raise StateError(f"{name!r} in the state dict is not a tensor; it cannot be saved.")
-    return state
+    part: Replay = part_for(model, "replay")
+    data = backend_of(model).dump_tensors(part.saved_tensors(model))
+    note = _document(model, plan, source, inputs, None).model_dump_json(exclude={"tensors"})
+    write_atomically(path, encode(without_negative_zeros(parse_safetensors(data)), note))
 
 
 def _document(
-    plan: Plan, source: dict[str, list[int]], inputs: Any, tensors: ModelFile | None
+    model: Any, plan: Plan, source: dict[str, list[int]], inputs: Any, tensors: ModelFile | None
 ) -> _Document:
     """Return how a model was shrunk, as data."""
     return _Document(
@@ -126,20 +111,20 @@ def _document(
         ],
         graphs=list(plan.graphs),
         any_size=plan.any_size,
-        inputs=_describe(inputs, is_needed=bool(plan.graphs)),
+        inputs=_describe(model, inputs, is_needed=bool(plan.graphs)),
         tensors=tensors,
     )
 
 
-def load(model: nn.Module, folder: str | Path) -> nn.Module:
+def load(model: Any, folder: str | Path) -> Any:
     """Load the weights of a file, or shrink a model as the saved one was and load its weights.
 
-    The model is changed in place and returned; one that was saved as a captured graph is returned as
-    a new module. If anything does not fit, the model stays as it was.
+    The model is changed in place and returned, as by :func:`speedup`; one that was saved as a captured
+    graph is returned as a new module. If anything does not fit, the model stays as it was.
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : torch.nn.Module or keras.Model
         A model of the same class and sizes as the one that was shrunk; its weights do not matter.
     folder : str or path
         What :meth:`SpeedupResult.save` wrote, or a file that :func:`save` wrote.
@@ -158,78 +143,62 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     True
     """
     target = Path(folder)
-    found = _read_file(model, target) if target.is_file() else _read_folder(target)
+    found = _read_file(model, target) if target.is_file() else _read_folder(model, target)
     if found is None:
-        return load_weights(model, target)  # type: ignore[no-any-return]
-    document, weights = found
-    if any(isinstance(module, Sidecar) for module in model.modules()):
-        raise StateError("the model is under a compressor; strip() it before loading.")
-    plain = plain_copy(model)
-    compare_shapes(document.source, shapes_of(plain), target)
-    check_cuts(document.cuts, document.source, target)
-    check_attributes(document.attributes, model, target)
-    plan = Plan(
-        tuple(Cut(c.tensor, c.dim, np.asarray(c.keep, np.int64)) for c in document.cuts),
-        {
-            (a.module, a.name): tuple(a.value)
-            if a.is_tuple and isinstance(a.value, list)
-            else a.value
-            for a in document.attributes
-        },
-        tuple(document.graphs),
-        document.any_size,
-    )
-    inputs = None if document.inputs is None else _restore(document.inputs)
+        return load_weights(model, target)
+    document, tensors = found
+    part: Replay = part_for(model, "replay")
+    inputs = None if document.inputs is None else _restore(model, document.inputs)
+    plan = _read_plan(document, target)
+    return part.replay(model, plan, document.source, tensors, inputs, target)
+
+
+def _read_plan(document: _Document, folder: Path) -> Plan:
     try:
-        trial = build(plain, plan, inputs)
-        trial.load_state_dict(weights)
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise StateError(f"{target}: the plan does not fit this model ({error}).") from error
-    if plan.kind == "graph":
-        return trial.train(model.training)
-    check_layers(trial, target)
-    if inputs is not None:
-        check_run(plain, trial, inputs, target)
-    build_in_place(model, plan, capture_parts(plain, plan, inputs))
-    model.load_state_dict(weights)
-    return model
+        cuts = tuple(Cut(c.tensor, c.dim, np.asarray(c.keep, np.int64)) for c in document.cuts)
+    except (OverflowError, ValueError) as error:
+        raise StateError(f"{folder}: the plan does not fit this model ({error}).") from error
+    attributes = {
+        (a.module, a.name): tuple(a.value) if a.is_tuple and isinstance(a.value, list) else a.value
+        for a in document.attributes
+    }
+    return Plan(cuts, attributes, tuple(document.graphs), document.any_size)
 
 
-def _read_folder(folder: Path) -> tuple[_Document, dict[str, Tensor]]:
+def _read_folder(model: Any, folder: Path) -> tuple[_Document, dict[str, Any]]:
     document = read_document(folder, _Document, _WHAT)
     file = document.tensors
     if file is None:
         raise StateError(f"{folder}: {NAME} does not name a file of tensors.")
-    return document, parse_tensors(read_tensors(folder / file.file, file.sha256, "weights"))
+    data = read_tensors(folder / file.file, file.sha256, "weights")
+    return document, backend_of(model).parse_tensors(data)
 
 
-def _read_file(model: nn.Module, path: Path) -> tuple[_Document, dict[str, Tensor]] | None:
+def _read_file(model: Any, path: Path) -> tuple[_Document, dict[str, Any]] | None:
     """Return the plan and the tensors of a compact file, None if it has no plan."""
     # A shrunk model is smaller than the one it is made from; a captured graph may hold some more.
-    own = sum(tensor.nbytes for tensor in model.state_dict().values())
     if not has_plan(path):
         return None
+    backend = backend_of(model)
+    types = backend.stored_types(model).values()
+    own = sum(prod(shape) * DTYPES[dtype][0] for dtype, shape in types)
     content = read_weights(path, limit=2 * own + _LARGEST)
     try:
         document = _Document.model_validate_json(content.note)
     except ValidationError as error:
         raise StateError(f"{path}: no readable {_WHAT} ({error}).") from error
-    return document, {name: from_bits(x.dtype, x.bits) for name, x in content.tensors.items()}
+    return document, backend.parse_tensors(to_safetensors(content.tensors))
 
 
-def _describe(inputs: Any, is_needed: bool) -> JsonValue:
+def _describe(model: Any, inputs: Any, is_needed: bool) -> JsonValue:
     """Return example inputs as data: shapes and types of tensors, anything else as it is."""
-    args, kwargs = as_inputs(inputs)
+    if inputs is None:
+        return None
+    part: Replay = part_for(model, "replay")
+    args, kwargs = part.as_arguments(inputs)
     described: JsonValue = {
-        "args": [_describe_one(x) for x in args],
-        "kwargs": {name: _describe_one(x) for name, x in kwargs.items()},
+        "args": [_describe_one(x, part) for x in args],
+        "kwargs": {name: _describe_one(x, part) for name, x in kwargs.items()},
     }
     try:
         json.dumps(described)
@@ -243,26 +212,34 @@ def _describe(inputs: Any, is_needed: bool) -> JsonValue:
     return described
 
 
-def _describe_one(value: Any) -> Any:
-    if isinstance(value, Tensor):
+def _describe_one(value: Any, part: Replay) -> Any:
+    if part.is_tensor(value):
         return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, list) and any(part.is_tensor(x) for x in value):
+        return {"list": [_describe_one(x, part) for x in value]}
+    if isinstance(value, dict) and any(part.is_tensor(x) for x in value.values()):
+        return {"dict": {key: _describe_one(x, part) for key, x in value.items()}}
     return {"value": value}
 
 
-def _restore(inputs: Any) -> Any:
+def _restore(model: Any, inputs: Any) -> Any:
     """Return inputs like those that were described; numbers in them do not matter."""
+    part: Replay = part_for(model, "replay")
     try:
-        args = tuple(_restore_one(x) for x in inputs["args"])
-        kwargs = {name: _restore_one(x) for name, x in inputs["kwargs"].items()}
-    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+        args = tuple(_restore_one(x, part) for x in inputs["args"])
+        kwargs = {name: _restore_one(x, part) for name, x in inputs["kwargs"].items()}
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise StateError(f"the saved example inputs are damaged ({error!r}).") from error
-    return Call(args, kwargs)
+    return part.as_call(args, kwargs)
 
 
-def _restore_one(value: Any) -> Any:
+def _restore_one(value: Any, part: Replay) -> Any:
     if "value" in value:
         return value["value"]
-    dtype = getattr(torch, value["dtype"])
+    if "list" in value:
+        return [_restore_one(x, part) for x in value["list"]]
+    if "dict" in value:
+        return {key: _restore_one(x, part) for key, x in value["dict"].items()}
     if prod(value["shape"]) > _LARGEST:
         raise TypeError(f"a tensor of shape {value['shape']}")
-    return torch.zeros(value["shape"], dtype=dtype)
+    return part.zeros_like(value["shape"], value["dtype"])

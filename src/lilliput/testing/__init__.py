@@ -17,12 +17,12 @@ is loaded when it is first used, so that nobody imports a framework that he does
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lilliput.lazy import lazily_from
 
 if TYPE_CHECKING:
-    from lilliput.testing.expect import ConformanceError, Report
-    from lilliput.testing.labs.torch_models import (
+    from lilliput.frameworks.torch.lab_models import (
         Specimen,
         TinyCNN,
         TinyLSTM,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         TinyTied,
         TinyTransformer,
     )
+    from lilliput.testing.expect import ConformanceError, Report
     from lilliput.testing.torch import (
         Subject,
         check_pruner,
@@ -39,11 +40,17 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "expect": ("ConformanceError", "Report"),
-    "labs.torch_models": (
+    "lilliput.testing.expect": ("ConformanceError", "Report"),
+    "lilliput.frameworks.torch.lab_models": (
         *("Specimen", "TinyCNN", "TinyLSTM", "TinyMLP", "TinyTied", "TinyTransformer"),
     ),
-    "torch": ("Subject", "check_pruner", "check_quantizer", "pruner_checks", "quantizer_checks"),
+    "lilliput.testing.torch": (
+        "Subject",
+        "check_pruner",
+        "check_quantizer",
+        "pruner_checks",
+        "quantizer_checks",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -63,14 +70,4 @@ __all__ = [
     "quantizer_checks",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily_from(__name__, _HOME_OF)

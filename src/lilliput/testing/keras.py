@@ -18,12 +18,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from lilliput.testing import subject
-from lilliput.testing.battery import SHARED_CHECKS, run_checks
-from lilliput.testing.expect import ConformanceError, Report
-from lilliput.testing.lab import Lab
-from lilliput.testing.labs import keras_checks, keras_lab
-from lilliput.testing.labs.keras_models import (
+from lilliput.frameworks.keras import lab as keras_lab
+from lilliput.frameworks.keras.lab_models import (
     Specimen,
     TinyAttention,
     TinyCNN,
@@ -34,6 +30,10 @@ from lilliput.testing.labs.keras_models import (
     TinyUntold,
     make_input,
 )
+from lilliput.testing import keras_checks, subject
+from lilliput.testing.battery import SHARED_CHECKS, run_checks
+from lilliput.testing.expect import ConformanceError, Report
+from lilliput.testing.lab import Lab
 from lilliput.testing.subject import Check, Make
 
 __all__ = [

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from lilliput.core.compressor import Compressor
-from lilliput.testing import subject
+from lilliput.frameworks.torch import lab as torch_lab
+from lilliput.testing import subject, torch_checks
 from lilliput.testing.battery import SHARED_CHECKS, run_checks
 from lilliput.testing.expect import Report
 from lilliput.testing.lab import Lab
-from lilliput.testing.labs import torch_checks, torch_lab
 from lilliput.testing.subject import Check, Make
 
 

@@ -173,3 +173,11 @@ def test_v19_qat(program):
         shown = getattr(ran["model"], name).weight
         raw = trained[f"{name}.weight"]
         torch.testing.assert_close(shown, rounded(raw, raw.min(), raw.max()))
+
+
+def test_v19_lottery(program):
+    ran = program("v19_lottery")
+    assert ran["rounds"] == [0, 1, 2, 3]
+    assert ran["zeros"] == [round(128 * (1 - 0.4 ** (i / 3))) for i in range(4)]
+    assert ran["kept"] == [True] * 4  # each round starts from the first weights
+    assert ran["epochs_seen"] == [0] * 4  # and from the first learning rate

@@ -140,6 +140,28 @@ def test_v210_iterative(program):
     assert len(ran["seen"]) == 3 * 2
 
 
+def test_v24_admm(program):
+    ran = program("v24_admm")
+    assert ran["epochs"] == list(range(6)) and set(ran["rates"]) == {1e-3}
+    assert int((ran["model"][0].weight == 0).sum()) == 96
+    assert ran["pruner"].get_modules_wrapper()[0].config["rho"] == 1e-2
+    assert bool((ran["pruner"].get_modules_wrapper()[0].dual != 0).any())
+
+
+def test_v210_admm(program):
+    ran = program("v210_admm")
+    assert ran["calls"] == [0.0] * 6  # masks come in the end
+    rows = ran["masks"]["0"]["weight"].sum(1)
+    assert sorted(rows.tolist()) == [0.0] * 8 + [8.0] * 8
+
+
+def test_v210_lottery(program):
+    ran = program("v210_lottery")
+    assert ran["zeros"] == [round(128 * (1 - 0.4 ** (i / 3))) for i in range(4)]
+    assert ran["kept"] == [True] * 4
+    assert int((ran["masks"]["0"]["weight"] == 0).sum()) == ran["zeros"][-1]
+
+
 def test_v210_balance(program):
     ran = program("v210_balance")
     blocks = ran["before"].abs().reshape(16, 8, 4)

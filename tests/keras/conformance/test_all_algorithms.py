@@ -4,10 +4,10 @@ import pytest
 
 from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.keras import lab as keras_lab
+from lilliput.frameworks.keras.lab_loops import squares
+from lilliput.frameworks.keras.lab_models import make_batch
 from lilliput.testing.keras import Subject, TinyCNN, pruner_checks, quantizer_checks
-from lilliput.testing.labs import keras_lab
-from lilliput.testing.labs.keras_loops import squares
-from lilliput.testing.labs.keras_models import make_batch
 from lilliput.testing.observe import Anatomy
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
@@ -33,14 +33,38 @@ def calibrated(name, **options):
     return type(base.__name__, (base,), members)
 
 
+def after_a_round():
+    """Return the class of lottery tickets whose only round of training is over when it is made."""
+    base = pruner("lottery_ticket")
+
+    def __init__(self, model=None, config_list=None, *args, **kwargs):
+        rules = [{"prune_iterations": 1, **r} if isinstance(r, dict) else r for r in config_list]
+        base.__init__(self, model, rules, *args, **kwargs)
+        self.update_epoch(1)
+
+    return type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
+
+
+def given(name, **options):
+    """Return the class of a pruner with arguments that have no default."""
+    base = pruner(name)
+
+    def __init__(self, *args, **kwargs):
+        base.__init__(self, *args, **options, **kwargs)
+
+    return type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
+
+
 def loss_of(model, inputs):
     return squares(model(inputs, training=False), 1.0)
 
 
-# Those that prune after they have seen data, by registered name.
-CALIBRATED = {
+# Those that prune after they have seen data or training, or need to be told something, by registered name.
+MADE = {
     "apoz": calibrated("apoz"),
+    "lottery_ticket": after_a_round(),
     "mean_activation": calibrated("mean_activation"),
+    "movement": given("movement", cool_down_beginning_step=3),
     "taylorfo": calibrated("taylorfo", loss=loss_of),
 }
 
@@ -96,7 +120,8 @@ NEEDED_ALL_THE_SAME = {
     ("qat", "check_training_is_followed"),
 }
 # All but a line of each is that of another one.
-SAME = {"l2", "fpgm", "linear", "sensitivity", "mean_activation", "lsq_plus"}
+SAME = {"l2", "fpgm", "lamp", "linear", "sensitivity", "mean_activation", "lsq_plus"}
+SAME |= {"random", "random_channels"}
 OWN = {
     "check_determinism",
     "check_exact_sparsity",
@@ -127,7 +152,7 @@ def cases(names, find, checks):
 
 @pytest.mark.parametrize(("name", "check"), cases(list_pruners(), pruner, pruner_checks()))
 def test_pruner_conforms(name, check):
-    check(Subject(CALIBRATED.get(name) or pruner(name), SETTINGS.get(name)))
+    check(Subject(MADE.get(name) or pruner(name), SETTINGS.get(name)))
 
 
 @pytest.mark.parametrize(("name", "check"), cases(list_quantizers(), quantizer, quantizer_checks()))

@@ -9,6 +9,9 @@ import pytest
 from keras import ops
 
 from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.frameworks.keras import lab as keras_lab
+from lilliput.frameworks.keras.lab import gradients
+from lilliput.frameworks.keras.lab_models import KINDS, specimen_of
 from lilliput.keras import LevelPruner, NaiveQuantizer, Pruner, QuantGrad, Quantizer
 from lilliput.testing.battery import SHARED_CHECKS
 from lilliput.testing.keras import (
@@ -22,9 +25,6 @@ from lilliput.testing.keras import (
     pruner_checks,
     quantizer_checks,
 )
-from lilliput.testing.labs import keras_lab
-from lilliput.testing.labs.keras_lab import gradients
-from lilliput.testing.labs.keras_models import KINDS, specimen_of
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 
+from lilliput.frameworks.keras import lab as keras_lab
+from lilliput.frameworks.keras.lab import compiled, outputs, train
 from lilliput.keras import LevelPruner
 from lilliput.testing.keras import TinyMLP
-from lilliput.testing.labs import keras_lab
-from lilliput.testing.labs.keras_lab import compiled, outputs, train
 from lilliput.testing.observe import Watch, entries, expect_finite
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.

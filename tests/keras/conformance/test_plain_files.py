@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 
+from lilliput.frameworks.keras.lab import compiled, outputs, train
 from lilliput.keras import LevelPruner, QATQuantizer
 from lilliput.testing.keras import TinyAttention, TinyCNN, TinyLSTM
-from lilliput.testing.labs.keras_lab import compiled, outputs, train
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

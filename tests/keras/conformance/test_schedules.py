@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 
+from lilliput.frameworks.keras import lab as keras_lab
+from lilliput.frameworks.keras.lab import compiled, outputs, set_seed
+from lilliput.frameworks.keras.lab_models import make_batch
 from lilliput.keras import AGPPruner, QATQuantizer
 from lilliput.testing.keras import TinyCNN, TinyMLP
-from lilliput.testing.labs import keras_lab
-from lilliput.testing.labs.keras_lab import compiled, outputs, set_seed
-from lilliput.testing.labs.keras_models import make_batch
 from lilliput.testing.observe import entries
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.

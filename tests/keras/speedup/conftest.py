@@ -8,7 +8,7 @@ from lilliput.frameworks.keras.graph import function_of
 from lilliput.frameworks.keras.kernels import checked_runner
 from lilliput.pruning.layout import _cut
 from lilliput.speedup.channels import channel_groups
-from lilliput.speedup.keras.shrink import speedup
+from lilliput.speedup.shrink import speedup
 
 
 def array(x):
@@ -66,7 +66,7 @@ def shrink():
         masks = masks_of(model, share)
         inputs = draw(model)
         before = [tuple(x.shape) for x in model.weights]
-        result = speedup(model, masks=masks)
+        result = speedup(model, masks=masks, inplace=False)
         assert [tuple(x.shape) for x in model.weights] == before
         for name, mask in masks.items():
             variable = channel_groups(model).analysis.graph.source.tensors.variables[name]

@@ -6,7 +6,7 @@ from keras import layers
 from lilliput.errors import StageError, StateError, UnsupportedModelError
 from lilliput.frameworks.keras.lowering import LOWERINGS
 from lilliput.speedup.channels import channel_groups
-from lilliput.speedup.keras.shrink import speedup
+from lilliput.speedup.shrink import speedup
 
 
 def net():
@@ -65,7 +65,7 @@ def test_a_model_inside_that_cannot_be_copied_is_named(group_masks, shaken):
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(UnsupportedModelError, match=r"keras\.Model"):
+    with pytest.raises(UnsupportedModelError, match=r"keras\.Sequential\(\[layer\]\)"):
         speedup(layers.Dense(3))
     with pytest.raises(UnsupportedModelError, match="not built"):
         speedup(keras.Sequential([layers.Dense(3)]))
@@ -76,10 +76,9 @@ def test_without_masks_there_is_nothing_to_cut():
         speedup(net())
 
 
-def test_zeros_are_no_masks():
+def test_a_weight_of_zero_alone_removes_nothing():
     model = net()
     model.get_layer("hidden").kernel.assign(np.zeros((4, 8)))
-    model.get_layer("head").kernel.assign(np.zeros((8, 2)))
     with pytest.raises(StageError, match="nothing to cut"):
         speedup(model)
 

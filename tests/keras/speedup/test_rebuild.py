@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from lilliput.speedup.keras.shrink import speedup
+from lilliput.speedup.shrink import speedup
 
 
 def net(**options):
@@ -24,7 +24,7 @@ def net(**options):
 
 def shrunk(model, group_masks, shaken):
     masks = group_masks(shaken(model))
-    return speedup(model, masks=masks).model
+    return speedup(model, masks=masks, inplace=False).model
 
 
 def test_names_options_and_initializers_are_kept(group_masks, shaken):
@@ -78,7 +78,7 @@ def test_the_model_itself_is_left_alone(group_masks, shaken):
     nodes = [len(x._inbound_nodes) for x in model.layers]
     values = [keras.ops.convert_to_numpy(x) for x in model.weights]
     config = model.get_config()
-    speedup(model, masks=masks)
+    speedup(model, masks=masks, inplace=False)
     assert nodes == [len(x._inbound_nodes) for x in model.layers]
     after = [keras.ops.convert_to_numpy(x) for x in model.weights]
     assert all(np.array_equal(x, y) for x, y in zip(values, after, strict=True))

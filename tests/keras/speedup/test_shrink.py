@@ -45,7 +45,7 @@ def test_results_are_short_at_the_prompt_and_tables_in_notebooks(shrink):
     table = groups._repr_html_()
     assert "a&amp;b.kernel" in table and "model&#x27;s output" in table and table.count("<tr>") == 3
     result = shrink(model)
-    assert repr(result).startswith("SpeedupResult(123 → 51 parameters, error ")
+    assert repr(result).startswith("SpeedupResult(module, 123 → 51 parameters, error ")
     shown = result._repr_html_()
     assert "<td" in shown and "123 → 51" in shown and len(shown) < 3000
 

@@ -114,7 +114,7 @@ def _set_seed(seed: int, model: str) -> None:
     import sys
 
     from lilliput.recipes.fingerprints import seed_python
-    from lilliput.recipes.framework import framework_named
+    from lilliput.recipes.framework import loop_named
     from lilliput.recipes.spec import is_reference
 
     if is_reference(model):
@@ -122,7 +122,7 @@ def _set_seed(seed: int, model: str) -> None:
     seed_python(seed)
     for name in ("torch", "keras"):
         if name in sys.modules:
-            framework_named(name).seed(seed)
+            loop_named(name).seed(seed)
 
 
 def _parts(found: dict[str, Any], folder: Path) -> list[Any]:

@@ -24,13 +24,13 @@ Row = tuple[str, str, Any]  # what was given, its format, and the model or opene
 
 def benchmark(
     terminal: Terminal,
+    sources: Sources,
     targets: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="MODEL...", help=f"module:factory, and files: {', '.join(SUFFIXES)}."
         ),
-    ],
-    sources: Sources,
+    ] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,11 +45,24 @@ def benchmark(
         int, typer.Option("--batches", min=1, help="Batches of --data to calibrate int8 on.")
     ] = 8,
     trust: options.Trust = False,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            "--table", metavar="FOLDER", help="Instead: show the latency tables of searches."
+        ),
+    ] = None,
 ) -> None:
     """Measure a model in several formats, and files.
 
     Calls take turns, so that all rows meet the same machine.
     """
+    if table is not None:
+        _show_tables(terminal, table, targets)
+        return
+    if not targets:
+        raise ConfigError(
+            "Missing argument 'MODEL...': usage: lilliput benchmark MODEL..., or --table FOLDER."
+        )
     choose_formats(formats or [], "all")
     models = [x for x in targets if not is_file(x)]
     if len(models) > 1:
@@ -82,6 +95,44 @@ def benchmark(
     terminal.result({"rows": found}, *_parts(found, evaluate))
 
 
+def _show_tables(terminal: Terminal, folder: Path, targets: list[str] | None) -> None:
+    """Print what was timed for searches: how many networks, and how well estimates fit them."""
+    from lilliput.search.latency import LatencyTable
+
+    if targets:
+        raise ConfigError(f"--table shows what was timed before; leave {targets[0]} out.")
+    files = [folder] if folder.is_file() else sorted(folder.glob("latency-*.json"))
+    if not files:
+        raise ConfigError(f"--table {folder}: there is no latency table; a search writes one.")
+    rows: list[dict[str, Any]] = []
+    for table in map(LatencyTable.read, files):
+        held = table.document
+        for name, model in held.models.items():
+            rows.append(
+                {
+                    "runtime": held.runtime,
+                    "cpu": held.cpu,
+                    "threads": held.threads,
+                    "model": name,
+                    "milliseconds": model.milliseconds,
+                    "networks": len(model.networks),
+                    "fastest": min((x.ratio for x in model.networks), default=None),
+                    "error": table.times(name).error(),
+                }
+            )
+    columns = ["runtime", "cpu", ">threads", "model", ">ms", ">networks", ">fastest", ">error"]
+    cells = [
+        [
+            *(row["runtime"], row["cpu"], str(row["threads"]), row["model"]),
+            *(_number(row["milliseconds"], ".3g"), str(row["networks"])),
+            *(_number(row["fastest"], ".2f"), _number(row["error"], ".1%")),
+        ]
+        for row in rows
+    ]
+    note = "fastest: of all networks, in terms of the original; error: of estimates, on average"
+    terminal.result({"rows": rows}, Table(columns, cells), "", note)
+
+
 def _write(
     terminal: Terminal, writer: Writer, name: str, formats: list[str], must_all: bool
 ) -> list[Row]:
@@ -105,7 +156,7 @@ def _write(
 
 def _measure(rows: list[Row], example: Any, evaluate: Any, runs: int) -> list[dict[str, Any]]:
     from lilliput.cli.executed import largest_difference, output_of
-    from lilliput.report.latency import noise
+    from lilliput.measure.latency import noise
     from lilliput.report.measure import measure_all
 
     names = [name for name, _, _ in rows]

@@ -42,7 +42,7 @@ def compare(
     names = [None if x else n for x, n in zip(written, (before, after), strict=True)]
     found = [name for name in names if name is not None]
     from lilliput.cli.executed import largest_difference, open_all, output_of
-    from lilliput.report.receipt import Receipt
+    from lilliput.measure.receipt import Receipt
 
     opened, _, example = open_all(found, sources, trust) if found else ([], "", None)
     executed = [None if name is None else opened.pop(0) for name in names]
@@ -95,7 +95,7 @@ def _written(source: str) -> Any:
         return None
     if not place.is_file():
         raise ConfigError(f"{source}: there is no such file.")
-    from lilliput.report.receipt import Receipt
+    from lilliput.measure.receipt import Receipt
 
     try:
         data = json.loads(place.read_text(encoding="utf-8"))

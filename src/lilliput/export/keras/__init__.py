@@ -1,7 +1,8 @@
 """Write compressed Keras models as files that LiteRT and ONNX runtimes execute."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lilliput.lazy import lazily_from
 
 if TYPE_CHECKING:
     from lilliput.export.keras.latency import litert_latency
@@ -19,10 +20,4 @@ _HOMES = {
     "litert_latency": "lilliput.export.keras.latency",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazily_from(__name__, _HOMES)

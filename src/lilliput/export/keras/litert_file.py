@@ -7,22 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from lilliput.errors import ExportError
 from lilliput.export.arguments import check_options, checked_path
-from lilliput.export.keras.examples import examples_for, sample_inputs
+from lilliput.export.keras.elsewhere import write_by_tensorflow
 from lilliput.export.keras.known import known_weights
 from lilliput.export.keras.loops import loop_layers
 from lilliput.export.keras.simulation import (
-    as_inputs,
     input_names,
     model_of,
-    plain_source,
     simulate,
 )
 from lilliput.export.keras.trace import require_tensorflow, trace
-from lilliput.export.keras.transfer import export_elsewhere
 from lilliput.export.places import Inputs
 from lilliput.export.result import ExportResult
 from lilliput.files import write_atomically
@@ -98,13 +93,9 @@ def export_litert(
         "check": check,
         "min_sqnr": min_sqnr,
     }
-    inputs, batches = gather_inputs(model, example_inputs, calibration)
-    if keras.backend.backend() != "tensorflow":
-        result = export_elsewhere("litert", model, place, inputs, batches, settings)
-    else:
-        result = write_litert(model, place, inputs, batches, **settings)
-    result._source = lambda: plain_source(model, inputs)
-    return result
+    return write_by_tensorflow(
+        "litert", write_litert, model, place, example_inputs, calibration, settings
+    )
 
 
 def write_litert(
@@ -150,18 +141,6 @@ def write_litert(
     write_file(place, data)
     result.layers += loop_layers(loops, model, inputs, "WHILE float32", dynamic_batch)
     return result
-
-
-def gather_inputs(
-    model: Any, example_inputs: Any, calibration: Iterable[Any] | None
-) -> tuple[Inputs, list[Inputs]]:
-    """Return what to trace with, and what else to compare on."""
-    seen = sample_inputs(model) if calibration is None else [as_inputs(x) for x in calibration]
-    if example_inputs is not None:
-        return as_inputs(example_inputs), seen
-    if seen:
-        return seen[0], seen[1:]
-    return examples_for(model), []
 
 
 def write_file(place: Path, data: bytes) -> None:

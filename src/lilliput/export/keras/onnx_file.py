@@ -8,16 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from lilliput.errors import ExportError
 from lilliput.export.arguments import check_options, checked_path
 from lilliput.export.guard.cpu import cpu_for
+from lilliput.export.keras.elsewhere import write_by_tensorflow
 from lilliput.export.keras.guard import guard_model, kept_if_done, may_saturate
-from lilliput.export.keras.litert_file import gather_inputs
 from lilliput.export.keras.loops import loop_layers
-from lilliput.export.keras.simulation import input_names, model_of, plain_source, simulate
-from lilliput.export.keras.transfer import export_elsewhere
+from lilliput.export.keras.simulation import input_names, model_of, simulate
 from lilliput.export.packed import packing
 from lilliput.export.places import Inputs
 from lilliput.export.result import ExportResult
@@ -97,13 +94,9 @@ def export_onnx(
     settings: dict[str, Any] = {"target": target, "dynamic_batch": dynamic_batch, "opset": opset}
     settings |= {"check": check, "min_sqnr": min_sqnr, "assume_vnni": assume_vnni}
     cpu_for(assume_vnni, target)  # raises
-    inputs, batches = gather_inputs(model, example_inputs, calibration)
-    if keras.backend.backend() != "tensorflow":
-        result = export_elsewhere("onnx", model, place, inputs, batches, settings)
-    else:
-        result = write_onnx(model, place, inputs, batches, **settings)
-    result._source = lambda: plain_source(model, inputs)
-    return result
+    return write_by_tensorflow(
+        "onnx", write_onnx, model, place, example_inputs, calibration, settings
+    )
 
 
 def write_onnx(

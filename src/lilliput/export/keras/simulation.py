@@ -14,6 +14,7 @@ from keras import ops, tree
 
 from lilliput.config.layer import QuantType
 from lilliput.errors import AlgorithmError, ExportError, LilliputError
+from lilliput.export.arguments import model_under
 from lilliput.export.places import (
     Array,
     Inputs,
@@ -88,12 +89,7 @@ class KerasSimulation(Simulation):
 
 def model_of(quantizer_or_model: Any) -> Any:
     """Return the model to export, or say why it is none."""
-    model = getattr(quantizer_or_model, "bound_model", quantizer_or_model)
-    if model is not quantizer_or_model and not getattr(quantizer_or_model, "is_wrapped", False):
-        raise ExportError(
-            f"{type(quantizer_or_model).__name__} is not at work on a model; call compress() before "
-            "exporting, or give the model itself to export it without compression."
-        )
+    model = model_under(quantizer_or_model)
     if not isinstance(model, keras.Model):
         raise ExportError(
             f"received {type(model).__name__}, expected a compressor or a keras.Model."

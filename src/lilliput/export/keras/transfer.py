@@ -133,6 +133,11 @@ def _masks(model: Any) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for layer in model._flatten_layers():
         for wrapper in getattr(vars(layer).get("_lilliput"), "wrappers", ()):
+            if wrapper.keeps_raw():
+                raise ExportError(
+                    f"layer {wrapper.name!r}: {type(wrapper.compressor).__name__} still computes its "
+                    "weight, which a .keras file does not hold; strip() the pruner first."
+                )
             if wrapper.compressor.kind == "pruner" and not wrapper.layer_info.is_parameter:
                 mask = np.asarray(to_array(wrapper.weight_mask))
                 found[wrapper.name] = found.get(wrapper.name, np.ones_like(mask)) * mask

@@ -10,23 +10,48 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.passes.graph import Draft, integer_attribute, producer
+from lilliput.export.passes.graph import Draft, attributes_of, integer_attribute, producer
 from lilliput.export.passes.integers import Stored, cast, name_of, read
 
 DYNAMIC = "DynamicQuantizeLinear"
-_EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
+_UINT8 = ir.DataType.UINT8
+_EIGHT_BITS = (ir.DataType.INT8, _UINT8)
+_SHAPERS = frozenset({"Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def multiply_integers(draft: Draft) -> None:
     """Multiply the integers of inputs with a scale of each call by those of weights."""
+    _move_integers(draft)
     for node in [node for node in draft.graph if node.op_type in ("MatMul", "Gemm")]:
-        source = producer(node.inputs[0], "DequantizeLinear")
-        quantize = None if source is None else producer(source.inputs[0], DYNAMIC)
-        weight = _columns(node)
+        quantize, weight = _quantizer(node.inputs[0]), _columns(node)
         if quantize is not None and weight is not None:
             _multiply(draft, node, quantize, weight)
     _keep_integers(draft)
     draft.sweep()
+
+
+def _quantizer(value: ir.Value | None) -> ir.Node | None:
+    """Return what finds the scale of a tensor in each call, None if nothing does."""
+    source = producer(value, "DequantizeLinear")
+    node = None if source is None or source.inputs[0] is None else source.inputs[0].producer()
+    while node is not None and node.op_type in _SHAPERS and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node if node is not None and node.op_type == DYNAMIC else None
+
+
+def _move_integers(draft: Draft) -> None:
+    """Transpose and reshape integers, not what they stand for: attention does so with its inputs."""
+    for node in [node for node in draft.graph if node.op_type in _SHAPERS]:
+        source, output = producer(node.inputs[0], "DequantizeLinear"), node.outputs[0]
+        if source is None or _quantizer(node.inputs[0]) is None:
+            continue
+        integers, *grid = source.inputs
+        inputs = [integers, *node.inputs[1:]]
+        kept = attributes_of(node)
+        moved = draft.insert(node, node.op_type, inputs, kept, like=output, dtype=_UINT8)
+        back = draft.insert(node, "DequantizeLinear", [moved, *grid], like=output)
+        draft.replace(output, back)
+        draft.graph.remove(node, safe=True)
 
 
 def _columns(node: ir.Node) -> Stored | None:
@@ -44,9 +69,9 @@ def _multiply(draft: Draft, node: ir.Node, quantize: ir.Node, weight: Stored) ->
     """Put a product of integers in place of a layer and the addition of its bias."""
     output, held = node.outputs[0], node.inputs[1]
     stem = "weight" if held is None else name_of(held)
-    integers, scale, zero = quantize.outputs
+    _, scale, zero = quantize.outputs
     factors = [
-        integers,
+        node.inputs[0].producer().inputs[0],  # type: ignore[union-attr]
         draft.constant(cast(weight.integers, weight.dtype), f"{stem}_columns"),
         zero,
     ]

@@ -29,7 +29,13 @@ from lilliput.frameworks.keras.grad import with_gradient
 from lilliput.frameworks.keras.graph import function_of
 from lilliput.frameworks.keras.learned import Parameter
 from lilliput.frameworks.keras.learning import Adopted, reconcile
-from lilliput.frameworks.keras.masks import apply_masks, check_quantizers, fault_of, moves_zeros
+from lilliput.frameworks.keras.masks import (
+    apply_masks,
+    check_quantizers,
+    fault_of,
+    moves_zeros,
+    restart,
+)
 from lilliput.frameworks.keras.scopes import is_tracing, is_training, sync
 from lilliput.frameworks.keras.variables import forget_in_torch, raw, tensor_of, to_array
 from lilliput.frameworks.keras.wrapper import (
@@ -38,8 +44,8 @@ from lilliput.frameworks.keras.wrapper import (
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
+from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
-from lilliput.ops.flow import Flow
 from lilliput.ops.grad import QuantGrad
 
 Tensor = Any
@@ -133,6 +139,7 @@ class KerasBackend(Backend):
     def settle(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Leave the pruned zeros in the raw weights, or refuse where a quantizer would move them."""
         check_quantizers(wrappers)
+        self.harden(wrappers)
         self.apply_masks(wrappers)
 
     def to_mask(self, keep: Any, wrapper: ModuleWrapper) -> Any:
@@ -151,6 +158,17 @@ class KerasBackend(Backend):
         """Zero the pruned weights, and the optimizer's memory of them."""
         apply_masks(wrappers, optimizer)
 
+    def harden(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
+        """Assign what soft layers compute with to their raw variables, which hold it from now on."""
+        soft = [wrapper for wrapper in wrappers if wrapper.keeps_raw()]
+        for wrapper in soft:
+            value = wrapper.transform("weight", tensor_of(wrapper.weight), [])
+            _raw_weight(wrapper).assign(value)
+            wrapper.set_attribute("is_soft", False)
+        if soft:
+            apply_masks(soft, optimizer)
+            retrace(soft[0].compressor.bound_model)
+
     def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Zero pruned weights again after the steps of Muon; others move none without a gradient."""
         optimizer = (
@@ -160,10 +178,11 @@ class KerasBackend(Backend):
             apply_masks(wrappers)
 
     def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
-        """Return the raw weight with its masks applied."""
+        """Return what pruners make of the raw weight."""
         weight = ops.stop_gradient(tensor_of(wrapper.weight))
-        mask = instrument.mask_of(wrapper.module, str(wrapper.layer_info.weight_name))
-        return weight if mask is None else weight * ops.cast(mask, weight.dtype)
+        sidecar = instrument.sidecar_of(wrapper.module)
+        name = str(wrapper.layer_info.weight_name)
+        return weight if sidecar is None else ops.stop_gradient(sidecar.pruned(name, weight))
 
     # -- following the training ------------------------------------------------------------------------
 
@@ -185,6 +204,10 @@ class KerasBackend(Backend):
     def callback(self, compressor: Any) -> Any:
         """Return a callback that follows ``fit`` on behalf of a compressor."""
         return models.CompressionCallback(compressor)
+
+    def restart_optimizer(self, model: Any, optimizer: Any) -> None:
+        """Give the optimizer the values that a new one has; it goes on counting its steps."""
+        restart(model, getattr(model, "optimizer", None) if optimizer is None else optimizer)
 
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
         """Raise if this is no optimizer of Keras, or it is built for other variables."""
@@ -224,6 +247,16 @@ class KerasBackend(Backend):
         """Give the raw weights a regularizer; see :mod:`penalty`."""
         if penalty.set_penalty([_raw_weight(wrapper) for wrapper in wrappers], scale):
             retrace(wrappers[0].compressor.bound_model)
+
+    def penalize_learned(
+        self, wrapper: ModuleWrapper, name: str, penalty: Callable[[Any], Any], optimizer: Any
+    ) -> None:
+        """Give a learned variable a regularizer, which Keras makes a part of the loss."""
+
+        def in_the_loss(value: Any) -> Any:
+            return ops.cast(penalty(value), keras.config.floatx())  # as the losses it is added to
+
+        wrapper.learned()[name].regularizer = in_the_loss
 
     def is_activated(self, layer: LayerInfo) -> bool:
         """Whether the layer has an activation other than the linear one."""

@@ -1,26 +1,38 @@
-"""Which units of a Keras model masks remove."""
+"""Which units of a masked Keras model are zero."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
+from lilliput.frameworks.keras.tensors import Tensors
+from lilliput.frameworks.keras.variables import to_array
 from lilliput.graph.dead import Zeros
 from lilliput.graph.groups import Slice
 from lilliput.graph.labels import Flags
 
 
-def masked_in(masks: Mapping[str, Flags], trained: Collection[str]) -> Zeros:
+def masked_in(masks: Mapping[str, Flags], tensors: Tensors) -> Zeros:
     """Return what masks remove, for ``find_dead``; statistics, which are not trained, do not count."""
 
     def zeros(piece: Slice) -> Flags | None:
-        if piece.tensor not in trained:
+        if piece.tensor not in tensors.trained:
             return None
         mask = masks.get(piece.tensor)
         return np.zeros(piece.units.shape, bool) if mask is None else _dead_indices(piece, mask)
 
     return zeros
+
+
+def zeros_in(masks: Mapping[str, Flags], tensors: Tensors) -> Zeros:
+    """Return the zeros of the masked variables themselves, whoever wrote them."""
+    trained = {name: tensors.variables[name] for name in tensors.trained}
+    stays = {
+        name: (to_array(variable) != 0) & masks.get(name, True)
+        for name, variable in trained.items()
+    }
+    return masked_in(stays, tensors)
 
 
 def _dead_indices(piece: Slice, mask: Flags) -> Flags:

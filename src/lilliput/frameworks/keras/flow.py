@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from lilliput.frameworks.keras.graph import Node, read_graph
-from lilliput.ops.flow import Flow, ModuleCall, Operation
+from lilliput.graph.flow import Flow, ModuleCall, Operation
 
 _CLIPS = ("relu", "relu6")
 _SAME = (

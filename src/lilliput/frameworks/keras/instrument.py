@@ -87,9 +87,17 @@ class Sidecar:
             value = wrapper.transform(role, value, masks)
         return value
 
+    def pruned(self, attribute: str, value: Tensor) -> Tensor:
+        """Return what pruners make of an attribute, before any quantizer."""
+        for wrapper, role in self.chains.get(attribute, ()):
+            value = value if wrapper.order == 1 else wrapper.transform(role, value, [])
+        return value
+
     def zero_pruned(self, layer: Any) -> None:
         """Set what masks prune to zero in the raw variables of the layer."""
-        for attribute in self.chains:
+        for attribute, chain in self.chains.items():
+            if any(wrapper.keeps_raw(role) for wrapper, role in chain):
+                continue
             mask, variable = mask_of(layer, attribute), raw(layer, attribute)
             if mask is not None and not mask.all():
                 variable.assign(variable * ops.cast(mask, variable.dtype))

@@ -32,10 +32,10 @@ def apply_masks(wrappers: Sequence[Any], optimizer: Any = None) -> None:
 
 
 def _masked(wrappers: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield each raw variable with its mask."""
+    """Yield each raw variable with its mask, but those that a pruner makes other weights of."""
     for wrapper in wrappers:
         for role in ("weight", "bias"):
-            mask = getattr(wrapper, f"{role}_mask", None)
+            mask = None if wrapper.keeps_raw(role) else getattr(wrapper, f"{role}_mask", None)
             if mask is not None:
                 for owner in wrapper.layer_info.owners:
                     name = owner.weight_name if role == "weight" else owner.bias_name
@@ -73,6 +73,21 @@ def _is_alive(slot: Any) -> bool:
 def moves_zeros(optimizer: Any) -> bool:
     """Whether an optimizer moves weights that have neither gradient nor memory."""
     return any(type(part).__name__ == "Muon" for part in parts_of(optimizer))
+
+
+def restart(model: Any, optimizer: Any) -> None:
+    """Give an optimizer the values that a new one has; it goes on counting its steps."""
+    sync(model)
+    for part in [] if optimizer is None else parts_of(optimizer):
+        trained = list(getattr(part, "_trainable_variables", None) or [])
+        if not trained or hasattr(part, "inner_optimizer"):
+            continue
+        fresh = type(part).from_config(part.get_config())
+        fresh.build(trained)
+        kept = {id(part.iterations), id(getattr(part, "_learning_rate", None))}
+        for held, new in zip(part.variables, fresh.variables, strict=False):
+            if id(held) not in kept and _is_alive(held) and held.shape == new.shape:
+                held.assign(new)
 
 
 def fault_of(wrapper: Any, key: str, mask: Any) -> str | None:

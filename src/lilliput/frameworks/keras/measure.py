@@ -17,14 +17,28 @@ class MeasuredKeras:
 
     def counts(self, model: Any, inputs: Any) -> dict[str, Any]:
         """Return parameters, nonzeros, macs and bytes."""
+        return {
+            **self.stored(model),
+            "macs": count_macs(model, inputs) // self.batch(model, inputs),
+        }
+
+    def stored(self, model: Any) -> dict[str, int]:
+        """Return parameters, nonzeros and bytes."""
         weights = [np.asarray(x) for x in model.get_weights()]
         trained = [keras.ops.convert_to_numpy(x) for x in model.trainable_variables]
         return {
             "parameters": sum(x.size for x in trained),
             "nonzeros": sum(int(np.count_nonzero(x)) for x in trained),
-            "macs": count_macs(model, inputs) // self.batch(model, inputs),
             "bytes": sum(x.nbytes for x in weights),
         }
+
+    def untouched(self, model: Any) -> Any:
+        """Return the model: a call for inference changes none."""
+        return model
+
+    def fresh(self, inputs: Any) -> Any:
+        """Return the inputs: nothing writes to arrays."""
+        return inputs
 
     def caller(self, model: Any, inputs: Any) -> Callable[[], Any]:
         """Return a function that runs the model once, compiled as ``predict`` compiles it."""

@@ -152,7 +152,7 @@ def narrow_live(pruner: Any) -> None:
         return
     model, tensors = pruner.bound_model, analysis.graph.source.tensors
     sync(model)
-    dead = find_dead(groups, masked_in(tensors.masks(), tensors.trained))
+    dead = find_dead(groups, masked_in(tensors.masks(), tensors))
     flags = balance(analysis, groups.flags(dead))
     layers = layers_by_path(model)
     for norm in find_norms(analysis):

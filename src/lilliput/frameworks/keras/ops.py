@@ -251,6 +251,11 @@ def to_numpy(tensor: Tensor) -> NDArray[np.float64]:
     return array
 
 
+def from_numpy(array: NDArray[Any], like: Tensor) -> Tensor:
+    """Return an array as a tensor of the dtype of another one."""
+    return ops.convert_to_tensor(array, dtype=keras.backend.standardize_dtype(like.dtype))
+
+
 def to_float(tensor: Tensor, like: Tensor) -> Tensor:
     """Cast to the dtype of another tensor."""
     return ops.cast(tensor, keras.backend.standardize_dtype(like.dtype))

@@ -68,6 +68,11 @@ class Tensors:
         return found
 
 
+def shapes_of(tensors: Tensors) -> dict[str, list[int]]:
+    """Return names and shapes of a model's variables."""
+    return {name: [int(n) for n in x.shape] for name, x in tensors.variables.items()}
+
+
 def variables_of(layer: Any) -> Iterator[tuple[str, Any]]:
     """Yield the variables that a layer holds itself by attribute, but those of a compressor."""
     hidden = {id(variable) for variable in vars(layer).get("_lilliput_variables", ())}

@@ -218,11 +218,41 @@ class ModuleWrapper(OwnAttributes):
             setattr(self, name, value)
 
 
-class PrunerModuleWrapper(ModuleWrapper):
+class LearningWrapper(ModuleWrapper):
+    """A layer for which an algorithm may learn something.
+
+    Its snapshot has ``optimizer_slots`` as well: what optimizers remember of what is learned, which is not
+    in the files of the model.
+    """
+
+    optional_tensors: ClassVar[tuple[str, ...]] = (_SLOTS,)
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return copies of the tensors, and plain attributes with the slots of optimizers."""
+        tensors, values = super().snapshot()
+        model = self.compressor.bound_model
+        slots = {name: slots_of(model, variable) for name, variable in self.learned().items()}
+        return tensors, values | ({_SLOTS: slots} if any(slots.values()) else {})
+
+    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Put a snapshot back; slots as soon as an optimizer has them."""
+        super().restore(tensors, {k: value for k, value in values.items() if k != _SLOTS})
+        self.__dict__["_slots_to_come"] = dict(values.get(_SLOTS, {}))
+        self.put_slots()
+
+    def put_slots(self) -> None:
+        """Give optimizers the slots of a snapshot that they had no variables for until now."""
+        waiting = self.__dict__.get("_slots_to_come", {})
+        for name, variable in self.learned().items():
+            if name in waiting and put_slots(self.compressor.bound_model, variable, waiting[name]):
+                waiting.pop(name)
+
+
+class PrunerModuleWrapper(LearningWrapper):
     """A layer under a pruner: ``weight_mask`` and, once an algorithm sets it, ``bias_mask``."""
 
     order = 0
-    optional_tensors = ("bias_mask",)
+    optional_tensors = ("bias_mask", _SLOTS)
 
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         super().__init__(layer, compressor)
@@ -252,8 +282,11 @@ class PrunerModuleWrapper(ModuleWrapper):
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Put a snapshot back."""
         masks = {key: tensors[key] for key in ("weight_mask", "bias_mask") if key in tensors}
+        kept_raw = self.keeps_raw()
         self.set_masks(masks)
         super().restore({k: t for k, t in tensors.items() if k not in masks}, values)
+        if self.keeps_raw() != kept_raw:  # graphs were traced with what it was
+            retrace(self.compressor.bound_model)
 
     def set_masks(self, masks: Mapping[str, Any]) -> None:
         """Take over new masks."""
@@ -264,13 +297,17 @@ class PrunerModuleWrapper(ModuleWrapper):
             self.write(name, mask)
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
-        """Multiply a raw weight or bias by its mask."""
+        """Multiply a raw weight or bias by its mask, or have the pruner compute the weight."""
         held = self._variables.get(f"{role}_mask")
         if held is None:
             return value
         mask = tensor_of(held)
         masks.append(mask)
-        return value * mask
+        if self.keeps_raw(role):
+            return self.compressor.compute_weight(self, value, mask)
+        idle = list(self.learned().values()) if role == "weight" else []
+        # Gradients of zero: Keras warns of variables that have none.
+        return touch(value * mask, idle) if idle else value * mask
 
 
 class DistillerModuleWrapper(ModuleWrapper):
@@ -297,15 +334,10 @@ class DistillerModuleWrapper(ModuleWrapper):
         self.__dict__["_is_attached"] = is_held
 
 
-class QuantizerModuleWrapper(ModuleWrapper):
-    """A layer under a quantizer.
-
-    Its snapshot has ``optimizer_slots`` as well: what optimizers remember of what is learned, which is not
-    in the files of the model.
-    """
+class QuantizerModuleWrapper(LearningWrapper):
+    """A layer under a quantizer."""
 
     order = 1
-    optional_tensors = (_SLOTS,)
 
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         super().__init__(layer, compressor)
@@ -319,26 +351,6 @@ class QuantizerModuleWrapper(ModuleWrapper):
         if self.__dict__.get("_is_attached") and _differs(before, value):
             # Graphs were traced with the old value: whether a range is known, say.
             retrace(self.compressor.bound_model)
-
-    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return copies of the tensors, and plain attributes with the slots of optimizers."""
-        tensors, values = super().snapshot()
-        model = self.compressor.bound_model
-        slots = {name: slots_of(model, variable) for name, variable in self.learned().items()}
-        return tensors, values | ({_SLOTS: slots} if any(slots.values()) else {})
-
-    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Put a snapshot back; slots as soon as an optimizer has them."""
-        super().restore(tensors, {k: value for k, value in values.items() if k != _SLOTS})
-        self.__dict__["_slots_to_come"] = dict(values.get(_SLOTS, {}))
-        self.put_slots()
-
-    def put_slots(self) -> None:
-        """Give optimizers the slots of a snapshot that they had no variables for until now."""
-        waiting = self.__dict__.get("_slots_to_come", {})
-        for name, variable in self.learned().items():
-            if name in waiting and put_slots(self.compressor.bound_model, variable, waiting[name]):
-                waiting.pop(name)
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
         """Quantize a raw weight."""

@@ -34,6 +34,16 @@ def check_layer(layer: LayerInfo, holds_masks: bool) -> None:
         _check_weight(layer, layer.weight_name, holds_masks)
 
 
+def check_plain_weight(layer: LayerInfo) -> None:
+    """Raise if a weight is computed already, so that no value can be written into it."""
+    if layer.weight_name is not None and is_parametrized(layer.module, layer.weight_name):
+        _refuse(
+            layer,
+            f"has a parametrized {layer.weight_name!r}, and this pruner computes weights itself; call "
+            "torch.nn.utils.parametrize.remove_parametrizations first",
+        )
+
+
 def _check_weight(layer: LayerInfo, name: str, holds_masks: bool) -> None:
     weight = peek(layer.module, name)
     if weight.device.type == "meta":

@@ -17,11 +17,11 @@ from lilliput.frameworks.torch.cutting import named_tensors
 from lilliput.frameworks.torch.leaf import leaf_attributes
 from lilliput.frameworks.torch.rewrite import Edit
 from lilliput.graph.cuts import Cut
+from lilliput.graph.plan import Attributes
 
 OTHER_SIZES = re.compile(
     r"head_dim|kernel|patch|image|img|window|vocab|classes|position|layers|ratio|stride|points|indices"
 )
-Attributes = dict[tuple[str, str], Any]  # (module path, attribute) -> new value
 
 
 def find_attributes(model: nn.Module, edits: Sequence[Edit]) -> Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,6 +16,8 @@ from lilliput.frameworks.base import Backend
 from lilliput.frameworks.features import Run
 from lilliput.frameworks.torch import (
     batches,
+    effects,
+    factor,
     features,
     files,
     instrument,
@@ -23,7 +25,12 @@ from lilliput.frameworks.torch import (
     statistics,
     stepping,
 )
-from lilliput.frameworks.torch.admit import check_layer, check_overlaps, hold_zeros
+from lilliput.frameworks.torch.admit import (
+    check_layer,
+    check_overlaps,
+    check_plain_weight,
+    hold_zeros,
+)
 from lilliput.frameworks.torch.discover import (
     DEFAULT_TYPES,
     discover,
@@ -33,8 +40,9 @@ from lilliput.frameworks.torch.discover import (
 )
 from lilliput.frameworks.torch.grad import with_gradient
 from lilliput.frameworks.torch.learning import Learned
+from lilliput.frameworks.torch.noise import Noise
 from lilliput.frameworks.torch.replicated import GradientMean
-from lilliput.frameworks.torch.sidecar import SIDECAR, Sidecar, mask_of, narrow_of
+from lilliput.frameworks.torch.sidecar import SIDECAR, Sidecar, narrow_of
 from lilliput.frameworks.torch.weights import (
     forget_,
     hold_,
@@ -42,6 +50,7 @@ from lilliput.frameworks.torch.weights import (
     is_parametrized,
     is_sharded,
     raw,
+    write_,
     zero_,
 )
 from lilliput.frameworks.torch.wrapper import (
@@ -51,8 +60,8 @@ from lilliput.frameworks.torch.wrapper import (
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
+from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
-from lilliput.ops.flow import Flow
 from lilliput.ops.grad import QuantGrad
 
 _WRAPPERS = {
@@ -98,6 +107,8 @@ class TorchBackend(Backend):
     def wrap(self, kind: str, layer: LayerInfo, compressor: Any) -> ModuleWrapper:
         """Return a new wrapper; the model stays untouched."""
         check_layer(layer, holds_masks=kind == "pruner")
+        if kind == "pruner" and compressor.computes_weights:
+            check_plain_weight(layer)
         return (compressor.wrapper_type or _WRAPPERS[kind])(layer, compressor)
 
     def quantizers_in(self, model: nn.Module) -> list[Any]:
@@ -127,6 +138,7 @@ class TorchBackend(Backend):
             for module, name, mask in _masks(wrapper):
                 if is_parametrized(module, name):
                     hold_zeros(wrapper.name, module, name, mask)
+        self.harden(wrappers)
         self.apply_masks(wrappers)
 
     def modules(self, model: nn.Module) -> list[LayerInfo]:
@@ -225,6 +237,32 @@ class TorchBackend(Backend):
         """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
         statistics.pull_to_zero(wrappers, scale, stepping.gradient_scale(optimizer))
 
+    def add_to_gradients(
+        self, wrapper: ModuleWrapper, terms: Mapping[str, Tensor], optimizer: Any = None
+    ) -> None:
+        """Add terms to the gradients of a raw weight and of a wrapper's own parameters."""
+        statistics.add_to_gradients(wrapper, terms, stepping.gradient_scale(optimizer))
+
+    def add_noise(self, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
+        """Register forward hooks; see :mod:`noise`."""
+        return [wrapper.module.register_forward_hook(Noise(wrapper)) for wrapper in wrappers]
+
+    def penalize_learned(
+        self, wrapper: ModuleWrapper, name: str, penalty: Callable[[Any], Any], optimizer: Any
+    ) -> None:
+        """Add the gradient of a penalty to that of a learned parameter; called before each step."""
+        parameter = wrapper._parameters.get(name)
+        if parameter is not None and parameter.grad is not None:
+            scale = stepping.gradient_scale(optimizer)
+            statistics.add_gradient(parameter, penalty, scale)
+
+    def show_gradients(self, wrappers: Sequence[ModuleWrapper], is_shown: bool) -> None:
+        """Leave gradients of pruned weights as they are, or mask them again."""
+        for wrapper in wrappers:
+            wrapper.__dict__["_shows_gradient"] = is_shown  # not a part of any state
+        if not is_shown:
+            statistics.mask_gradients(_masked_parameters(wrappers))
+
     def is_recomputing(self) -> bool:
         """Whether autograd runs this forward again; see :mod:`recompute`."""
         return recompute.is_recomputing()
@@ -259,6 +297,18 @@ class TorchBackend(Backend):
         """Return a random combination of outputs, to be derived."""
         return statistics.probe(outputs)
 
+    def sampled_loss(self, outputs: Any, seed: int) -> Tensor | None:
+        """Return a loss whose derivatives measure KL divergences; see :mod:`effects`."""
+        return effects.sampled_loss(outputs, seed)
+
+    def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
+        """Watch every module that owns the weight."""
+        return [x for owner in layer.owners for x in effects.watch_effects(owner.module, task)]
+
+    def response(self, layer: LayerInfo, weight: Tensor, inputs: Tensor) -> Tensor:
+        """Run the first module that owns the weight."""
+        return effects.response(layer.module, layer.weight_name or "", weight, inputs)
+
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
         """Return what calls a model with a batch; see :mod:`batches`."""
         return batches.feeder(example_inputs)
@@ -285,6 +335,11 @@ class TorchBackend(Backend):
             own = wrapper.named_parameters()
             found += [(f"{wrapper.name}.{k}", p, weight) for k, p in own if id(p) not in held]
         return [Learned(optimizer, found)] if found else []
+
+    def restart_optimizer(self, model: nn.Module, optimizer: Any) -> None:
+        """Drop the state of all parameters; a model has no optimizer of its own."""
+        if optimizer is not None:
+            optimizer.state.clear()
 
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
         """Raise if the optimizer cannot be hooked or holds none of the weights."""
@@ -329,6 +384,16 @@ class TorchBackend(Backend):
             if optimizer is not None:
                 forget_(optimizer, parameter, mask)
 
+    @torch.no_grad()
+    def harden(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
+        """Write what soft layers compute with into their Parameters, which hold it from now on."""
+        soft = [wrapper for wrapper in wrappers if wrapper.keeps_raw()]
+        for wrapper in soft:
+            parameter = raw(wrapper.module, str(wrapper.layer_info.weight_name))
+            write_(parameter, wrapper.transform("weight", wrapper.weight, []))
+            wrapper.set_attribute("is_soft", False)
+        self.apply_masks(soft, optimizer)
+
     def tensor(self, value: float, wrapper: ModuleWrapper) -> Tensor:
         """Return a number as a tensor on the device of a wrapper's layer."""
         near = next(wrapper.module.parameters(), None)
@@ -341,11 +406,14 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
-        """Return the raw weight with its masks applied."""
-        name = str(wrapper.layer_info.weight_name)
+        """Return what pruners make of the raw weight."""
+        sidecar: Any = wrapper.module._modules.get(SIDECAR)
         weight: Tensor = wrapper.weight.detach()
-        mask = mask_of(wrapper.module, name)
-        return weight if mask is None else weight * mask
+        return (
+            weight
+            if sidecar is None
+            else sidecar.pruned(str(wrapper.layer_info.weight_name), weight)
+        )
 
     def graph(self, model: nn.Module, example_inputs: Any) -> Graph:
         """Record one run of a copy of the model; numbers are not kept."""
@@ -520,6 +588,10 @@ class TorchBackend(Backend):
             instrument.set_narrow(module, None)
         return [name for name, _ in narrow]
 
+    def factoring(self) -> Any:
+        """Return what puts two layers in the place of one: the module :mod:`factor`."""
+        return factor
+
     def is_tensor(self, value: Any) -> bool:
         """Whether a value is a torch tensor."""
         return isinstance(value, Tensor)
@@ -573,10 +645,13 @@ def _owners(wrapper: ModuleWrapper) -> list[Owner]:
 def _masks(wrapper: ModuleWrapper) -> list[tuple[nn.Module, str, Tensor]]:
     """Return the masks in force, each with the module and the name of the parameter it covers.
 
+    Not those of weights that a pruner computes, whose Parameters hold no zeros.
     A shared weight is one parameter; its owners may have biases of their own.
     """
     weight_mask, bias_mask = (wrapper._buffers.get(k) for k in ("weight_mask", "bias_mask"))
     found, owners = [], wrapper.layer_info.owners
+    if wrapper.keeps_raw():
+        weight_mask = None
     if weight_mask is not None and owners[0].weight_name is not None:
         found.append((owners[0].module, owners[0].weight_name, weight_mask))
     if bias_mask is not None:

@@ -148,14 +148,16 @@ def plain_copy(model: nn.Module, share: bool = False) -> nn.Module:
 
 
 def _as_masked(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters that are zero already wherever a mask is."""
-    from lilliput.frameworks.torch.sidecar import mask_of
+    """Yield the parameters that are what the model computes with: zero already wherever a mask is."""
+    from lilliput.frameworks.torch.sidecar import is_computed, mask_of
 
     masked = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         path, _, leaf = name.rpartition(".")
-        mask = mask_of(model.get_submodule(path), leaf)
-        if mask is not None and bool(((mask == 0) & (parameter.detach() != 0)).any()):
+        module = model.get_submodule(path)
+        mask = mask_of(module, leaf)
+        is_other = mask is not None and bool(((mask == 0) & (parameter.detach() != 0)).any())
+        if is_other or is_computed(module, leaf):
             masked.add(id(parameter))
     yield from (p for p in model.parameters() if id(p) not in masked)
 

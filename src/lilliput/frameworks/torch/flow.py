@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lilliput.frameworks.torch.fastpath import calling_modules
-from lilliput.ops.flow import Flow, ModuleCall, Operation
+from lilliput.graph.flow import Flow, ModuleCall, Operation
 
 _KINDS = {
     "relu": "clip",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lilliput.frameworks.torch.capture import as_inputs
+from lilliput.frameworks.torch.capture import as_inputs, fresh, shared_copy
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.sidecar import SIDECAR
 from lilliput.frameworks.torch.snapshot import evaluating, examples_in, watch
@@ -20,9 +20,21 @@ class MeasuredTorch:
     def counts(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
         """Return parameters, nonzeros, macs and bytes."""
         return {
-            **count_stored(model),
+            **self.stored(model),
             "macs": count_macs(model, inputs) // self.batch(model, inputs),
         }
+
+    def stored(self, model: nn.Module) -> dict[str, int]:
+        """Return parameters, nonzeros and bytes."""
+        return count_stored(model)
+
+    def untouched(self, model: nn.Module) -> nn.Module:
+        """Return a copy that shares its parameters."""
+        return shared_copy(unwrapped(model))
+
+    def fresh(self, inputs: Any) -> Any:
+        """Return copies of tensors."""
+        return fresh(inputs)
 
     def caller(self, model: nn.Module, inputs: Any) -> Callable[[], Any]:
         """Return a function that runs the model once."""

@@ -212,6 +212,11 @@ def to_numpy(tensor: Tensor) -> NDArray[np.float64]:
     return array
 
 
+def from_numpy(array: NDArray[Any], like: Tensor) -> Tensor:
+    """Return an array as a tensor of the dtype and on the device of another one."""
+    return torch.as_tensor(array).to(device=like.device, dtype=like.dtype)
+
+
 def to_float(tensor: Tensor, like: Tensor) -> Tensor:
     """Cast to the dtype of another tensor."""
     return tensor.to(like.dtype)

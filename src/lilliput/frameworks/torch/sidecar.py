@@ -80,7 +80,7 @@ class Sidecar(nn.Module):
         What cannot be is computed, or with ``is_computed=False`` left as it is.
         """
         held = self.held.get(attribute)
-        if held is not None and held.parameter is value:
+        if held is not None and held.parameter is value and not self.keeps_raw(attribute):
             if not held.has_hook:
                 held.mask_gradient(self, attribute)
             for key, role in self.chains[attribute]:
@@ -108,14 +108,27 @@ class Sidecar(nn.Module):
         """Whether an attribute is being computed right now, so that a quantizer itself reads it."""
         return (id(self), attribute) in _computing.marks
 
-    def _before_quantizers(self, attribute: str, value: Tensor) -> Tensor:
-        """Return an attribute as the quantizer that reads it gets it: with its masks."""
+    def keeps_raw(self, attribute: str) -> bool:
+        """Whether a pruner computes an attribute, so that its Parameter must not be changed."""
         for key, role in self.chains.get(attribute, ()):
             wrapper: Any = self._modules[key]
-            if wrapper.order == 1:
-                return wrapper.unquantized(value)  # type: ignore[no-any-return]
-            value = wrapper.transform(role, value, [])
+            if wrapper.keeps_raw(role):
+                return True
+        return False
+
+    def pruned(self, attribute: str, value: Tensor) -> Tensor:
+        """Return what pruners make of an attribute, before any quantizer."""
+        for key, role in self.chains.get(attribute, ()):
+            wrapper: Any = self._modules[key]
+            value = value if wrapper.order == 1 else wrapper.transform(role, value, [])
         return value
+
+    def _before_quantizers(self, attribute: str, value: Tensor) -> Tensor:
+        """Return an attribute as the quantizer that reads it gets it: with its masks."""
+        value = self.pruned(attribute, value)
+        wrappers: list[Any] = [self._modules[key] for key, _ in self.chains.get(attribute, ())]
+        quantizer = next((wrapper for wrapper in wrappers if wrapper.order == 1), None)
+        return value if quantizer is None else quantizer.unquantized(value)
 
     def transform(self, attribute: str, value: Tensor) -> Tensor:
         """Return the compressed value of an attribute, computed."""
@@ -128,7 +141,10 @@ class Sidecar(nn.Module):
         """Return the gradient of an attribute, zero where its masks prune."""
         for key, role in self.chains.get(attribute, ()):
             wrapper: Any = self._modules[key]
-            mask = wrapper.mask_for(role, gradient) if wrapper.order == 0 else None
+            is_masked = wrapper.order == 0 and not (
+                wrapper.keeps_raw(role) or wrapper._shows_gradient
+            )
+            mask = wrapper.mask_for(role, gradient) if is_masked else None
             if mask is not None:
                 gradient = gradient * mask
         return gradient
@@ -219,7 +235,8 @@ def write_zeros(module: nn.Module) -> None:
     sidecar: Any = module._modules.get(SIDECAR)
     if isinstance(sidecar, Sidecar):
         for attribute, held in sidecar.held.items():
-            sidecar.read(attribute, held.parameter)
+            if not sidecar.keeps_raw(attribute):
+                sidecar.read(attribute, held.parameter)
 
 
 def mask_of(module: nn.Module, name: str) -> Tensor | None:
@@ -231,6 +248,12 @@ def mask_of(module: nn.Module, name: str) -> Tensor | None:
         if held is not None:
             mask = held if mask is None else mask * held
     return mask
+
+
+def is_computed(module: nn.Module, name: str) -> bool:
+    """Whether a pruner computes a weight, so that the Parameter holds something else."""
+    sidecar: Any = module._modules.get(SIDECAR)
+    return isinstance(sidecar, Sidecar) and sidecar.keeps_raw(name)
 
 
 def narrow_of(module: nn.Module) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten
 
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.batches import call
-from lilliput.frameworks.torch.weights import is_parametrized, local, raw, whole
+from lilliput.frameworks.torch.weights import is_parametrized, is_sharded, local, raw, whole, zero_
 
 
 def sum_over_processes(tensor: Tensor) -> Tensor:
@@ -70,6 +70,50 @@ def pull_to_zero(wrappers: Sequence[Any], scale: float, factor: Tensor | None = 
             sign = parameter.sign()
             sign = sign if factor is None else sign * factor.to(sign.device)
             parameter.grad.add_(sign, alpha=scale)
+
+
+@torch.no_grad()
+def add_to_gradients(
+    wrapper: Any, terms: Mapping[str, Tensor], factor: Tensor | None = None
+) -> None:
+    """Add terms to the gradients of a raw weight (``"weight"``) and of a wrapper's own parameters.
+
+    What a loss scale multiplied all gradients by, it multiplies the terms by as well.
+    """
+    for name, term in terms.items():
+        parameter = _trained(wrapper) if name == "weight" else getattr(wrapper, name)
+        if parameter is None or parameter.grad is None:
+            continue
+        if is_sharded(parameter):
+            raise UnsupportedModelError(
+                f"layer {wrapper.name!r}: its {name} is divided among processes, and what the algorithm "
+                "adds to its gradient is not; use DistributedDataParallel."
+            )
+        term = term if factor is None else term * factor.to(term.device)
+        parameter.grad.add_(term.to(parameter.grad.dtype))
+
+
+def add_gradient(
+    parameter: nn.Parameter, function: Callable[[Tensor], Tensor], factor: Tensor | None = None
+) -> None:
+    """Add the gradient of a function of a parameter to its gradient, which a loss scale multiplied."""
+    with torch.enable_grad():
+        value = parameter.detach().requires_grad_()
+        (found,) = torch.autograd.grad(function(value), value)
+    if factor is not None:
+        found = found * factor.to(found.device)
+    with torch.no_grad():
+        parameter.grad.add_(found)  # type: ignore[union-attr]
+
+
+@torch.no_grad()
+def mask_gradients(pairs: Iterable[tuple[Any, Tensor]]) -> None:
+    """Set the gradients of pruned weights to zero, in place."""
+    for parameter, mask in pairs:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad * mask
+        elif parameter.grad is not None:
+            zero_(parameter.grad, mask)
 
 
 def run(

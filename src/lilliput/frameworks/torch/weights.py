@@ -108,6 +108,17 @@ def zero_(tensor: Any, mask: Tensor) -> None:
     local.masked_fill_(mask == 0, 0)
 
 
+def write_(tensor: Any, value: Tensor) -> None:
+    """Overwrite a weight in place; every process holds the whole value, and writes its own part."""
+    if not is_sharded(tensor):
+        tensor.copy_(value)
+        return
+    from torch.distributed.tensor import distribute_tensor
+
+    place = (tensor.device_mesh, tensor.placements)
+    tensor.to_local().copy_(distribute_tensor(value, *place, src_data_rank=None).to_local())
+
+
 def hold_(pairs: Iterable[tuple[Any, Tensor]]) -> None:
     """Set what masks prune to zero in place, after an optimizer step.
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError, StageError
+from lilliput.frameworks.torch.grad import straight_through
 from lilliput.frameworks.torch.recompute import is_recomputing
 from lilliput.frameworks.torch.replicated import replicate, replicated_class
 from lilliput.frameworks.torch.weights import is_binary, is_sharded, peek, raw, whole
@@ -223,10 +224,14 @@ class PrunerModuleWrapper(ModuleWrapper):
     optional_tensors = ("bias_mask",)
     weight_mask: Tensor
     bias_mask: Tensor | None
+    _shows_gradient: bool
 
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         super().__init__(layer, compressor)
         self.roles = ("weight", "bias")
+        self._shows_gradient = (
+            False  # of pruned entries, too; so in a step that an algorithm looks at
+        )
         self.register_buffer("weight_mask", torch.ones_like(self.weight.detach()))
         self.register_buffer("bias_mask", None)
         self._fix()
@@ -256,12 +261,24 @@ class PrunerModuleWrapper(ModuleWrapper):
                 getattr(self, name).copy_(mask)
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
-        """Multiply a raw weight or bias by its mask."""
+        """Multiply a raw weight or bias by its mask, or have the pruner compute the weight."""
         mask = self.mask_for(role, value)
         if mask is None:
             return value
         masks.append(mask)
+        if self.keeps_raw(role):
+            return self._pruner().compute_weight(self, value, mask)  # type: ignore[no-any-return]
+        if self._shows_gradient:
+            return straight_through(value, value.detach() * mask)
         return value * mask
+
+    def _pruner(self) -> Any:
+        if self._link.compressor is None:
+            raise StageError(
+                f"layer {self.name!r} was being pruned by an algorithm that did not come along when the "
+                "model was unpickled; build the model anew, make the pruner and load its state."
+            )
+        return self._link.compressor
 
     def mask_for(self, role: str, value: Tensor) -> Tensor | None:
         """Return the mask of a raw weight or bias in its dtype, None if there is none."""

@@ -56,6 +56,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
             *("statistics_batch_num", "sparsifying_training_batches", "training_batches"),
             *("training_steps", "sparsifying_training_epochs", "training_epochs"),
             *("num_iterations", "total_iteration", "interval_steps", "total_times"),
+            *("iterations", "epochs_per_iteration"),
         )
     },
 }

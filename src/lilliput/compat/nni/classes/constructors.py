@@ -57,6 +57,19 @@ _FIRST = {
     "ActivationAPoZRankPruner": _ACTIVATIONS,
     "ActivationMeanRankPruner": _ACTIVATIONS,
     "AGPPruner": _SCHEDULED,
+    "ADMMPruner": (
+        form(
+            "model, config_list, trainer, criterion, num_iterations=30, epochs_per_iteration=5, "
+            "row=0.0001, base_algo='l1'"
+        ),
+        form(
+            "model, config_list, trainer, num_iterations=30, training_epochs=5, row=0.0001, "
+            "base_algo='l1'"
+        ),
+    ),
+    "LotteryTicketPruner": (
+        form("model, config_list, optimizer, lr_scheduler, reset_weights=True"),
+    ),
     "QATQuantizer": (form("model, config_list, optimizer, dummy_input"),),
     "LSQQuantizer": (form("model, config_list, optimizer, dummy_input"),),
     "PTQQuantizer": _PLAIN,
@@ -103,12 +116,46 @@ _SECOND = {
     },
     "AGPPruner": _ITERATIVE,
     "LinearPruner": _ITERATIVE,
+    "ADMMPruner": (
+        form(
+            "model, config_list, evaluator, iterations, training_epochs, granularity='fine-grained'"
+        ),
+        form(
+            f"model, config_list, {_OLD}, iterations, training_epochs, granularity='fine-grained'"
+        ),
+    ),
+    "LotteryTicketPruner": (
+        form(
+            "model, config_list, pruning_algorithm, total_iteration, log_dir='.', "
+            "keep_intermediate_result=False, evaluator, speedup=False, reset_weight=True, pruning_params"
+        ),
+        form(
+            "model, config_list, pruning_algorithm, total_iteration, log_dir='.', "
+            "keep_intermediate_result=False, finetuner, speedup=False, dummy_input, evaluator, "
+            "reset_weight=True, pruning_params"
+        ),
+    ),
+    "MovementPruner": (
+        form(
+            "model, config_list, evaluator, warm_up_step, cool_down_beginning_step, training_epochs, "
+            "training_steps, regular_scale, movement_mode='hard', sparse_granularity='finegrained'"
+        ),
+        form(
+            f"model, config_list, {_OLD}, training_epochs, warm_up_step, cool_down_beginning_step"
+        ),
+    ),
 }
 
 _EVALUATED = (form("model, config_list, evaluator, existed_wrappers"),)
 _THIRD: dict[str, tuple[Form, ...]] = {
     **dict.fromkeys(("LevelPruner", "L1NormPruner", "L2NormPruner", "FPGMPruner"), _EVALUATED),
     "TaylorFOWeightPruner": (form("model, config_list, evaluator, training_steps"),),
+    "MovementPruner": (
+        form(
+            "model, config_list, evaluator, warmup_step, cooldown_begin_step, regular_scale=1.0, "
+            "existed_wrappers"
+        ),
+    ),
     "SlimPruner": (form("model, config_list, evaluator, training_steps, regular_scale=1.0"),),
     "QATQuantizer": (form("model, config_list, evaluator, quant_start_step=0"),),
     "PTQQuantizer": (form("model, config_list, evaluator, is_bias_correction=False"),),

@@ -11,8 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from lilliput.compat.nni.classes.arguments import Form, read_arguments
-from lilliput.compat.nni.classes.balance import balanced
+from lilliput.compat.nni.classes.arguments import Form, Unknown, read_arguments
 from lilliput.compat.nni.classes.gradients import wants_grid, with_grid
 from lilliput.compat.nni.classes.older_names import OlderNames
 from lilliput.compat.nni.classes.training import call_trainer, training_mode
@@ -22,6 +21,7 @@ from lilliput.compat.nni.config.rules import has_own_sparsity, in_total, on_sche
 from lilliput.compat.nni.config.settings import with_settings
 from lilliput.compat.nni.tools.exporting import QuantizerFiles
 from lilliput.errors import ConfigError
+from lilliput.pruning.balance import BalancedMasker, balanced
 from lilliput.pruning.collecting import CollectingPruner
 from lilliput.pruning.scheduled import ScheduledPruner
 from lilliput.torch import (
@@ -119,7 +119,9 @@ class Adapted(OlderNames):
             raise ConfigError(
                 f"{type(self).__name__}: mode 'balance' is only available for LevelPruner."
             )
-        pruner.masker_type = balanced(given.pop("balance_gran", None))
+        block = given.pop("balance_gran", None)
+        # Of a program that is only read, the blocks may not be known.
+        pruner.masker_type = BalancedMasker if isinstance(block, Unknown) else balanced(block)
 
     def _scheduled(self, rules: Any, given: dict[str, Any]) -> Any:
         total = given.pop("total_iteration", None)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lilliput.compat.nni.classes.balance import right_aligned
 from lilliput.compat.nni.config.target_rules import Target
 from lilliput.core.masker import Answers, Targets, WeightMasker
 from lilliput.errors import ConfigError
 from lilliput.ops.masks import prune_count, prune_smallest
+from lilliput.pruning.balance import right_aligned
 from lilliput.pruning.l1 import L1NormMasker
 from lilliput.pruning.l2 import L2NormMasker
 from lilliput.pruning.level import LevelMasker

@@ -13,6 +13,7 @@ _NAMES = {
     "optimizer": ("optimizer", "optimizers", "optim", "opt", "traced_optimizer"),
     "criterion": ("criterion", "criterions", "loss_fn", "loss_func", "loss", "loss_function"),
     "epoch": ("epoch", "epochs", "epoch_num", "epoch_idx"),
+    "callback": ("callback",),
 }
 
 
@@ -24,7 +25,8 @@ def call_trainer(
     A parameter of another name keeps its default, so that an epoch is never taken for a scheduler. The
     second and the third, if they have none, are the optimizer and the criterion whatever they are called.
     """
-    values = {"optimizer": optimizer, "criterion": criterion, "epoch": epoch}
+    # What v1's callback did after backward(), hooks of the optimizer do.
+    values = {"optimizer": optimizer, "criterion": criterion, "epoch": epoch, "callback": _nothing}
     known = {name: key for key, names in _NAMES.items() for name in names}
     positional: list[Any] = [model]
     named: dict[str, Any] = {}
@@ -32,7 +34,7 @@ def call_trainer(
     for place, parameter in enumerate(parameters):
         key = known.get(parameter.name)
         if parameter.kind is parameter.VAR_KEYWORD:
-            taken = {known.get(p.name) for p in parameters}
+            taken = {known.get(p.name) for p in parameters} | {"callback"}
             named |= {k: v for k, v in values.items() if k not in taken}
         elif parameter.kind is parameter.VAR_POSITIONAL:
             continue
@@ -48,6 +50,10 @@ def call_trainer(
                 "optimizer, criterion and epoch, which is what a trainer is called with."
             )
     return trainer(*positional, **named)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 @contextmanager

@@ -6,8 +6,11 @@ import inspect
 from typing import Any
 
 from lilliput.compat.nni.classes.adapted_pruners import AdaptedPruner, SecondStackPruner
+from lilliput.compat.nni.classes.admm import IterationsInside, SecondIterationsInside
 from lilliput.compat.nni.classes.constructors import FORMS
 from lilliput.compat.nni.classes.iterative import IterativePruner
+from lilliput.compat.nni.classes.lottery import RoundsByHand, RoundsInside
+from lilliput.compat.nni.classes.movement import MovementForm, ThirdStackMovement
 from lilliput.compat.nni.classes.observing import ObservingQuantizer
 from lilliput.compat.nni.classes.stacks import Adapted, AdaptedQuantizer
 from lilliput.compat.nni.classes.stepwise import StepwisePruner
@@ -16,8 +19,10 @@ from lilliput.compat.nni.classes.third import (
     ThirdStackPruner,
     ThirdStackQuantizer,
 )
+from lilliput.pruning.admm import ADMMPruner
+from lilliput.pruning.lottery import LotteryTicketPruner
 from lilliput.pruning.scheduled import ScheduledPruner
-from lilliput.torch import Compressor, Pruner, PTQQuantizer, Quantizer
+from lilliput.torch import Compressor, MovementPruner, Pruner, PTQQuantizer, Quantizer
 
 BASES: dict[str, dict[str, type]] = {
     "first": {"compressor": Adapted, "pruner": AdaptedPruner, "quantizer": AdaptedQuantizer},
@@ -31,10 +36,16 @@ def adapt(cls: type[Compressor], stack: str) -> type:
     base = BASES[stack][cls.kind]
     if cls in (Compressor, Pruner, Quantizer):
         return base
-    if stack == "third" and issubclass(cls, ScheduledPruner):
+    if stack != "third" and issubclass(cls, LotteryTicketPruner):  # which v3 did not have
+        base = RoundsByHand if stack == "first" else RoundsInside
+    elif stack != "third" and issubclass(cls, ADMMPruner):  # nor this one
+        base = IterationsInside if stack == "first" else SecondIterationsInside
+    elif stack == "third" and issubclass(cls, ScheduledPruner):
         base = StepwisePruner
     elif stack == "second" and issubclass(cls, ScheduledPruner):
         base = IterativePruner
+    elif issubclass(cls, MovementPruner) and stack != "first":
+        base = ThirdStackMovement if stack == "third" else MovementForm
     elif stack == "third" and issubclass(cls, PTQQuantizer):
         base = ThirdStackCalibration
     elif issubclass(cls, PTQQuantizer):

@@ -9,29 +9,24 @@ from lilliput import __version__
 from lilliput.errors import StageError
 
 _TRAINING, _SEARCH = "0.4", "0.5"
+_GOAL = "Search of lilliput.torch: Search(model, rules, budget={'macs': 0.5}, …"
 
 # name: the release that brings it, and what to take until then
 LATER = {
-    "LotteryTicketPruner": (
-        _TRAINING,
-        "AGPPruner prunes gradually; to rewind, load the early state dict after each pruning.",
-    ),
-    "ADMMPruner": (_TRAINING, "AGPPruner, which prunes gradually in your own training loop."),
-    "MovementPruner": (
-        _TRAINING,
-        "TaylorFOWeightPruner, which ranks by weight times gradient, or AGPPruner on its criterion.",
-    ),
     "TransformerHeadPruner": (
         _TRAINING,
         "L1NormPruner or TaylorFOWeightPruner of lilliput.torch with example_inputs, which remove whole "
         "heads, and speedup(), which cuts them out.",
     ),
-    "NetAdaptPruner": (_SEARCH, "L1NormPruner with 'max_macs' or 'max_params' in its rule."),
-    "SimulatedAnnealingPruner": (_SEARCH, "SensitivityPruner, or L1NormPruner with 'max_macs'."),
-    "AutoCompressPruner": (_SEARCH, "SensitivityPruner, or L1NormPruner with 'max_macs'."),
-    "AMCPruner": (_SEARCH, "L1NormPruner with 'max_macs' in its rule."),
-    "AutoCompressionExperiment": (_SEARCH, "SensitivityAnalysis and a rule with 'max_macs'."),
-    "CompressionExperiment": (_SEARCH, "SensitivityAnalysis and a rule with 'max_macs'."),
+    "NetAdaptPruner": (_SEARCH, f"{_GOAL}, strategy='netadapt')."),
+    "SimulatedAnnealingPruner": (_SEARCH, f"{_GOAL}, strategy='annealing')."),
+    "AutoCompressPruner": (
+        _SEARCH,
+        "compress() of lilliput.torch, which searches, cuts and trains.",
+    ),
+    "AMCPruner": (_SEARCH, f"{_GOAL})."),
+    "AutoCompressionExperiment": (_SEARCH, "compress() of lilliput.torch."),
+    "CompressionExperiment": (_SEARCH, "compress() of lilliput.torch."),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -12,9 +11,19 @@ from lilliput.export.keras.litert.draft import Draft
 from lilliput.export.keras.litert.fuse import why_float
 from lilliput.export.keras.litert.weights import WEIGHTS, Found
 from lilliput.export.layer import Layer
+from lilliput.export.macs import count_macs as in_onnx
 
 _LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "CONV_3D")
 _PRODUCTS = ("BATCH_MATMUL",)
+# The operator of ONNX that multiplies as often, where its input is, and how its weight is laid out.
+_IN_ONNX: dict[str, tuple[str, int, tuple[int, ...]]] = {
+    "CONV_2D": ("Conv", 0, (0, 3, 1, 2)),
+    "DEPTHWISE_CONV_2D": ("Conv", 0, (3, 0, 1, 2)),
+    "CONV_3D": ("Conv", 0, (4, 3, 0, 1, 2)),
+    "TRANSPOSE_CONV": ("ConvTranspose", 2, (3, 0, 1, 2)),
+    "FULLY_CONNECTED": ("Conv", 0, (0, 1)),
+    "BATCH_MATMUL": ("MatMul", 0, ()),
+}
 
 
 def list_layers(draft: Draft, weights: Mapping[int, Found]) -> list[Layer]:
@@ -74,20 +83,10 @@ def count_macs(
     draft: Draft, operator: Any, shapes: Mapping[int, Sequence[int]] = MappingProxyType({})
 ) -> int:
     """Return the multiplications of an operator; sizes that are open count as one."""
-
-    def shape_of(index: int) -> Sequence[int]:
-        return shapes.get(index, draft.shape(index))
-
     kind = draft.kind(operator)
-    weight = shape_of(operator.inputs[WEIGHTS[kind][0]])
-    output = shape_of(operator.outputs[0])
-    if kind == "TRANSPOSE_CONV":
-        return prod(shape_of(operator.inputs[2])) * prod(weight[:3])
-    if kind == "DEPTHWISE_CONV_2D":
-        return prod(output) * prod(weight[1:3])
-    if kind == "CONV_3D":
-        return prod(output) * prod(weight[:4])
-    if kind == "BATCH_MATMUL":
-        first = shape_of(operator.inputs[0])
-        return prod(output) * first[-2 if operator.builtinOptions.adjX else -1]
-    return prod(output) * prod(weight[1:])
+    op, source, order = _IN_ONNX[kind]
+    indices = operator.inputs[source], operator.inputs[WEIGHTS[kind][0]]
+    given, weight = (shapes.get(x, draft.shape(x)) for x in indices)
+    output = shapes.get(operator.outputs[0], draft.shape(operator.outputs[0]))
+    turned = {"transA": kind == "BATCH_MATMUL" and operator.builtinOptions.adjX}
+    return in_onnx(op, [given, [weight[i] for i in order] or weight], [output], turned)

@@ -17,7 +17,7 @@ from lilliput.frameworks.torch.ptq.changes import Changes
 from lilliput.frameworks.torch.ptq.equalize import Pair
 from lilliput.frameworks.torch.ptq.trace import PlainLayer, Trace, in_float, record
 from lilliput.frameworks.torch.ptq.watch import See, watch
-from lilliput.ops.flow import Flow
+from lilliput.graph.flow import Flow
 from lilliput.progress import track
 
 log = logging.getLogger("lilliput")

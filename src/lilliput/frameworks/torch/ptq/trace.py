@@ -1,6 +1,6 @@
 """Which layers may be changed without changing what a model computes.
 
-A :class:`~lilliput.ops.flow.Flow` says who reads which value. Here is what else one has to know before
+A :class:`~lilliput.graph.flow.Flow` says who reads which value. Here is what else one has to know before
 moving a factor from one layer to the next: which operation it is exactly (ReLU lets a factor pass, ReLU6
 does not), and whether anything but the layer itself reads its parameters.
 """
@@ -20,7 +20,7 @@ from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.instrument import quantizers_in
 from lilliput.frameworks.torch.weights import plain_type
 from lilliput.frameworks.wrapping import marking, step_aside
-from lilliput.ops.flow import Flow, ModuleCall, Operation
+from lilliput.graph.flow import Flow, ModuleCall, Operation
 
 _PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -1,0 +1,17 @@
+"""One file per paper whose figures are repeated; see reproduce.py."""
+
+PAPERS = (
+    "han2015",
+    "sparsest2017",
+    "deep_compression2016",
+    "smallest2020",
+    "zhu_gupta2017",
+    "lsq2020",
+    "dorefa2016",
+    "jacob2018",
+    "slim2017",
+    "taylor2019",
+    "lottery2019",
+    "rigl2020",
+    "movement2020",
+)

@@ -1,0 +1,77 @@
+"""Han et al. 2015, "Learning both weights and connections": a twelfth of LeNet-300-100 without loss.
+
+    ./run python benchmarks/reproduce.py han2015
+
+The paper prunes by magnitude and retrains; it keeps 8, 9 and 26 % of the weights of the three layers. Here
+the same shares are approached on AGP's schedule, while the dense network teaches the pruned one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn, optim
+
+from lilliput.torch import AGPPruner
+from papers.harness import Budget, Paper, Row, Task, sparse_figures
+
+LAYERS = ("1", "3", "5")  # the linear layers of LeNet-300-100
+KEPT = (0.08, 0.09, 0.26)  # shares of their weights that the paper keeps
+
+
+def prune(task: Task, *kept: float) -> nn.Module:
+    """Return the dense network pruned to a share of each layer's weights.
+
+    Where the training follows another one, it starts with the network that has been pruned there as in the
+    paper.
+    """
+    is_first = task.budget.before is None
+
+    def attach(model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
+        end = int(0.6 * task.budget.ticks)
+        rules = [
+            {
+                "op_names": [name],
+                "initial_sparsity": 0.0 if is_first else 1 - start,
+                "final_sparsity": 1 - share,
+                "end_epoch": end,
+            }
+            for name, start, share in zip(LAYERS, KEPT, kept, strict=True)
+        ]
+        pruner = AGPPruner(model, rules, optimizer)
+        pruner.compress()
+        return pruner
+
+    def make() -> nn.Module:
+        student = None if is_first else prune(task.before(), *KEPT)
+        model: nn.Module = task.retrain(attach, student)[1].strip()
+        return model
+
+    return task.kept("agp", [asdict(task.budget), kept], make)[0]
+
+
+def pruned(*kept: float) -> Callable[[Task], dict[str, Any]]:
+    """Return a row's function."""
+
+    def run(task: Task) -> dict[str, Any]:
+        model = prune(task, *kept)
+        return {"error": task.error(model)} | sparse_figures(model)
+
+    return run
+
+
+PAPER = Paper(
+    "han2015",
+    "Han et al. 2015, Learning both weights and connections",
+    {
+        "12 ×": Row(
+            pruned(*KEPT),
+            {"error": 1.59, "rate": 12, "reference": 1.64},
+            above_control=0.10,
+        ),
+    },
+    budget=Budget(epochs=20, rate=4e-3),
+    about="The paper's shares of weights kept, on AGP's schedule with the dense network as teacher.",
+)

@@ -1,0 +1,29 @@
+"""The two networks of the papers on MNIST."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def lenet_300_100() -> nn.Sequential:
+    """Return LeCun's network of 1998 with hidden layers of 300 and 100: 266,200 weights."""
+    hidden = (nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(100, 10))
+
+
+def lenet_5() -> nn.Sequential:
+    """Return LeNet-5 as Caffe has it, which the papers prune: 430,500 weights."""
+    features = (nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2))
+    return nn.Sequential(
+        *features, nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10)
+    )
+
+
+def normed_mlp() -> nn.Sequential:
+    """Return LeNet-300-100 with batch norms, whose scales Slim prunes by."""
+    first = (nn.Linear(784, 300), nn.BatchNorm1d(300), nn.ReLU())
+    second = (nn.Linear(300, 100), nn.BatchNorm1d(100), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), *first, *second, nn.Linear(100, 10))
+
+
+NETWORKS = {"lenet-300-100": lenet_300_100, "lenet-5": lenet_5, "normed-mlp": normed_mlp}

@@ -1,0 +1,25 @@
+"""Call what users wrote with as much as it takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def call(function: Callable[..., Any], *args: Any, **extras: Any) -> Any:
+    """Call a function of the user with those extras that it has parameters for.
+
+    Examples
+    --------
+    >>> call(lambda x, epoch: (x, epoch), 1, epoch=2, epochs=3)
+    (1, 2)
+    """
+    try:
+        known = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return function(*args)
+    takes_all = any(x.kind is x.VAR_KEYWORD for x in known.values())
+    positional = list(known)[: len(args)]
+    wanted = {k: v for k, v in extras.items() if takes_all or (k in known and k not in positional)}
+    return function(*args, **wanted)

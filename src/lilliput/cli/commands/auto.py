@@ -1,0 +1,180 @@
+"""``lilliput auto``: say the goal, and get a file that meets it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lilliput.cli import options
+from lilliput.cli.command import command
+from lilliput.cli.functions import load_function
+from lilliput.cli.inputs import Sources, require_inputs
+from lilliput.cli.models import open_model
+from lilliput.cli.terminal import Terminal
+from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.search.budget import parse_budget
+from lilliput.search.journal import NAME as JOURNAL
+
+
+def auto(
+    terminal: Terminal,
+    model: options.Model,
+    sources: Sources,
+    run: options.Run,
+    evaluate: options.Evaluate = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target",
+            metavar="NAME=AMOUNT",
+            help="latency=0.5, latency='12 ms', bytes=0.25, macs=…, params=…; may be given again.",
+        ),
+    ] = None,
+    drop: Annotated[
+        float | None, typer.Option("--drop", min=0, help="How much of the metric may be lost.")
+    ] = None,
+    hours: Annotated[float | None, typer.Option("--hours", help="When to end.")] = None,
+    epochs: Annotated[
+        int, typer.Option("--epochs", min=0, help="Epochs of training at most, without --hours.")
+    ] = 10,
+    config: options.Config = None,
+    runtime: Annotated[
+        str, typer.Option("--runtime", help="What executes the file.")
+    ] = "onnxruntime",
+) -> None:
+    """Search, prune, cut, recover, quantize and export, until the goal is met.
+
+    The first file comes early and better ones replace it; Ctrl-C keeps the best so far, and
+    --resume goes on with a search that was interrupted.
+    """
+    budget = parse_targets(target or [], drop)
+    parse_budget(budget)  # before anything is imported
+    if evaluate is None or sources.data is None:
+        raise ConfigError("auto needs --data module:function and --evaluate module:function.")
+    folder = run.output or Path("auto-run")
+    if (folder / JOURNAL).exists() and not run.resume:
+        raise ConfigError(
+            f"{folder}: holds a search; continue it with --resume, or choose another folder with --output."
+        )
+    metric, data = load_function(evaluate, "--evaluate"), load_function(sources.data, "--data")
+    loaded, _, example = open_model(model, sources, run.trust)
+    given: dict[str, Any] = {"example_inputs": require_inputs(example), "target": runtime}
+    if config is not None:
+        given["config_list"] = config
+    if terminal.dry_run:
+        _plan(terminal, loaded, metric, data, budget, given)
+        return
+    from lilliput.recipes.auto import compress
+
+    with _told(terminal):
+        done = compress(
+            loaded,
+            budget=budget,
+            data=data,
+            evaluate=metric,
+            folder=folder,
+            epochs=epochs,
+            hours=hours,
+            seed=run.seed or 0,
+            **given,
+        )
+    result = {
+        "path": done.path,
+        "is_met": done.is_met,
+        "receipt": done.receipt.to_dict(),
+        "config_list": done.config_list,
+        "history": done.history,
+    }
+    terminal.result(result, done.receipt, "", f"written to {folder}: {done.path.name}, report.html")
+    if not done.is_met:
+        raise AlgorithmError(
+            f"the budget is not met; {done.path} is the nearest that was found. Allow more --hours or "
+            "--epochs, or loosen it."
+        )
+
+
+def parse_targets(targets: list[str], drop: float | None) -> dict[str, Any]:
+    """Return a budget from ``name=amount`` texts.
+
+    Examples
+    --------
+    >>> parse_targets(["latency=0.5", "bytes=2 MB"], 0.005)
+    {'latency': 0.5, 'bytes': '2 MB', 'drop': 0.005}
+    """
+    budget: dict[str, Any] = {}
+    for text in targets:
+        name, mark, amount = text.partition("=")
+        if not mark or not amount.strip():
+            raise ConfigError(
+                f"--target: received {text!r}, expected name=amount such as latency=0.5."
+            )
+        if name.strip() in budget:
+            raise ConfigError(f"--target: {name.strip()} is given twice.")
+        try:
+            budget[name.strip()] = float(amount)
+        except ValueError:
+            budget[name.strip()] = amount.strip()
+    if not budget:
+        raise ConfigError("--target is missing: say what shall become smaller, as in latency=0.5.")
+    return budget if drop is None else {**budget, "drop": drop}
+
+
+def _plan(
+    terminal: Terminal, model: Any, metric: Any, data: Any, budget: dict[str, Any], given: Any
+) -> None:
+    """Say how many trials there are, and how long they take by timing one evaluation."""
+    from lilliput.recipes.auto import DEFAULT_RULES
+    from lilliput.search.search import Search
+
+    rules = given.pop("config_list", list(DEFAULT_RULES))
+    batch = [next(iter(data()))]
+    limits = {k: v for k, v in budget.items() if k != "drop"}
+    search = Search(model, rules, budget=limits, evaluate=metric, data=batch, **given)
+    start = time.perf_counter()
+    metric(model)
+    seconds = time.perf_counter() - start
+    networks = search.networks if "latency" in budget else 0
+    steps = [
+        f"time {networks} networks for the latency table",
+        f"choose from {search.space.count:,} config lists: {len(search.space.decisions)} decisions",
+        f"evaluate at most 8 of them (one evaluation takes {seconds:.2g} s)",
+        "train what was found, with the original as teacher, until the drop is kept",
+    ]
+    terminal.would(steps if networks else steps[1:], decisions=len(search.space.decisions))
+
+
+@contextlib.contextmanager
+def _told(terminal: Terminal) -> Iterator[None]:
+    """Pass on what the search says of its progress."""
+    log, handler = logging.getLogger("lilliput"), _Notes(terminal)
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+class _Notes(logging.Handler):
+    """Print messages as notes."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__(logging.INFO)
+        self.terminal = terminal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one message."""
+        self.terminal.note(record.getMessage())
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "auto", "Compress")(auto)

@@ -1,0 +1,82 @@
+"""``lilliput repair``: make a config list milder where it hurts, until a drop is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lilliput.cli import options
+from lilliput.cli.command import command
+from lilliput.cli.functions import load_function
+from lilliput.cli.inputs import Sources, require_inputs
+from lilliput.cli.models import open_model
+from lilliput.cli.terminal import Terminal
+from lilliput.errors import ConfigError
+
+_BATCHES = 16
+
+
+def repair(
+    terminal: Terminal,
+    model: options.Model,
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="The config list that loses too much.")
+    ],
+    sources: Sources,
+    run: options.Run,
+    drop: Annotated[
+        float, typer.Option("--drop", min=0, help="How much of the metric may be lost.")
+    ],
+    evaluate: options.Evaluate = None,
+    cost: Annotated[
+        str, typer.Option("--cost", help="What is spent: latency, bytes, macs or params.")
+    ] = "latency",
+    trials: Annotated[
+        int, typer.Option("--trials", min=2, help="Config lists to evaluate, at most.")
+    ] = 10,
+) -> None:
+    """Raise bits and restore channels where a config list hurts most.
+
+    CONFIG is a YAML or JSON file, such as found.json of 'lilliput auto'.
+    """
+    if evaluate is None or sources.data is None:
+        raise ConfigError("repair needs --data module:function and --evaluate module:function.")
+    from lilliput.config.files import read_rules
+
+    rules = read_rules(config)
+    metric = load_function(evaluate, "--evaluate")
+    loaded, _, example = open_model(model, sources, run.trust)
+    folder = run.output or Path("repair-run")
+    if terminal.dry_run:
+        terminal.would([f"evaluate at most {trials} config lists that are milder than {config}"])
+        return
+    from lilliput.search.repair import repair
+
+    found = repair(
+        loaded,
+        rules,
+        drop=drop,
+        evaluate=metric,
+        data=sources.batches(_BATCHES),
+        example_inputs=require_inputs(example),
+        folder=folder,
+        cost=cost,
+        trials=trials,
+        seed=run.seed or 0,
+    )
+    (folder / "found.json").write_text(json.dumps(found.config_list, indent=1), encoding="utf-8")
+    result = {"path": found.path, "config_list": found.config_list, "front": found.front}
+    terminal.result(
+        {**result, "receipt": found.receipt.to_dict()},
+        found.receipt,
+        "",
+        f"written to {folder}: {found.path.name}, found.json, report.html",
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "repair", "Compress")(repair)

@@ -1,0 +1,1 @@
+"""Layers that become products of smaller ones."""

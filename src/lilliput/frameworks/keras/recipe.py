@@ -1,0 +1,239 @@
+"""Recipes on Keras 3: ``model.fit``, and shrunk models as ``.keras`` files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import keras
+
+from lilliput.calling import call
+from lilliput.errors import ConfigError, StateError, UnsupportedModelError
+from lilliput.files import write_atomically
+from lilliput.frameworks.keras.files import dump_tensors
+from lilliput.frameworks.keras.scopes import sync
+from lilliput.frameworks.looping import Epoch, Functions
+
+_SHRUNK = "model.keras"
+_OURS = "lilliput_"  # variables of wrappers: compressors keep them in their own states
+
+
+class KerasLoop:
+    """How Keras trains and writes; see :class:`~lilliput.frameworks.looping.Loop`.
+
+    A model comes compiled from its factory, or the recipe has a ``loss``. What was compiled is carried
+    over to shrunk models, with a new optimizer of the same settings for each step.
+    """
+
+    name = "keras"
+    writes_models: ClassVar[bool] = True
+
+    def seed(self, number: int) -> None:
+        """Seed Keras and its backend."""
+        keras.utils.set_random_seed(number)
+
+    def threads(self) -> None:
+        """Return None: the backends do not let it be changed once they run."""
+
+    def set_threads(self, count: int | None) -> None:
+        """Do nothing."""
+
+    def tensors(self, model: Any) -> dict[str, Any]:
+        """Return all variables, those of random layers included."""
+        sync(model)
+        return {name: variable.value for name, variable in _variables(model).items()}
+
+    def load(self, model: Any, tensors: dict[str, Any]) -> None:
+        """Assign all variables."""
+        here = _variables(model)
+        wrong = [name for name in {*here, *tensors} if name not in here or name not in tensors]
+        wrong += [n for n, v in here.items() if n in tensors and v.shape != tensors[n].shape]
+        if wrong:
+            raise StateError(
+                f"the checkpoint does not fit the model: {', '.join(sorted(wrong)[:5])}."
+            )
+        for name, variable in here.items():
+            variable.assign(tensors[name])
+
+    # -- training ------------------------------------------------------------------------------------
+
+    def check_training(self, functions: Functions) -> str:
+        """Return an empty text: whether the model is compiled is seen when it trains."""
+        return ""
+
+    def start_training(
+        self,
+        model: Any,
+        compressors: list[Any],
+        functions: Functions,
+        factory: Any,
+        learning_rate: float | None,
+    ) -> Any:
+        """Compile the model with a new optimizer."""
+        optimizer = _new_optimizer(model) if factory is None else factory(model)
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise ConfigError(
+                f"optimizer: the function returned {type(optimizer).__name__}, expected a "
+                "keras.optimizers.Optimizer."
+            )
+        if learning_rate is not None:
+            optimizer.learning_rate = learning_rate
+        _compile(model, optimizer, _loss(functions) or getattr(model, "loss", None), model)
+        optimizer.build(model.trainable_variables)
+        for compressor in compressors:
+            compressor.bind_optimizer(optimizer)
+        return optimizer
+
+    def start_recovery(self, model: Any) -> Any:
+        """Refuse: nothing that uses it works on Keras models yet."""
+        raise UnsupportedModelError("compress() works on PyTorch models so far.")
+
+    def stop_training(self, compressors: list[Any]) -> None:
+        """Make compressors forget their optimizer."""
+        for compressor in compressors:
+            compressor.optimizer = None
+
+    def optimizer_state(self, optimizer: Any) -> Any:
+        """Return its variables."""
+        return [variable.value for variable in optimizer.variables]
+
+    def load_optimizer(self, optimizer: Any, state: Any) -> None:
+        """Assign its variables."""
+        if len(state) != len(optimizer.variables):
+            raise StateError("the checkpoint does not fit the optimizer.")
+        for variable, value in zip(optimizer.variables, state, strict=True):
+            variable.assign(value)
+
+    def train(self, epoch: Epoch) -> None:
+        """Train one epoch, by the user's function or by ``fit``; a distiller has its part in the loss."""
+        model, functions, distiller = epoch.model, epoch.functions, epoch.distiller
+        if epoch.current is not None:
+            epoch.current.update_epoch(epoch.number + 1)
+        if functions.train is not None and distiller is None:
+            epoch.train_by_user()
+        else:
+            is_alone = distiller is not None and distiller.is_alone
+            if getattr(model, "loss", None) is None and not is_alone:
+                raise ConfigError(
+                    "model: it is not compiled with a loss; compile it in its factory, or add loss: "
+                    "cross_entropy to the recipe."
+                )
+            model.fit(_as_dataset(epoch.batches), epochs=1, verbose=0, shuffle=False)
+        sync(model)
+
+    def calibrate(self, compressor: Any, batches: Iterable[Any], functions: Functions) -> None:
+        """Run batches."""
+        call(compressor.calibrate, list(batches), progress=False)
+
+    def forward(self, model: Any, inputs: Any) -> Any:
+        """Call a model for inference."""
+        return model(inputs, training=False)
+
+    def evaluation_mode(self, model: Any) -> None:
+        """Do nothing: Keras models are told at each call."""
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def write_shrunk(self, shrunk: Any, model: Any, folder: Path) -> None:
+        """Write a shrunk model, and compile it as the original is."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as temporary:
+            path = Path(temporary) / _SHRUNK
+            shrunk.save(path)
+            write_atomically(folder / _SHRUNK, path.read_bytes())
+        _compile_alike(shrunk, model)
+
+    def read_shrunk(self, model: Any, folder: Path) -> Any:
+        """Read the shrunk model, and compile it as the original is."""
+        try:
+            shrunk = keras.models.load_model(folder / _SHRUNK, compile=False)
+        except (OSError, ValueError, TypeError) as error:
+            raise StateError(f"{folder}: no readable shrunk model ({error}).") from error
+        _compile_alike(shrunk, model)
+        return shrunk
+
+    def write_model(self, model: Any, compressors: list[Any], folder: Path) -> Path:
+        """Write the weights by their names, masks applied."""
+        path = folder / "model.safetensors"
+        sync(model)
+        own = [v for v in model.weights if not v.name.startswith(_OURS)]
+        write_atomically(path, dump_tensors({_plain_path(v, model): v.value for v in own}))
+        return path
+
+    def place(self, value: Any, model: Any) -> Any:
+        """Return the inputs: Keras places them itself."""
+        return value
+
+    def first_rows(self, inputs: Any, count: int) -> Any:
+        """Return the first examples of all arrays."""
+        if isinstance(inputs, Mapping):
+            return {key: self.first_rows(value, count) for key, value in inputs.items()}
+        if isinstance(inputs, (list, tuple)):
+            return tuple(self.first_rows(value, count) for value in inputs)
+        return keras.ops.convert_to_numpy(inputs[:count])
+
+
+def _variables(model: Any) -> dict[str, Any]:
+    """Return the variables of a model by number, for names may repeat; not those of compressors."""
+    own = [v for v in model.variables if not v.name.startswith(_OURS)]
+    return {f"{number} {v.name}": v for number, v in enumerate(own)}
+
+
+def _plain_path(variable: Any, model: Any) -> str:
+    """Return the path of a variable inside its model, whose own name may be one of a counter."""
+    return str(variable.path).removeprefix(f"{model.name}/")
+
+
+def _new_optimizer(model: Any) -> Any:
+    """Return an optimizer with the settings of the compiled one, and no memory."""
+    held = getattr(model, "optimizer", None)
+    if held is None:
+        return keras.optimizers.SGD(0.01, momentum=0.9)
+    return type(held).from_config(held.get_config())
+
+
+def _compile_alike(model: Any, other: Any) -> None:
+    """Compile a model as another one is."""
+    if getattr(other, "loss", None) is not None:
+        _compile(model, _new_optimizer(other), other.loss, other)
+
+
+def _compile(model: Any, optimizer: Any, loss: Any, other: Any) -> None:
+    jit = other.jit_compile if getattr(other, "compiled", False) else "auto"
+    model.compile(optimizer, loss, jit_compile=jit, run_eagerly=other.run_eagerly)
+
+
+def _loss(functions: Functions) -> Any:
+    names = {
+        "cross_entropy": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "mse": "mse",
+    }
+    return names[functions.loss] if isinstance(functions.loss, str) else functions.loss
+
+
+class _Batches(keras.utils.PyDataset):  # type: ignore[misc]
+    """A list of batches: ``fit`` takes a plain list for arrays."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.batches[index]
+
+
+def _as_dataset(batches: Any) -> Any:
+    """Return batches as something that ``fit`` takes; data sets of the frameworks stay as they are."""
+    kind = type(batches)
+    is_known = isinstance(batches, keras.utils.PyDataset) or kind.__name__.endswith("Dataset")
+    if is_known or kind.__module__.startswith(("tensorflow", "torch", "grain")):
+        return batches
+    return _Batches([tuple(batch) if isinstance(batch, list) else batch for batch in batches])
+
+
+loop = KerasLoop()

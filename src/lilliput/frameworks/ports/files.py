@@ -1,0 +1,84 @@
+"""What the engine asks of a framework: other processes, and files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+
+class Processes(ABC):
+    """Agree with other processes that train the same model."""
+
+    def processes(self) -> int:
+        """Return how many processes work together."""
+        return 1
+
+    @abstractmethod
+    def process_index(self) -> int:
+        """Return the number of this process among those that work together, 0 if it is alone."""
+
+    @abstractmethod
+    def sum_over_processes(self, tensor: Any) -> Any:
+        """Return the sum of a tensor over all processes that train together."""
+
+    @abstractmethod
+    def average(self, tensors: Sequence[Any]) -> bool:
+        """Average tensors in place over all processes that train together; False if this is alone."""
+
+    @abstractmethod
+    def reduce(self, array: Any, how: str) -> Any:
+        """Return the 'min', 'max' or 'sum' of a NumPy array over all processes that work together."""
+
+    def watch_join(self, model: Any) -> list[Any]:
+        """Note whether processes may make different numbers of steps; return removable handles."""
+        return []
+
+    def is_joining(self, model: Any) -> bool:
+        """Whether other processes may have stopped training, so that none can wait for them."""
+        return False
+
+
+class Storing(ABC):
+    """Turn models and tensors into files, and back."""
+
+    @abstractmethod
+    def model_tensors(self, model: Any) -> dict[str, Any]:
+        """Return every tensor of a model by a name that stays the same."""
+
+    @abstractmethod
+    def load_model(self, model: Any, tensors: dict[str, Any]) -> None:
+        """Put tensors of :meth:`model_tensors` back into a model."""
+
+    @abstractmethod
+    def export(
+        self,
+        model: Any,
+        wrappers: Sequence[Any],
+        model_path: str,
+        mask_path: str | None,
+        onnx_path: str | None,
+        input_shape: tuple[int, ...] | None,
+        device: Any,
+    ) -> None:
+        """Write the compressed model as a plain one."""
+
+    @abstractmethod
+    def dump_tensors(self, tensors: dict[str, Any]) -> bytes:
+        """Return tensors as the bytes of a safetensors file."""
+
+    @abstractmethod
+    def parse_tensors(self, data: bytes) -> dict[str, Any]:
+        """Return the tensors of a safetensors file."""
+
+    @abstractmethod
+    def stored_types(self, model: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return type and shape of every tensor that a file of a plain model's weights holds, by name."""
+
+    @abstractmethod
+    def stored(self, model: Any) -> dict[str, tuple[str, Any]]:
+        """Return these tensors, masks and weight rounding applied: type, and bits as unsigned integers."""
+
+    @abstractmethod
+    def load_stored(self, model: Any, tensors: dict[str, tuple[str, Any]]) -> None:
+        """Put such tensors into a plain model; names, types and shapes have been checked."""

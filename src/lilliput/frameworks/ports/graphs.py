@@ -1,0 +1,98 @@
+"""What the engine asks of a framework: the model as data, and quantizers in it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, ClassVar
+
+from lilliput.config.layer import QuantType
+from lilliput.graph.flow import Flow
+from lilliput.graph.ir import Graph
+from lilliput.ops.grad import QuantGrad
+
+
+class Graphs(ABC):
+    """Read a model as data."""
+
+    @abstractmethod
+    def graph(self, model: Any, example_inputs: Any) -> Graph:
+        """Return the ops of a model as data; the model is only read."""
+
+    @abstractmethod
+    def needs_example(self, model: Any) -> bool:
+        """Whether :meth:`graph` cannot do without example inputs."""
+
+    @abstractmethod
+    def flow(self, model: Any, example_inputs: Any) -> Flow:
+        """Run a model once, and return how tensors flow through it."""
+
+    def known_flow(self, model: Any) -> Flow | None:
+        """Return how tensors flow through a model whose graph is known without running it."""
+        return None
+
+    @abstractmethod
+    def flow_of_batch(self, model: Any, batch: Any, forward: Callable[..., Any] | None) -> Flow:
+        """Return how tensors flow for a batch of a data loader."""
+
+    @abstractmethod
+    def on_call(self, model: Any, task: Callable[[Any, Any], None]) -> Any:
+        """Call ``task(args, kwargs)`` before each forward of a model; return a removable handle."""
+
+
+class Quantizing(ABC):
+    """Round tensors with the gradient that a rule prescribes, at the places that were chosen."""
+
+    # Whether optimizers of the framework keep a parameter above its bound by themselves.
+    keeps_bounds: ClassVar[bool] = False
+
+    @abstractmethod
+    def tensor(self, value: float, wrapper: Any) -> Any:
+        """Return a number as a float32 tensor where a wrapper's layer is."""
+
+    @abstractmethod
+    def parameter(self, value: Any, at_least: float | None = None) -> Any:
+        """Return a tensor as one that an optimizer trains, with a bound if :attr:`keeps_bounds`."""
+
+    @abstractmethod
+    def quantize(
+        self,
+        tensors: tuple[Any, ...],
+        function: Callable[..., Any],
+        rule: type[QuantGrad] | None,
+        quant_type: QuantType,
+    ) -> tuple[Any, ...]:
+        """Return what ``function`` makes of the tensors, with the gradient that ``rule`` prescribes."""
+
+    def value_of(self, tensor: Any) -> Any:
+        """Return what an author's code computes with, where the engine has a variable."""
+        return tensor
+
+    @abstractmethod
+    def keep_sites(self, wrapper: Any, roles: Collection[str]) -> None:
+        """Quantize a layer's input and output at the layer itself only if ``roles`` names them."""
+
+    @abstractmethod
+    def add_site(self, model: Any, path: str, wrapper: Any, role: str) -> Any:
+        """Quantize what a module returns on behalf of a layer; return a removable handle."""
+
+    @abstractmethod
+    def hold_norm(self, model: Any, wrapper: Any) -> None:
+        """Let a wrapper, and each copy of it, know the batch norm that ``wrapper.norm`` names."""
+
+    @abstractmethod
+    def norm_factor(self, wrapper: Any) -> Any:
+        """Return by what that batch norm multiplies each channel, by its running statistics."""
+
+    @abstractmethod
+    def freeze_norms(self, model: Any, paths: Iterable[str]) -> list[Any]:
+        """Make batch norms use their running statistics in training; return removable handles."""
+
+    def thaw_norms(self, model: Any) -> None:  # noqa: B027
+        """Follow up on the handles of :meth:`freeze_norms` having been removed."""
+
+    @abstractmethod
+    def refinement(
+        self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
+    ) -> Any:
+        """Return what changes the parameters under a quantizer so that less is lost by it."""

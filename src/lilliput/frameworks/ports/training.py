@@ -1,0 +1,235 @@
+"""What the engine asks of a framework: training, running, and learning from a teacher."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+from lilliput.config.layer import LayerInfo
+from lilliput.errors import StageError
+from lilliput.frameworks.features import Run
+
+
+class Training(ABC):
+    """Follow the training of a model, and have its optimizer train more."""
+
+    name: ClassVar[str]
+
+    # Whether hooks on an optimizer see every step; not where training is compiled as a whole.
+    sees_every_step: ClassVar[bool] = True
+
+    # Whether activations and gradients can be looked at while the model trains; not in compiled training.
+    shows_training: ClassVar[bool] = True
+
+    @abstractmethod
+    def on_forward(self, wrapper: Any, collector: Callable[..., Any]) -> list[Any]:
+        """Call ``collector(wrapper, input_, output)`` after each forward; return removable handles."""
+
+    @abstractmethod
+    def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
+        """Call ``task()`` after each optimizer step; return a removable handle."""
+
+    @abstractmethod
+    def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
+        """Call ``task()`` when the gradients of an optimizer step are there; return a removable handle."""
+
+    def callback(self, compressor: Any) -> Any:
+        """Return what a training loop of the framework's own calls on behalf of a compressor."""
+        raise StageError(
+            f"callback() is for Keras models; with {self.name}, give the compressor the optimizer, or "
+            "call step() and update_epoch() yourself."
+        )
+
+    @abstractmethod
+    def check_optimizer(self, optimizer: Any, wrappers: Sequence[Any]) -> None:
+        """Raise if the optimizer cannot be hooked or does not hold the weights."""
+
+    @abstractmethod
+    def adopt(self, optimizer: Any, wrappers: Sequence[Any]) -> list[Any]:
+        """Let the optimizer train the wrappers' own parameters; return removable handles."""
+
+    @abstractmethod
+    def restart_optimizer(self, model: Any, optimizer: Any) -> None:
+        """Let an optimizer, or that of the model, forget what it remembers of earlier steps."""
+
+    @abstractmethod
+    def gradient(self, wrapper: Any, optimizer: Any = None) -> Any:
+        """Return the gradient of a wrapper's raw weight in full, None if there is none.
+
+        Without the loss scale that the optimizer has yet to divide by.
+        """
+
+    @abstractmethod
+    def penalize_learned(
+        self, wrapper: Any, name: str, penalty: Callable[[Any], Any], optimizer: Any
+    ) -> None:
+        """Add ``penalty(value)`` of a learned parameter to the loss.
+
+        Before each step where gradients are shown, once and for all where they are not.
+        """
+
+    def show_gradients(self, wrappers: Sequence[Any], is_shown: bool) -> None:
+        """Let pruned weights get the gradients that they would have, until they are masked again."""
+        raise NotImplementedError(f"{self.name} shows no gradients of weights.")
+
+    @abstractmethod
+    def pull_to_zero(self, wrappers: Sequence[Any], scale: float, optimizer: Any = None) -> None:
+        """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
+
+    def add_to_gradients(
+        self, wrapper: Any, terms: Mapping[str, Any], optimizer: Any = None
+    ) -> None:
+        """Add terms to the gradients of a raw weight, and of parameters of its wrapper, by name."""
+        raise NotImplementedError(f"{self.name} shows no gradients before a step.")
+
+    def add_noise(self, wrappers: Sequence[Any]) -> list[Any]:
+        """Add, in training, the noise of weights to what layers return; return removable handles.
+
+        A wrapper's ``log_variance`` is the logarithm of the variance of each weight.
+        """
+        raise NotImplementedError(f"{self.name} has no noise on weights.")
+
+    def penalize(self, wrappers: Sequence[Any], scale: float) -> None:  # noqa: B027
+        """Add ``scale * |w|`` to the loss, 0 to end it; for frameworks without :meth:`pull_to_zero`."""
+
+    @abstractmethod
+    def is_training(self, model: Any) -> bool:
+        """Whether the forward that is going on is one of training."""
+
+
+class Running(ABC):
+    """Run a model on data, and know how it is running."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def run(
+        self,
+        model: Any,
+        batches: Iterable[Any],
+        forward: Callable[..., Any] | None,
+        task: Callable[[], None] | None = None,
+    ) -> None:
+        """Run batches through a model in eval mode; with a task, ``forward`` is a loss to derive."""
+
+    @abstractmethod
+    def feeder(self, example_inputs: Any) -> Callable[..., Any]:
+        """Return ``forward(model, batch)``, which calls a model with a batch of a data loader."""
+
+    @abstractmethod
+    def remember(self, model: Any) -> Any:
+        """Return every value and mode of a model; ``restore()`` and ``restore_modes()`` go back."""
+
+    def on_gradient(self, tensor: Any, task: Callable[[Any], None]) -> None:
+        """Call ``task(gradient)`` when the gradient of a tensor is computed."""
+        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+
+    def probe(self, outputs: Any) -> Any:
+        """Return a number whose gradient shows, on average, how much outputs depend on a tensor."""
+        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+
+    def sampled_loss(self, outputs: Any, seed: int) -> Any:
+        """Return the loss of classes that are drawn as a model expects them, None if it has no classes."""
+        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+
+    def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
+        """Call ``task(input, its gradient through this layer alone, output, its gradient)`` in backward."""
+        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+
+    def response(self, layer: LayerInfo, weight: Any, inputs: Any) -> Any:
+        """Return what a layer would return with another weight and without bias."""
+        raise NotImplementedError(f"{self.name} runs no layer with another weight.")
+
+    def is_activated(self, layer: LayerInfo) -> bool:
+        """Whether what a layer returns has gone through an activation function of its own."""
+        return False
+
+    def is_tracing(self) -> bool:
+        """Whether this code runs to build a graph, so that tensors have no values."""
+        return False
+
+    def is_recomputing(self) -> bool:
+        """Whether this forward repeats an earlier one within backward (activation checkpointing)."""
+        return False
+
+    def when_recomputing(self, like: Any) -> Any:
+        """Return a tensor that says so as compiled code runs, None where :meth:`is_recomputing` does."""
+        return None
+
+    def may_be_recomputed(self) -> bool:
+        """Whether this forward may be repeated within backward."""
+        return False
+
+    @abstractmethod
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value is a tensor of this framework."""
+
+    @abstractmethod
+    def no_grad(self) -> AbstractContextManager[Any]:
+        """A context in which no gradient is recorded."""
+
+
+class Teaching(ABC):
+    """Let a student learn from a teacher."""
+
+    @abstractmethod
+    def modules(self, model: Any) -> list[LayerInfo]:
+        """Return the model itself, as ``features.MODEL``, and everything in it that can be called."""
+
+    @abstractmethod
+    def frozen_copy(self, model: Any) -> Any:
+        """Return a copy to learn from, or raise where the model is no longer what it was."""
+
+    @abstractmethod
+    def move_like(self, teacher: Any, model: Any) -> None:
+        """Bring a teacher to the device of a model."""
+
+    @abstractmethod
+    def record(self, model: Any, wrappers: Sequence[Any], task: Callable[[Run], None]) -> list[Any]:
+        """Call ``task(run)`` after each forward that can be trained by; return removable handles."""
+
+    @abstractmethod
+    def outputs_of(
+        self,
+        model: Any,
+        names: Sequence[str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        forward: Callable[[Any], Any] | None = None,
+    ) -> dict[str, list[Any]]:
+        """Run a model in evaluation mode, without gradients, and return what layers returned.
+
+        ``forward(model)`` runs it in place of a call with these arguments.
+        """
+
+    @abstractmethod
+    def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return example inputs as what a model is called with."""
+
+    @abstractmethod
+    def learned(self, array: Any, like: Any) -> Any:
+        """Return a NumPy array as a tensor that an optimizer trains, where another tensor is."""
+
+    @abstractmethod
+    def channel_axis(self, rank: int) -> int:
+        """Return where a tensor of that many axes has its channels, by the framework's custom."""
+
+    @abstractmethod
+    def are_shares(self, tensor: Any, axis: int) -> bool:
+        """Whether values are known to be probabilities, which add up to 1 along an axis."""
+
+    def ends_in_softmax(self, module: Any) -> bool:
+        """Whether what a layer returns is known, before it runs, to come from a softmax."""
+        return False
+
+    def average_gradients(self, parameters: Sequence[Any]) -> list[Any]:
+        """Average gradients over processes in each backward; return removable handles."""
+        return []
+
+    def check_inputs(self, run: Run) -> None:  # noqa: B027
+        """Raise if the inputs of a run have been written to since."""
+
+    def check_trainable(self, tensor: Any, name: str) -> None:  # noqa: B027
+        """Raise if no gradient goes through what a layer returned."""

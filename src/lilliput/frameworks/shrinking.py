@@ -1,0 +1,118 @@
+"""What cutting channels out asks of a framework, and what a framework gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lilliput.errors import StateError
+from lilliput.graph.dead import Zeros
+from lilliput.graph.plan import Plan
+
+Shapes = dict[str, list[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """How to cut; the fields are the parameters of :func:`lilliput.speedup.shrink.speedup`."""
+
+    optimizer: Any = None
+    masks: Any = None
+    extend_masks: bool = False
+    allow_graph: bool = True
+    inplace: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Shrunk:
+    """A shrunk model, and what was found on the way; the fields are those of ``SpeedupResult``.
+
+    Parameters
+    ----------
+    before : model
+        The model before, without compressors, to be timed.
+    inputs : Any
+        What to time both with.
+    """
+
+    model: Any
+    before: Any
+    inputs: Any
+    plan: Plan
+    error: float
+    parameters: tuple[int, int]
+    macs: tuple[int, int]
+    removed: dict[str, tuple[int, int]]
+    remembered: dict[str, tuple[int, int]]
+    notes: tuple[str, ...]
+    source: Shapes
+
+
+class Shrinking(Protocol):
+    """The module ``shrink`` of a framework."""
+
+    # Whether the first call of a model costs about what the others do, so that it can be timed at once.
+    RUNS_AT_ONCE: bool
+
+    def shrink(self, model: Any, example_inputs: Any, options: Options) -> Shrunk:
+        """Cut masked channels out of a model, and check that its outputs stay the same."""
+
+    def zeros_of(self, model: Any) -> Zeros:
+        """Return which slices of a model's parameters are zero or masked, for ``find_dead``."""
+
+
+class Replay(Protocol):
+    """The module ``replay`` of a framework: shrunk models as named tensors, and back."""
+
+    def saved_tensors(self, model: Any) -> dict[str, Any]:
+        """Return all that a plain model has learned, by names that its class gives again."""
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value in example inputs is described by its shape and type."""
+
+    def zeros_like(self, shape: list[int], dtype: str) -> Any:
+        """Return such a tensor of zeros."""
+
+    def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return example inputs as the arguments of a call."""
+
+    def as_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return such arguments as example inputs."""
+
+    def replay(
+        self, model: Any, plan: Plan, source: Shapes, tensors: Any, inputs: Any, folder: Path
+    ) -> Any:
+        """Shrink a model of the original class by a plan, and load its tensors; all or nothing."""
+
+
+def compare_shapes(saved: Shapes, here: Shapes, folder: Path) -> None:
+    """Refuse a model other than the one that was shrunk."""
+    faults = [f"{name} is not in this model" for name in saved if name not in here]
+    faults += [f"{name} is not in the saved model" for name in here if name not in saved]
+    faults += [
+        f"{name} has shape {here[name]}, the original had {shape}"
+        for name, shape in saved.items()
+        if name in here and here[name] != shape
+    ]
+    if faults:
+        listed = "".join(f"\n  - {fault}" for fault in faults[:10])
+        more = f"\n  … and {len(faults) - 10} more" if len(faults) > 10 else ""
+        raise StateError(
+            f"{folder} was shrunk from another model than this one; give load() a model as it was "
+            f"before shrinking:{listed}{more}"
+        )
+
+
+def check_cuts(plan: Plan, source: Shapes, folder: Path) -> None:
+    """Refuse cuts that keep what there is not."""
+    for cut in plan.cuts:
+        shape = source.get(cut.tensor, [])
+        size = shape[cut.dim] if 0 <= cut.dim < len(shape) else 0
+        for row in cut.keep if cut.keep.ndim == 2 else [cut.keep]:
+            kept = row.tolist()
+            if len({x for x in kept if 0 <= x < size}) != len(kept):
+                raise StateError(
+                    f"{folder}: the plan does not fit this model: {cut.tensor} has {size} indices in "
+                    f"dimension {cut.dim}, and the plan keeps others."
+                )

@@ -1,0 +1,84 @@
+"""What each layer reads and returns, along with the gradients of both through that layer alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# task(input, gradient of it through this layer, output, gradient of it); None where there is none.
+Task = Callable[[Tensor, Tensor | None, Tensor, Tensor], None]
+
+
+def watch_effects(module: nn.Module, task: Task) -> list[Any]:
+    """Call a task in each backward for each call of a module; return removable handles.
+
+    The input is handed on as a tensor of its own, so that its gradient is what this module alone passes
+    back, whoever else reads the tensor.
+    """
+    return [
+        module.register_forward_pre_hook(_own_input),
+        module.register_forward_hook(_Watch(task)),
+    ]
+
+
+def _own_input(module: nn.Module, args: tuple[Any, ...]) -> Any:
+    first = args[0] if args else None
+    if not isinstance(first, Tensor) or not first.is_floating_point():
+        return None
+    is_new = not first.requires_grad
+    return (first.detach().clone().requires_grad_() if is_new else first * 1, *args[1:])
+
+
+class _Watch:
+    """The forward hook of one module."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not (args and isinstance(args[0], Tensor) and isinstance(output, Tensor)):
+            return
+        if not output.requires_grad:
+            return
+        read, returned = args[0], output.detach().clone()  # before an activation works in place
+        held: list[Tensor] = []
+
+        def on_output(gradient: Tensor) -> None:
+            held.append(gradient.detach())
+            if not read.requires_grad:  # of integers, such as tokens
+                self.task(read, None, returned, held.pop())
+
+        def on_input(gradient: Tensor) -> None:
+            if held:
+                self.task(read.detach(), gradient.detach(), returned, held.pop())
+
+        output.register_hook(on_output)  # type: ignore[no-untyped-call]
+        if read.requires_grad:
+            read.register_hook(on_input)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def response(module: nn.Module, weight_name: str, weight: Tensor, inputs: Tensor) -> Tensor:
+    """Return what a module would return with another weight and without bias."""
+    others = {name: torch.zeros_like(p) for name, p in module.named_parameters(recurse=False)}
+    changed = {**others, weight_name: weight}
+    found: Tensor = torch.func.functional_call(module, changed, (inputs,))
+    return found
+
+
+def sampled_loss(outputs: Any, seed: int) -> Tensor | None:
+    """Return minus the log-likelihood of classes drawn as the model itself expects them.
+
+    The mean square of its derivative along a change of the model is, to second order, twice the
+    KL divergence that the change makes. None if the outputs are not one row of classes per example.
+    """
+    found = getattr(outputs, "logits", outputs)
+    if not isinstance(found, Tensor) or found.dim() != 2 or found.shape[1] < 2:
+        return None
+    logs = found.float().log_softmax(1)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.multinomial(logs.detach().exp().cpu(), 1, generator=generator)
+    return -logs.gather(1, drawn.to(logs.device)).sum()

@@ -1,0 +1,98 @@
+"""Put two layers in the place of one: what a factorization does to torch modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lilliput.config.layer import LayerInfo
+from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.sidecar import SIDECAR
+from lilliput.frameworks.torch.weights import is_parametrized, is_sharded
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def problem_of(model: nn.Module, layer: LayerInfo) -> str:
+    """Return what the user has to change before a layer can be replaced, '' if nothing."""
+    module = layer.module
+    if SIDECAR in module._modules:
+        return "is under a pruner or a quantizer; strip() that one first, or factorize before it"
+    if module is unwrapped(model):
+        return "is the whole model, and has no parent to be replaced in; put it into a Sequential"
+    if is_sharded(module._parameters.get(str(layer.weight_name))):
+        return "is divided among processes; factorize before fully_shard()"
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return "has hooks, which would be lost; remove them or exclude it"
+    return ""
+
+
+def obstacle_of(layer: LayerInfo) -> str:
+    """Return why two layers cannot take the place of one, '' if they can."""
+    module = layer.module
+    if type(module) is not nn.Linear and type(module) not in _CONVOLUTIONS:
+        return f"it is a {layer.type}, not a Linear, Conv1d, Conv2d or Conv3d"
+    if getattr(module, "groups", 1) > 1:
+        return "it has groups"
+    if layer.is_bypassed:
+        return "its parent reads its weight and does not call it"
+    if len(layer.owners) > 1:
+        return "it shares its weight with another layer"
+    name = str(layer.weight_name)
+    if is_parametrized(module, name) or name not in module._parameters:
+        return "its weight is computed (a parametrization)"
+    return ""
+
+
+def two_layers(layer: LayerInfo, left: Any, right: Any) -> tuple[nn.Module, nn.Module]:
+    """Return layers with the weights ``right`` (rank, inputs) and ``left`` (outputs, rank)."""
+    module: Any = layer.module
+    rank, weight = len(right), module.weight
+    made = {"device": weight.device, "dtype": weight.dtype}
+    first: Any
+    second: Any
+    if isinstance(module, nn.Linear):
+        first = nn.Linear(module.in_features, rank, bias=False, **made)
+        second = nn.Linear(rank, module.out_features, bias=module.bias is not None, **made)
+    else:
+        cls: Any = type(module)
+        shape = {k: getattr(module, k) for k in ("kernel_size", "stride", "padding", "dilation")}
+        mode = {"padding_mode": module.padding_mode}
+        first = cls(module.in_channels, rank, **shape, **mode, bias=False, **made)
+        second = cls(rank, module.out_channels, 1, bias=module.bias is not None, **made)
+    with torch.no_grad():
+        first.weight.copy_(torch.as_tensor(right).reshape(first.weight.shape))
+        second.weight.copy_(torch.as_tensor(left).reshape(second.weight.shape))
+    for made_of in (first, second):
+        made_of.weight.requires_grad_(weight.requires_grad)
+        made_of.train(module.training)
+    if module.bias is not None:
+        second.bias = module.bias  # the same parameter
+    return first, second
+
+
+def replace_layers(
+    model: nn.Module, pairs: Sequence[tuple[LayerInfo, nn.Module, nn.Module]]
+) -> None:
+    """Put each pair, one after the other, into all places of its layer."""
+    for layer, first, second in pairs:
+        both = nn.Sequential(first, second).train(layer.module.training)
+        for path in layer.owners[0].paths:
+            parent, _, name = path.rpartition(".")
+            holder = unwrapped(model).get_submodule(parent)
+            setattr(holder, name, both)
+
+
+def count_bytes(model: nn.Module) -> tuple[int, int]:
+    """Return how many parameters a model has, and the bytes of its state dict."""
+    tensors = {x.data_ptr(): x for x in model.state_dict().values() if isinstance(x, torch.Tensor)}
+    sizes = [x.numel() * x.element_size() for x in tensors.values()]
+    return sum(p.numel() for p in model.parameters()), sum(sizes)
+
+
+def tolerance(weight: torch.Tensor, close: float) -> float:
+    """Return how close products are in a tensor's precision."""
+    return max(close, 8 * torch.finfo(weight.dtype).eps)

@@ -1,0 +1,80 @@
+"""Whether the plan in a file fits a model: checked on a copy, before anything is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lilliput.errors import StateError
+from lilliput.frameworks.torch.attributes import held_value
+from lilliput.frameworks.torch.capture import as_inputs, quiet
+from lilliput.frameworks.torch.leaf import leaf_attributes
+from lilliput.graph.plan import Attributes
+
+
+def check_attributes(attributes: Attributes, model: nn.Module, folder: Path) -> None:
+    """Refuse attributes that are not sizes, or that no cut makes smaller."""
+    modules = dict(model.named_modules())
+    for (path, name), value in attributes.items():
+        module = modules.get(path)
+        held = None if module is None else held_value(module, name)
+        if not _is_smaller(value, held):
+            raise StateError(
+                f"{folder}: the plan does not fit this model: {path!r} has no size called {name!r} that "
+                f"could become {list(value) if isinstance(value, tuple) else value}."
+            )
+        known = leaf_attributes(module)
+        if known and name in _constants(module) and name not in known:
+            raise StateError(
+                f"{folder}: the plan sets {name!r} of {path!r}, which no cut changes; shrink the model "
+                "again, and save it."
+            )
+
+
+def _is_smaller(new: Any, old: Any) -> bool:
+    """Whether a size, or each of several, can be what a cut leaves of the one there is."""
+    if isinstance(new, (list, tuple)):
+        pairs = zip(new, old, strict=False) if isinstance(old, (list, tuple)) else ()
+        return (
+            bool(new)
+            and isinstance(old, (list, tuple))
+            and len(new) == len(old)
+            and all(_is_smaller(a, b) for a, b in pairs)
+        )
+    return type(old) is int and 0 <= new <= old
+
+
+def _constants(module: Any) -> set[str]:
+    """Return the names of what torch's own layers remember."""
+    return {name for cls in type(module).__mro__ for name in vars(cls).get("__constants__", ())}
+
+
+def check_layers(trial: nn.Module, folder: Path) -> None:
+    """Refuse a plan after which a layer remembers other sizes than those of its tensors."""
+    for path, module in trial.named_modules():
+        for name, expected in leaf_attributes(module).items():
+            received = getattr(module, name)
+            if received != expected:
+                raise StateError(
+                    f"{folder}: the plan does not fit this model: it makes {name} of {path!r} "
+                    f"{received}, and the tensors have {expected}."
+                )
+
+
+def check_run(plain: nn.Module, trial: nn.Module, inputs: Any, folder: Path) -> None:
+    """Refuse a plan after which the model does not run as it ran before."""
+    args, kwargs = as_inputs(inputs)
+    for model in (plain, trial):
+        try:
+            with torch.no_grad(), quiet():
+                model(*args, **kwargs)
+        except Exception as error:
+            if model is plain:  # inputs of zeros are not for every model
+                return
+            raise StateError(
+                f"{folder}: the plan does not fit this model, which does not run with it "
+                f"({type(error).__name__}: {error})."
+            ) from error

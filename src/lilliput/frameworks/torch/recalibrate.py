@@ -1,0 +1,72 @@
+"""The batch norms of a torch model, and what they are given; see ``recovery/recalibrate.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.frameworks.torch.batches import call as call
+from lilliput.frameworks.torch.statistics import sum_over_processes
+
+NAMES_MAY_DIFFER = False
+
+_Norm = nn.modules.batchnorm._BatchNorm
+
+
+def norms_of(model: nn.Module) -> dict[str, Any]:
+    """Return the batch norms of a model that have running statistics."""
+    named = [(name, m) for name, m in model.named_modules() if isinstance(m, _Norm)]
+    return {name: norm for name, norm in named if norm.running_mean is not None}
+
+
+def statistics(norm: Any) -> tuple[Tensor, Tensor]:
+    """Return copies of the running statistics of a norm."""
+    return norm.running_mean.double().clone(), norm.running_var.double().clone()
+
+
+@torch.no_grad()
+def write(norm: Any, mean: Tensor, variance: Tensor) -> None:
+    """Give a norm other statistics."""
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(variance)
+
+
+def epsilon(norm: Any) -> float:
+    """Return what a norm adds to the variance."""
+    return float(norm.eps)
+
+
+def over_processes(total: Any, squares: Any, count: int) -> tuple[Any, Any, int]:
+    """Return the sums over all processes; each of them has seen every norm, or none has."""
+    if not count:
+        return total, squares, count
+    summed = sum_over_processes(torch.cat([total, squares, total.new_tensor([count])]))
+    total, squares = summed[:-1].chunk(2)
+    return total, squares, int(summed[-1])
+
+
+@contextmanager
+def watching(
+    watched: Sequence[tuple[str, Any, Callable[[Any], None]]], models: Sequence[nn.Module]
+) -> Iterator[None]:
+    """Show norms' inputs, one row per channel, to functions; all models are in eval mode."""
+    modes = {module: module.training for model in models for module in model.modules()}
+    handles = [norm.register_forward_pre_hook(_hook(see)) for _, norm, see in watched]
+    for model in models:
+        model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, is_training in modes.items():
+            module.training = is_training
+
+
+def _hook(see: Callable[[Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    return lambda norm, args: see(args[0].detach().transpose(0, 1).flatten(1).double())

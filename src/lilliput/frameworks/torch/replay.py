@@ -1,0 +1,81 @@
+"""Shrunk torch models as named tensors, and a model of the original class shrunk again by a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.errors import StateError
+from lilliput.frameworks.shrinking import Shapes, check_cuts, compare_shapes
+from lilliput.frameworks.torch.build import build, build_in_place, capture_parts
+from lilliput.frameworks.torch.capture import Call, as_inputs, plain_copy
+from lilliput.frameworks.torch.cutting import shapes_of
+from lilliput.frameworks.torch.plan_checks import check_attributes, check_layers, check_run
+from lilliput.frameworks.torch.sidecar import Sidecar
+from lilliput.graph.plan import Plan
+
+# What building by a plan that does not fit may raise.
+_FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of a plain model."""
+    if _is_compressed(model):
+        raise StateError("the shrunk model is under a compressor again; strip() it before saving.")
+    state = model.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise StateError(f"{name!r} in the state dict is not a tensor; it cannot be saved.")
+    return dict(state)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor."""
+    return isinstance(value, Tensor)
+
+
+def zeros_like(shape: list[int], dtype: str) -> Tensor:
+    """Return a tensor of zeros."""
+    return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+
+def as_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a tensor, a tuple of arguments or a dict of named ones as arguments."""
+    return as_inputs(example_inputs)
+
+
+def as_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Return the arguments of a call as example inputs."""
+    return Call(args, kwargs)
+
+
+def replay(
+    model: nn.Module, plan: Plan, source: Shapes, tensors: Any, inputs: Any, folder: Path
+) -> nn.Module:
+    """Shrink a model in place by a plan and load its state; a captured graph is a new module."""
+    if _is_compressed(model):
+        raise StateError("the model is under a compressor; strip() it before loading.")
+    plain = plain_copy(model)
+    compare_shapes(source, shapes_of(plain), folder)
+    check_cuts(plan, source, folder)
+    check_attributes(plan.attributes, model, folder)
+    try:
+        trial = build(plain, plan, inputs)
+        trial.load_state_dict(tensors)
+    except _FAILURES as error:
+        raise StateError(f"{folder}: the plan does not fit this model ({error}).") from error
+    if plan.kind == "graph":
+        return trial.train(model.training)
+    check_layers(trial, folder)
+    if inputs is not None:
+        check_run(plain, trial, inputs, folder)
+    build_in_place(model, plan, capture_parts(plain, plan, inputs))
+    model.load_state_dict(tensors)
+    return model
+
+
+def _is_compressed(model: nn.Module) -> bool:
+    return any(isinstance(module, Sidecar) for module in model.modules())

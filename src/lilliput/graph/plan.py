@@ -1,0 +1,50 @@
+"""A plan: how a model is made smaller, as data that can be saved and carried out again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lilliput.graph.cuts import Cut
+
+# A note on a model with captured parts whose sizes could not be left open.
+TIED = (
+    "takes inputs of the example's sizes only, the batch included: what was captured depends on them; "
+    "give example inputs of the sizes that it will be used with"
+)
+
+Kind = Literal["module", "mixed", "graph"]
+# Sizes that modules remember, by the path of the module and the name of the attribute.
+Attributes = dict[tuple[str, str], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Everything needed to shrink a fresh copy of the same model in the same way.
+
+    Parameters
+    ----------
+    cuts : tuple of Cut
+        Which indices of which tensors stay.
+    attributes : dict
+        Sizes that modules remember, by module path and name.
+    graphs : tuple of str
+        Paths of modules that run as captured graphs; an empty path is the whole model.
+    any_size : bool
+        Whether these graphs take other batches than that of the example inputs.
+    """
+
+    cuts: tuple[Cut, ...]
+    attributes: Attributes
+    graphs: tuple[str, ...] = ()
+    any_size: bool = False
+
+    def __repr__(self) -> str:
+        return f"Plan({self.kind}, {len(self.cuts)} cuts, {len(self.attributes)} attributes)"
+
+    @property
+    def kind(self) -> Kind:
+        """``module``: the user's own; ``mixed``: parts of it are graphs; ``graph``: all of it is."""
+        if not self.graphs:
+            return "module"
+        return "graph" if "" in self.graphs else "mixed"

@@ -1,0 +1,1 @@
+"""Figures of a model or file, how they are taken, and the receipt that two of them make."""

@@ -1,0 +1,380 @@
+"""The receipt: what a model was, what it has become, and what that is worth, in words.
+
+>>> before = Figures("large.onnx", "ONNX Runtime", 1000, 1000, 50_000, 4000, 2.0, 2.2, 50, 0.91)
+>>> after = Figures("small.onnx", "ONNX Runtime", 250, 250, 12_000, 400, 0.5, 0.6, 50, 0.905)
+>>> print(Receipt(before, after, metric_name="accuracy").verdict)
+10.0× smaller on disk and 4.0× faster, accuracy -0.0050.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from lilliput.errors import StateError
+from lilliput.files import write_atomically
+from lilliput.measure.latency import doubt_of, other_runtime
+
+_NOTHING = "–"
+_NOT_MEASURED = "nothing was measured"
+_DERIVED = ("verdict", "masked_only")
+_SAME = 0.005
+# The fields of Figures that say how long a model takes, and in what.
+TIMED = ("runtime", "p50", "p95", "runs", "readings")
+_FASTER = 1.05  # closer than this is called the same: timings are not that exact
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One model or file, measured on one machine; what is not known is None.
+
+    Parameters
+    ----------
+    name : str
+        What it is called in the table.
+    runtime : str
+        What executed it, with threads and batch.
+    parameters, nonzeros : int, optional
+        Trained numbers, and those that are not zero.
+    macs : int, optional
+        Multiplications and additions for one example.
+    bytes : int, optional
+        On disk: of the file, or of the tensors that saving the model writes.
+    p50, p95 : float, optional
+        Milliseconds per call, in the median and for all but the slowest 5 %.
+    runs : int
+        How many calls were timed.
+    metric : float, optional
+        What the user's evaluation gave.
+    readings : tuple of float
+        Milliseconds per call in the median, of the first and of the second half of the calls: where
+        they disagree, the machine was busy with something else.
+    coded : int, optional
+        Bytes of the weights as a compact file; see :func:`lilliput.torch.save`.
+    """
+
+    name: str
+    runtime: str = ""
+    parameters: int | None = None
+    nonzeros: int | None = None
+    macs: int | None = None
+    bytes: int | None = None
+    p50: float | None = None
+    p95: float | None = None
+    runs: int = 0
+    metric: float | None = None
+    readings: tuple[float, ...] = ()
+    coded: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        data = {key: _finite(value) for key, value in asdict(self).items()}
+        return {**data, "readings": list(self.readings)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Figures:
+        """Return the figures that :meth:`to_dict` described."""
+        known = _known(cls, data, "figures")
+        return cls(**{**known, "readings": tuple(known.get("readings", ()))})
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Before → after; ``print`` it, or let a notebook show it.
+
+    Parameters
+    ----------
+    before, after : Figures
+        The model as it was given, and what came out.
+    metric_name : str
+        What the metric is called.
+    max_difference : float, optional
+        The largest difference of any output between what was simulated and what is executed.
+    notes : tuple of str
+        What else a reader should know.
+    difference_to : str
+        What the outputs were compared with.
+    """
+
+    before: Figures
+    after: Figures
+    metric_name: str = "metric"
+    max_difference: float | None = None
+    notes: tuple[str, ...] = ()
+    difference_to: str = "the model"
+
+    @property
+    def masked_only(self) -> bool:
+        """Whether weights were only zeroed: as many parameters as before, and as many bytes."""
+        one, two = self.before, self.after
+        if not one.bytes or not two.bytes or not one.nonzeros or two.nonzeros is None:
+            return False
+        is_alike = (
+            one.parameters == two.parameters and abs(one.bytes - two.bytes) < _SAME * one.bytes
+        )
+        return is_alike and two.nonzeros < 0.99 * one.nonzeros
+
+    @property
+    def verdict(self) -> str:
+        """What was gained, in words."""
+        if self.masked_only:
+            return self._masks()
+        gains = " and ".join(filter(None, (self._size(), self._speed())))
+        text = ", ".join(filter(None, (gains, self._metric_change())))
+        doubt = self.doubt and f"speed not compared ({self.doubt})"
+        return f"{'; '.join(filter(None, (text, doubt))) or _NOT_MEASURED}."
+
+    @property
+    def doubt(self) -> str:
+        """Why the latencies make no ratio: two runtimes, or readings that disagree; else empty."""
+        return doubt_of(self.before, self.after)
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Return the table: what, before, after, and how much that is."""
+        one, two = self.before, self.after
+        rows = [
+            ("parameters", *_pair(one.parameters, two.parameters, _count)),
+            ("non-zeros", *_pair(one.nonzeros, two.nonzeros, _count)),
+            ("MACs per example", *_pair(one.macs, two.macs, _count)),
+            ("bytes on disk", *_pair(one.bytes, two.bytes, _count)),
+            ("file, entropy coded", *_pair(one.coded, two.coded, _count)),
+            ("latency p50", *self._latencies(one.p50, two.p50)),
+            ("latency p95", *self._latencies(one.p95, two.p95)),
+            (self.metric_name, *_metrics(one.metric, two.metric)),
+        ]
+        shown = [row for row in rows if row[1] != _NOTHING or row[2] != _NOTHING]
+        if self.max_difference is not None:
+            shown.append(
+                ("max |Δ output|", "", f"{self.max_difference:.3g}", f"to {self.difference_to}")
+            )
+        return shown
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON, the verdict included."""
+        data = {
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "metric_name": self.metric_name,
+            "max_difference": _finite(self.max_difference),
+            "masked_only": self.masked_only,
+            "notes": list(self.notes),
+            "difference_to": self.difference_to,
+        }
+        return {**data, "verdict": self.verdict}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Receipt:
+        """Return the receipt that :meth:`to_dict` described."""
+        if not isinstance(data, Mapping):
+            raise StateError(f"a receipt is an object, received {type(data).__name__}.")
+        known = _known(cls, {k: v for k, v in data.items() if k not in _DERIVED}, "receipt")
+        sides = {side: Figures.from_dict(known[side]) for side in ("before", "after")}
+        return cls(**{**known, **sides, "notes": tuple(known.get("notes", ()))})
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON."""
+        write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Receipt:
+        """Read what :meth:`save` wrote."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise StateError(f"{path}: no readable receipt ({error}).") from error
+        return cls.from_dict(data)
+
+    def __str__(self) -> str:
+        head = ("", self.before.name, self.after.name, "")
+        table = [head, *self.rows()]
+        width = [max(len(row[i]) for row in table) for i in range(4)]
+        lines = [
+            f"{a:<{width[0]}}  {b:>{width[1]}}  {c:>{width[2]}}  {d}".rstrip()
+            for a, b, c, d in table
+        ]
+        lines += [f"measured with {text}" for text in self._runtimes()]
+        lines += [f"note: {note}" for note in (*self.notes, *self._advice())]
+        return "\n".join([*lines, self.verdict])
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        rows = "".join(
+            "<tr>"
+            + "".join(
+                f'<td style="text-align:{_side(i)}">{escape(x)}</td>' for i, x in enumerate(r)
+            )
+            + "</tr>"
+            for r in self.rows()
+        )
+        names = [escape(x.name) for x in (self.before, self.after)]
+        head = "".join(f'<th style="text-align:right">{name}</th>' for name in names)
+        small = "<br>".join(escape(x) for x in (*self._runtimes(), *self.notes, *self._advice()))
+        return (
+            f"<table><thead><tr><th></th>{head}<th></th></tr></thead><tbody>{rows}</tbody></table>"
+            f"<p><b>{escape(self.verdict)}</b></p><p><small>{small}</small></p>"
+        )
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title="receipt")
+        for i, title in enumerate(("", self.before.name, self.after.name, "")):
+            table.add_column(Text(title), justify="left" if _side(i) == "left" else "right")
+        for row in self.rows():
+            table.add_row(*(Text(cell) for cell in row))
+        small = [f"measured with {text}" for text in self._runtimes()]
+        small += [*self.notes, *self._advice()]
+        return Group(table, *(Text(x, style="dim") for x in small), Text(self.verdict, "bold"))
+
+    def _runtimes(self) -> list[str]:
+        """Return what executed the two sides, once if it was the same."""
+        sides = {side.runtime: side for side in (self.before, self.after) if side.runtime}
+        if len(sides) < 2:
+            return list(sides)
+        return [f"{text} ({side.name})" for text, side in sides.items()]
+
+    def _masks(self) -> str:
+        share, change = "", self._metric_change()
+        if self.after.nonzeros is not None and self.after.parameters:
+            share = f"{1 - self.after.nonzeros / self.after.parameters:.0%} of the weights are zero, but "
+        return (
+            f"masks only: {share}nothing is smaller or faster yet{change and ', '}{change}. Masks of whole "
+            "channels are cut out by speedup(); masks of single weights only make a file that zips well."
+        )
+
+    def _size(self) -> str:
+        one, two = self.before.bytes, self.after.bytes
+        if one is None or two is None:
+            return ""
+        if one and abs(one - two) < _SAME * one:
+            return "the same size on disk"
+        return f"{_times(one, two)} {'smaller' if two < one else 'larger'} on disk"
+
+    def _speed(self) -> str:
+        one, two = self.before.p50, self.after.p50
+        if not one or not two or self.doubt:
+            return ""
+        if max(one, two) / min(one, two) < _FASTER:
+            return "no faster here"
+        return f"{_times(one, two)} {'faster' if two < one else 'slower here'}"
+
+    def _latencies(self, one: float | None, two: float | None) -> tuple[str, str, str]:
+        first, second, ratio = _pair(one, two, _milliseconds)
+        word = "noisy" if self.doubt.startswith("noisy") else "not comparable"
+        return first, second, word if self.doubt else ratio
+
+    def _advice(self) -> list[str]:
+        """Return how to compare the speed of two runtimes, and how to get a lost metric back."""
+        advice = []
+        if self.doubt and other_runtime(self.before, self.after):
+            advice.append(
+                "to compare speed, time two files in one runtime: measure_all([original, small], inputs)"
+            )
+        if self._lost_by_pruning():
+            advice.append(f"{self.metric_name} fell: {self._way_back()}")
+        return advice
+
+    def _way_back(self) -> str:
+        """Return what gives back what pruning took, where the model comes from."""
+        if any(x.runtime.startswith(("Keras", "LiteRT")) for x in (self.before, self.after)):
+            return (
+                "recalibrate(model, batches, original=original) before speedup() matches batch norms with "
+                "the original, which can give much of it back without training"
+            )
+        return (
+            "reconstruct(model, batches, original) before speedup() often gives much of it back without "
+            "training; recalibrate(model, batches, original=original) is quicker and gives less"
+        )
+
+    def _lost_by_pruning(self) -> bool:
+        """Whether weights are gone, and more than a twentieth of the metric with them."""
+        one, two = self.before, self.after
+        if one.metric is None or two.metric is None or not one.nonzeros or two.nonzeros is None:
+            return False
+        return (
+            two.nonzeros < 0.99 * one.nonzeros and one.metric > 0 and two.metric < 0.95 * one.metric
+        )
+
+    def _metric_change(self) -> str:
+        one, two = self.before.metric, self.after.metric
+        return "" if one is None or two is None else f"{self.metric_name} {_change(one, two)}"
+
+
+def take_receipt(before: Figures, after: Figures, **known: Any) -> Receipt:
+    """Return the receipt of two measurements; what a file does not tell is taken from ``known``.
+
+    Parameters
+    ----------
+    before, after : Figures
+        What :func:`lilliput.torch.measure` returned.
+    **known
+        Fields of :class:`Receipt`, and ``parameters``, ``nonzeros`` or ``macs`` of what came out.
+    """
+    own = {x.name for x in fields(Receipt)}
+    counts = {k: v for k, v in known.items() if k not in own and getattr(after, k) is None}
+    given = {k: v for k, v in known.items() if k in own}
+    return Receipt(before, replace(after, **counts), **given)
+
+
+def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return data for a dataclass, or say what is wrong with it."""
+    if not isinstance(data, Mapping):
+        raise StateError(f"a {what} is an object, received {type(data).__name__}.")
+    names = {x.name for x in fields(cls)}
+    wrong: Iterable[str] = sorted(set(data) - names)
+    missing = sorted({"name", "before", "after"} & names - set(data))
+    if wrong or missing:
+        raise StateError(
+            f"not a {what}: unknown {list(wrong)}, missing {missing}; expected {sorted(names)}."
+        )
+    return dict(data)
+
+
+def _pair(one: Any, two: Any, text: Any) -> tuple[str, str, str]:
+    is_same = one is None or two is None or not one or abs(one - two) < _SAME * one
+    return text(one), text(two), "" if is_same else _times(one, two, "÷", "×")
+
+
+def _metrics(one: float | None, two: float | None) -> tuple[str, str, str]:
+    change = "" if one is None or two is None else _change(one, two)
+    return _number(one), _number(two), change
+
+
+def _times(one: float, two: float, less: str = "", more: str = "") -> str:
+    """Return how much smaller or larger, as ``10.0×`` or ``÷ 10.0``."""
+    if not one or not two:
+        return "from nothing" if two else "to nothing"
+    ratio = max(one, two) / min(one, two)
+    digits = f"{ratio:.2f}" if ratio < 2 else f"{ratio:.1f}"
+    return f"{less if two < one else more} {digits}" if less else f"{digits}×"
+
+
+def _change(one: float, two: float) -> str:
+    return "±0" if one == two else f"{two - one:+.4f}"
+
+
+def _count(value: int | None) -> str:
+    return _NOTHING if value is None else f"{value:,}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:.3g} ms" if value < 100 else f"{value:,.0f} ms"
+
+
+def _number(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:.4f}"
+
+
+def _side(column: int) -> str:
+    return "left" if column in (0, 3) else "right"
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,119 @@
+"""Count what models and files hold and time their calls, which take turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from lilliput.errors import ConfigError
+from lilliput.frameworks import part_for
+from lilliput.measure.latency import readings_of
+from lilliput.measure.receipt import Figures
+
+_WARM_UP = 3
+_SECONDS = 2.0  # the most that timing one model may take, unless a few calls take longer
+_FEWEST = 5
+
+
+class Measured(Protocol):
+    """How a framework's models are counted and called."""
+
+    def counts(self, model: Any, inputs: Any) -> dict[str, Any]:
+        """Return parameters, nonzeros, macs and bytes."""
+
+    def caller(self, model: Any, inputs: Any) -> Callable[[], Any]:
+        """Return a function that runs the model once on the inputs, in evaluation mode."""
+
+    def runtime(self) -> str:
+        """Return the name of the framework and its threads."""
+
+    def batch(self, model: Any, inputs: Any) -> int:
+        """Return how many examples the inputs hold."""
+
+
+class MeasuredModel(Measured, Protocol):
+    """What the models of a framework can be asked besides; the module ``measure`` has it."""
+
+    def stored(self, model: Any) -> dict[str, int]:
+        """Return parameters, nonzeros and bytes."""
+
+    def untouched(self, model: Any) -> Any:
+        """Return what can be run without the model noticing: code may count its calls."""
+
+    def fresh(self, inputs: Any) -> Any:
+        """Return inputs that code may write to."""
+
+
+def how_to_measure_model(model: Any) -> MeasuredModel:
+    """Return how a model is counted and called."""
+    found: MeasuredModel = part_for(model, "measure").measured
+    return found
+
+
+def measure_opened(
+    models: Sequence[tuple[Any, Measured]], inputs: Any, names: Sequence[str], runs: int = 50
+) -> list[Figures]:
+    """Measure models and opened files, each with how it is counted and called."""
+    times = time_calls([how.caller(model, inputs) for model, how in models], runs)
+    return [
+        figures_of(
+            names[i],
+            f"{how.runtime()}, batch {how.batch(model, inputs)}",
+            how.counts(model, inputs),
+            times[i],
+        )
+        for i, (model, how) in enumerate(models)
+    ]
+
+
+def figures_of(
+    name: str, runtime: str, counts: Mapping[str, Any], times: Sequence[float]
+) -> Figures:
+    """Return counts and timings together."""
+    p50, p95 = (float(x) for x in np.percentile(times, (50, 95))) if times else (None, None)
+    return Figures(
+        *(name, runtime), **counts, p50=p50, p95=p95, runs=len(times), readings=readings_of(times)
+    )
+
+
+def run_evaluation(evaluate: Callable[[Any], float], model: Any) -> float:
+    """Return the metric as a float, or say what the function gave instead."""
+    value = evaluate(model)
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"evaluate(model) returned {type(value).__name__}, expected one number, higher being better."
+        ) from error
+
+
+def time_calls(
+    calls: Sequence[Callable[[], Any]], runs: int, seconds: float = _SECONDS
+) -> list[list[float]]:
+    """Return milliseconds of each call; the calls take turns.
+
+    It ends after ``seconds`` per call, but not before a few were made.
+
+    Examples
+    --------
+    >>> [len(times) for times in time_calls([lambda: 1, lambda: 2], runs=4)]
+    [4, 4]
+    """
+    times: list[list[float]] = [[] for _ in calls]
+    if runs < 1:
+        return times
+    for call in calls:
+        for _ in range(_WARM_UP):
+            call()
+    end = time.perf_counter() + seconds * len(calls)
+    for done in range(runs):
+        if done >= _FEWEST and time.perf_counter() > end:
+            break
+        for call, own in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            call()
+            own.append((time.perf_counter() - start) * 1000)
+    return times

@@ -1,0 +1,225 @@
+"""ADMMPruner: let training pull the weights towards a sparse copy of themselves, then prune.
+
+Zhang et al., "A systematic DNN weight pruning framework using alternating direction method of multipliers",
+2018. While the model trains, each selected weight ``W`` is pulled to a target ``Z`` that has the zeros asked
+for; after some epochs the target moves, and ``U`` remembers how far apart they were::
+
+    loss' = loss + rho / 2 * sum (W - Z + U) ** 2
+    Z = (W + U) with the smallest entries zero          U = U + W - Z
+
+In the end the smallest weights, which have become small by then, are masked, and training may go on. The
+penalty acts by its gradient, added before each optimizer step: the training loop stays as it is.
+
+>>> import torch
+>>> model = torch.nn.Linear(10, 10)
+>>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+>>> pruner = ADMMPruner(model, [{"sparsity": 0.8, "rho": 0.1}], optimizer, iterations=5)
+>>> model = pruner.compress()
+>>> for epoch in range(6):
+...     pruner.update_epoch(epoch)
+...     for _ in range(20):
+...         optimizer.zero_grad()
+...         (model(torch.randn(16, 10)) - 1).square().mean().backward()
+...         optimizer.step()
+>>> int((model.weight == 0).sum())
+80
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from lilliput.config.spec import ChannelKeys, PatternKeys, PruneRule, Rule
+from lilliput.core.masker import Targets
+from lilliput.errors import ConfigError
+from lilliput.ops.namespace import namespace
+from lilliput.pruning.criterion import checked_epoch
+from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
+from lilliput.registry import pruners, register_pruner
+
+
+class ADMMRule(PruneRule, PatternKeys, ChannelKeys):
+    """How much to remove, and how hard to pull."""
+
+    rho: float = Field(1e-2, gt=0, allow_inf_nan=False, description="Weight of the penalty.")
+
+    @model_validator(mode="after")
+    def _check_sparsity(self) -> ADMMRule:
+        if not self.exclude and self.sparsity is None and self.pattern_sparsity is None:
+            raise ValueError("'sparsity' is missing: a fraction in [0, 1) is expected.")
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """As in :meth:`Rule.settings`, with the sparsity that an N:M pattern implies."""
+        implied = self.pattern_sparsity
+        return super().settings() | ({} if implied is None else {"sparsity": implied})
+
+
+@register_pruner("admm")
+class ADMMPruner(OneShotPruner):
+    """Train under a pull towards sparse weights for some epochs, then prune.
+
+    Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0; the masks come at epoch
+    ``iterations * epochs_per_iteration``, and fine-tuning follows.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`; the penalty acts through the optimizer. Rules hold
+        ``sparsity``, optionally with ``granularity``, and ``rho``, the weight of the penalty (0.01). With
+        plain SGD it should be such that ``rho`` times learning rate times steps of an iteration is about
+        1: less hardly moves anything.
+    pruning_algorithm : str
+        The one-shot pruner whose criterion says which weights or channels are smallest: one that looks at
+        weights alone, such as ``"level"`` or ``"l1"``.
+    example_inputs, groups, pruning_params : optional
+        See :class:`~lilliput.pruning.scheduled.ScheduledPruner`.
+    iterations : int
+        How many times the target moves; 0 prunes at ``compress()``.
+    epochs_per_iteration : int
+        Epochs between two of its moves.
+    """
+
+    paper = "Zhang et al. 2018, A systematic DNN weight pruning framework using ADMM"
+    backends = ("torch",)
+    rule: ClassVar[type[Rule]] = ADMMRule
+    tracked = ("now_epoch", "moves")
+    now_epoch: int = 0
+    moves: int = 0  # of the target so far
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        pruning_algorithm: str | type = "level",
+        *,
+        example_inputs: Any = None,
+        groups: Any = None,
+        pruning_params: Mapping[str, Any] | None = None,
+        iterations: int = 10,
+        epochs_per_iteration: int = 1,
+    ) -> None:
+        for name, value, least in (
+            ("iterations", iterations, 0),
+            ("epochs_per_iteration", epochs_per_iteration, 1),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}: received {value!r}, expected an integer from {least}.")
+        self.iterations, self.epochs_per_iteration = iterations, epochs_per_iteration
+        super().__init__(
+            model,
+            config_list,
+            optimizer,
+            masker_type=_masker_of(pruning_algorithm),
+            options=pruning_params,
+            example_inputs=example_inputs,
+            groups=groups,
+        )
+        if iterations and optimizer is None and model is not None:
+            raise ConfigError("iterations: the penalty acts through the optimizer; give it.")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the epochs under the penalty are over."""
+        return self.now_epoch >= self.iterations * self.epochs_per_iteration
+
+    def targets(self) -> Targets:
+        """Return the layers that have no mask yet, none under the penalty."""
+        return super().targets() if self.is_over else []
+
+    def update_epoch(self, epoch: int) -> None:
+        """Follow the training; the target moves after each iteration, and masks come in the end."""
+        self.now_epoch = checked_epoch(epoch)
+        if self.is_wrapped and not self.is_over and self._penalized():
+            while self.moves < self.now_epoch // self.epochs_per_iteration:
+                self._move_targets()
+                self.moves += 1
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        for wrapper in self.get_modules_wrapper() if self.iterations else ():
+            if not hasattr(wrapper, "dual"):
+                weight = wrapper.weight
+                xp = namespace(weight)
+                nothing = xp.zeros_like(xp.detach(weight))
+                wrapper.set_attribute("sparse_target", nothing)
+                wrapper.set_attribute("dual", nothing)
+
+    def _wrap_model(self) -> None:
+        super()._wrap_model()
+        if self.iterations and not self.moves and not self.is_over and self._penalized():
+            self._move_targets(is_first=True)
+
+    def _penalized(self) -> list[Any]:
+        return [w for w in self.get_modules_wrapper() if hasattr(w, "dual") and not w.if_calculated]
+
+    def _move_targets(self, is_first: bool = False) -> None:
+        """Set the target of each layer to the weight that is nearest with the zeros asked for."""
+        wrappers = self._penalized()
+        with self._backend.no_grad():
+            sums = {w: _copied(w.weight) + w.dual for w in wrappers}
+            masks = self._masks_for(sums)
+            for wrapper, total in sums.items():
+                mask = masks.get(wrapper)
+                xp = namespace(total)
+                kept = total if mask is None else total * xp.to_float(mask, like=total)
+                wrapper.set_attribute("sparse_target", kept)
+                if not is_first:
+                    wrapper.set_attribute("dual", total - kept)
+
+    def _masks_for(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return the masks that the criterion would give to other values of the weights."""
+        before = {wrapper: _copied(wrapper.weight) for wrapper in values}
+        try:
+            for wrapper, value in values.items():
+                namespace(value).assign(wrapper.weight, value)
+            due = [(wrapper, self._sparsity_of(wrapper)) for wrapper in values]
+            answers = dict(self.masker.calc_masks(due))
+        finally:
+            for wrapper, value in before.items():
+                namespace(value).assign(wrapper.weight, value)
+        return {w: answers[w]["weight_mask"] for w in values if answers.get(w) is not None}
+
+    def _before_step(self) -> tuple[Any, ...]:
+        return (*super()._before_step(), *((self._pull,) if self.iterations else ()))
+
+    def _pull(self) -> None:
+        """Add the gradient of the penalty."""
+        for wrapper in () if self.is_over else self._penalized():
+            weight = namespace(wrapper.weight).detach(wrapper.weight)
+            term = wrapper.config["rho"] * (weight - wrapper.sparse_target + wrapper.dual)
+            self.add_to_gradients(wrapper, {"weight": term})
+
+    def _is_due(self) -> bool:
+        return self.is_over and super()._is_due()
+
+    def _mark_done(self, wrappers: Sequence[Any]) -> None:
+        if self.is_over:
+            super()._mark_done(wrappers)
+
+    def _missing(self) -> str:
+        left = self.iterations * self.epochs_per_iteration - self.now_epoch
+        if self._wrappers is None or not self._needs_criterion() or left <= 0:
+            return super()._missing()
+        return f"{left} epochs under the penalty are missing"
+
+
+def _masker_of(algorithm: str | type) -> Any:
+    """Return the criterion of a one-shot pruner, if it looks at nothing but weights."""
+    found: Any = pruners.get(algorithm) if isinstance(algorithm, str) else algorithm
+    masker = getattr(found, "masker_type", None)
+    is_plain = isinstance(masker, type) and issubclass(masker, ScoreMasker) and masker.only_watches
+    if is_plain or getattr(masker, "reads_weights", False):
+        return masker
+    raise ConfigError(
+        f"pruning_algorithm {algorithm!r} looks at more than weights, or has no scores; expected one such as "
+        "'level' or 'l1'."
+    )
+
+
+def _copied(tensor: Any) -> Any:
+    return namespace(tensor).detach(tensor) * 1

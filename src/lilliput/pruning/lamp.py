@@ -1,0 +1,73 @@
+"""LAMPPruner: rank the weights of all layers together, by their share of what would be left.
+
+Lee et al., "Layer-adaptive sparsity for the magnitude-based pruning", 2021. The score of a weight is its
+energy relative to that of all weights of its layer that are at least as large::
+
+    s_i = w_i ** 2 / sum of w_j ** 2 over |w_j| >= |w_i|
+
+Within a layer that is the order of magnitude; between layers, what counts is how much of its layer's
+output a weight makes, whatever the scale of the layer. The largest weight of each layer has a score of 1,
+so that no layer loses everything.
+
+>>> import torch
+>>> model = torch.nn.Sequential(torch.nn.Linear(20, 10), torch.nn.ReLU(), torch.nn.Linear(10, 2))
+>>> model = LAMPPruner(model, [{"op_types": ["Linear"], "total_sparsity": 0.8}]).compress()
+>>> int((model[0].weight == 0).sum() + (model[2].weight == 0).sum())
+176
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
+from lilliput.registry import register_pruner
+
+
+def lamp_scores(weight: Tensor) -> Tensor:
+    """Return the LAMP score of each weight.
+
+    Examples
+    --------
+    >>> import torch
+    >>> lamp_scores(torch.tensor([1.0, -2.0, 3.0]))
+    tensor([0.0714, 0.3077, 1.0000])
+    """
+    import numpy as np  # here: it is not needed to import Lilliput
+
+    xp = namespace(weight)
+    wide = xp.widen(xp.detach(weight))
+    energy = np.square(xp.to_numpy(wide).ravel())
+    order = np.argsort(energy, kind="stable")
+    ranked = energy[order]
+    left = np.cumsum(ranked[::-1])[::-1]  # of each weight and all that come after it
+    left = left[np.searchsorted(ranked, ranked)]  # equal ones count as at least as large
+    scores = np.zeros_like(energy)
+    scores[order] = np.divide(ranked, left, out=np.zeros_like(left), where=left > 0)
+    return xp.reshape(xp.from_numpy(scores, like=wide), xp.shape(wide))
+
+
+class LAMPMasker(ScoreMasker):
+    """Score weights by their share of what would be left of their layer."""
+
+    def score(self, wrapper: Any) -> Tensor:
+        """Return the LAMP scores of a layer."""
+        return lamp_scores(wrapper.weight)
+
+
+@register_pruner("lamp")
+class LAMPPruner(OneShotPruner):
+    """Prune the weights of smallest LAMP score, once; each layer gets the sparsity it can bear.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``total_sparsity``, which is what
+        the paper does, optionally with ``max_sparsity_per_layer``. With ``sparsity`` (per layer) the
+        result is that of :class:`~lilliput.pruning.level.LevelPruner`.
+    """
+
+    paper = "Lee et al. 2021, Layer-adaptive sparsity for the magnitude-based pruning"
+
+    masker_type = LAMPMasker

@@ -1,0 +1,96 @@
+"""Pruners that train something of their own beside the weights: scores, or thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from lilliput.core.pruner import Pruner
+from lilliput.errors import StageError
+from lilliput.ops.namespace import Tensor, namespace
+
+
+def sigmoid(tensor: Tensor) -> Tensor:
+    """Return ``1 / (1 + exp(-x))``, in single precision at least."""
+    xp = namespace(tensor)
+    return 1 / (1 + xp.exp(xp.clip(-xp.widen(tensor), -80.0, 80.0)))  # exp(89) is infinite
+
+
+class LearningPruner(Pruner):
+    """Compute each layer's weight from the raw one and from something that is learned for it.
+
+    What is learned is added to the optimizer, in the group of its layer's weight, but without weight
+    decay. Masks follow after each step. ``harden()`` and ``strip()`` end it: the weights are those that
+    were computed, and what is zero stays zero.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`.
+    """
+
+    learned_name: ClassVar[str]
+    exact_sparsity = False
+    regrows = True
+    computes_weights = True
+
+    def __init__(self, model: Any = None, config_list: Any = None, optimizer: Any = None) -> None:
+        super().__init__(model, config_list, optimizer)
+        self.set_wrappers_attribute("is_soft", True)
+
+    def first_value(self, wrapper: Any) -> Tensor:
+        """Return where what is learned for a layer starts."""
+        raise NotImplementedError(f"{type(self).__name__} must override first_value().")
+
+    def penalty(self, wrapper: Any, value: Tensor) -> Tensor:
+        """Return what is added to the loss for what is learned, as a number."""
+        raise NotImplementedError(f"{type(self).__name__} must override penalty().")
+
+    def learned(self, wrapper: Any) -> Any:
+        """Return what is learned for a layer, as it is now."""
+        return self._backend.value_of(getattr(wrapper, self.learned_name))
+
+    def penalizes(self) -> bool:
+        """Whether there is a penalty."""
+        return True
+
+    # -- the engine room ---------------------------------------------------------------------------
+
+    def soft_wrappers(self) -> list[Any]:
+        """Return the wrappers of layers whose weights are computed."""
+        return [wrapper for wrapper in self.get_modules_wrapper() if wrapper.keeps_raw()]
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        for wrapper in self.get_modules_wrapper():
+            if self.learned_name not in wrapper.tensors():
+                value = self._backend.parameter(self.first_value(wrapper))
+                wrapper.set_attribute(self.learned_name, value)
+        if not self._backend.shows_training:
+            self._penalize()
+
+    def _is_due(self) -> bool:
+        return bool(self.soft_wrappers())
+
+    def _before_step(self) -> tuple[Callable[[], None], ...]:
+        return (self._penalize,) if self._backend.shows_training else ()
+
+    def _penalize(self) -> None:
+        for wrapper in self.soft_wrappers() if self.penalizes() else ():
+
+            def penalty(value: Tensor, wrapper: Any = wrapper) -> Tensor:
+                return self.penalty(wrapper, value)
+
+            self._backend.penalize_learned(wrapper, self.learned_name, penalty, self.optimizer)
+
+    def _after_step(self) -> None:
+        """Keep what is learned the same in all processes."""
+        super()._after_step()
+        wrappers = self.soft_wrappers()
+        if wrappers and self._backend.processes() > 1:
+            if self._backend.is_joining(self.bound_model):
+                raise StageError(
+                    f"{type(self).__name__} averages what it learns over all processes, and inside join() "
+                    "some may have stopped; train without join()."
+                )
+            self._backend.average([getattr(w, self.learned_name) for w in wrappers])

@@ -1,0 +1,204 @@
+"""LotteryTicketPruner: train, prune a fifth, go back to the early weights, and train again.
+
+Frankle & Carbin, "The lottery ticket hypothesis", 2019; going back not to the first weights but to those of
+an early epoch ("late rewinding") is what makes it work on larger networks: Frankle et al., "Linear mode
+connectivity and the lottery ticket hypothesis", 2020. After round ``r`` of ``n`` a layer has a sparsity of::
+
+    s_r = 1 - (1 - s) ** (r / n)
+
+so that each round removes the same share of what is left.
+
+>>> import torch
+>>> model = torch.nn.Linear(10, 10)
+>>> first = model.weight.detach().clone()
+>>> pruner = LotteryTicketPruner(model, [{"sparsity": 0.36, "prune_iterations": 2}], epochs_per_round=3)
+>>> model = pruner.compress()
+>>> for epoch in range(pruner.epochs):
+...     pruner.update_epoch(epoch)
+...     if epoch in (0, 3, 6):
+...         kept = model.weight != 0
+...         print(epoch, int((~kept).sum()), bool((model.weight == first)[kept].all()))
+...     with torch.no_grad():
+...         _ = model.weight.add_(0.01)  # where a training loop would be
+0 0 True
+3 20 True
+6 36 True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from lilliput.config.spec import ChannelKeys, Count, PatternKeys, PruneRule, Rule
+from lilliput.errors import ConfigError, StageError, UnsupportedModelError
+from lilliput.ops.namespace import namespace
+from lilliput.pruning.scheduled import ScheduledPruner
+from lilliput.registry import register_pruner
+
+_SHARE = 0.2  # of what is left goes in each round, if the rule does not say how many there are
+
+
+class LotteryRule(PruneRule, PatternKeys, ChannelKeys):
+    """How much to remove in all, and in how many rounds."""
+
+    prune_iterations: Count | None = Field(
+        None, description="Rounds; as many as it takes to remove 20 % of what is left in each."
+    )
+
+    @model_validator(mode="after")
+    def _check_sparsity(self) -> LotteryRule:
+        if not self.exclude and self.sparsity is None and self.pattern_sparsity is None:
+            raise ValueError("'sparsity' is missing: a fraction in [0, 1) is expected.")
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """As in :meth:`Rule.settings`, with all that is asked for under the names of a schedule."""
+        final = self.pattern_sparsity if self.sparsity is None else self.sparsity
+        settings = super().settings() | {"prune_iterations": self.prune_iterations or rounds(final)}
+        settings.pop("sparsity", None)
+        return settings if final is None else settings | {"final_sparsity": final}
+
+
+def rounds(sparsity: float | None) -> int:
+    """Return how many rounds it takes if each removes at most 20 % of what is left.
+
+    Examples
+    --------
+    >>> rounds(0.2), rounds(0.9), rounds(0.0)
+    (1, 11, 1)
+    """
+    least = math.log1p(-(sparsity or 0.0)) / math.log1p(-_SHARE)
+    return max(1, math.ceil(least - 1e-9))
+
+
+@register_pruner("lottery_ticket")
+class LotteryTicketPruner(ScheduledPruner):
+    """Prune in rounds of training, and set what is kept back to its early values after each.
+
+    Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0, for :attr:`epochs` epochs.
+    All parameters of the model are set back, pruned or not, and the optimizer starts afresh; set the
+    learning rate back as well if you change it. Running statistics of norms are left to the training.
+    The early values belong to ``state()``, so that a run that was killed goes on from there.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``sparsity``, optionally
+        ``prune_iterations`` (rounds; by default each removes 20 % of what is left) and ``granularity``.
+    pruning_algorithm, example_inputs, groups, pruning_params
+        See :class:`~lilliput.pruning.scheduled.ScheduledPruner`; by magnitude if not given.
+    epochs_per_round : int
+        Epochs of training before each pruning, and after the last.
+    rewind_epoch : int
+        To the weights at the start of which epoch to go back; 0 are those at ``compress()``. The first
+        round is longer by so many epochs.
+    reset_weights : bool
+        False: only prune in rounds, and keep the trained weights.
+    """
+
+    paper = "Frankle & Carbin 2019, The lottery ticket hypothesis"
+
+    rule: ClassVar[type[Rule]] = LotteryRule
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        pruning_algorithm: str | type = "level",
+        *,
+        example_inputs: Any = None,
+        groups: Any = None,
+        pruning_params: Mapping[str, Any] | None = None,
+        epochs_per_round: int = 1,
+        rewind_epoch: int = 0,
+        reset_weights: bool = True,
+    ) -> None:
+        for name, value, least in (
+            ("epochs_per_round", epochs_per_round, 1),
+            ("rewind_epoch", rewind_epoch, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}: received {value!r}, expected an integer from {least}.")
+        self.epochs_per_round, self.rewind_epoch = epochs_per_round, rewind_epoch
+        self.reset_weights = reset_weights
+        self._others: list[Any] = []  # wrappers of all parameters, which are not attached
+        super().__init__(
+            model,
+            config_list,
+            optimizer,
+            pruning_algorithm,
+            example_inputs=example_inputs,
+            groups=groups,
+            pruning_params=pruning_params,
+        )
+        self.set_wrappers_attribute("early_values", None)  # of all parameters, held by the first
+
+    @property
+    def rounds(self) -> int:
+        """After how many rounds of training weights are pruned; one more follows."""
+        found = [int(w.config["prune_iterations"]) for w in self.get_modules_wrapper()]
+        return max(found, default=0)
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs there are in all."""
+        return self.rewind_epoch + self.epochs_per_round * (self.rounds + 1)
+
+    def target_sparsity(self, wrapper: Any, epoch: int) -> float:
+        """Return the sparsity of a layer after the rounds that are over at the start of an epoch."""
+        number, final = wrapper.config["prune_iterations"], wrapper.config["final_sparsity"]
+        over = min(max(epoch - self.rewind_epoch, 0) // self.epochs_per_round, number)
+        return float(final if over == number else 1 - (1 - final) ** (over / number))
+
+    def update_epoch(self, epoch: int) -> None:
+        """Move on to an epoch; at the end of a round, prune and set the weights back."""
+        super().update_epoch(epoch)
+        if self.is_wrapped and self.now_epoch == self.rewind_epoch:
+            self._remember()
+
+    def bind_model(self, model: Any) -> None:
+        """As in :class:`CriterionPruner`; take the values to go back to, if they are the first."""
+        super().bind_model(model)
+        layers = {id(x): x for x in self._backend.parameters(model).values()}
+        self._others = [self._backend.wrap(self.kind, x, self) for x in layers.values()]
+        if self.rewind_epoch == 0:
+            self._remember()
+
+    def _remember(self) -> None:
+        """Keep the values of all parameters, once."""
+        (first, *_) = self.get_modules_wrapper()
+        if self.reset_weights and first.early_values is None:
+            found = ((w.name, w.weight) for w in self._others)
+            first.early_values = {name: namespace(t).detach(t) * 1 for name, t in found}
+
+    def _follow_up(self, has_masks: bool) -> None:
+        super()._follow_up(has_masks)
+        # Masks that come with compress() come to weights that were not trained under it.
+        if has_masks and self.reset_weights and self._has_compressed:
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """Set all parameters to their early values, and let the optimizer start afresh."""
+        (first, *_) = self.get_modules_wrapper()
+        values = first.early_values
+        if values is None:
+            raise StageError(
+                f"LotteryTicketPruner: there is nothing to go back to, as update_epoch({self.rewind_epoch}) "
+                "never came; call update_epoch(epoch) in every epoch, or load_state() of the run before."
+            )
+        for wrapper in self._others:
+            held, value = wrapper.weight, values[wrapper.name]
+            xp = namespace(held)
+            xp.assign(held, value)
+            now = wrapper.weight
+            if xp.any(now != value) and not xp.any(xp.isnan(now)):
+                raise UnsupportedModelError(
+                    f"{wrapper.name!r} cannot be set back: it is divided among processes (FSDP) or "
+                    "computed; give reset_weights=False, or use DistributedDataParallel."
+                )
+        self._backend.restart_optimizer(self.bound_model, self.optimizer)

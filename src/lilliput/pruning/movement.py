@@ -1,0 +1,204 @@
+"""MovementPruner: keep the weights that move away from zero while a model is fine-tuned.
+
+Sanh et al., "Movement pruning: adaptive sparsity by fine-tuning", 2020. Each weight has a score, which is
+trained with the gradient that its mask would have::
+
+    w' = w * m(s)        ds = dL/dw' * w        dw = dL/dw' * m(s)
+
+So scores grow where the loss pushes a weight away from zero. ``'hard'`` keeps the weights of the largest
+scores, as many as a cubic schedule says; ``'soft'`` keeps those with ``sigmoid(s)`` above a threshold, and a
+penalty on the mean of ``sigmoid(s)`` decides how many these are. Weights that are masked keep their values,
+and may come back.
+
+>>> import torch
+>>> model = torch.nn.Linear(8, 4)
+>>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+>>> pruner = MovementPruner(model, [{"sparsity": 0.75}], optimizer, 1, 4)
+>>> model = pruner.compress()
+>>> for _ in range(5):
+...     optimizer.zero_grad()
+...     model(torch.randn(16, 8)).square().sum().backward()
+...     optimizer.step()
+>>> int((pruner.strip().weight == 0).sum())
+24
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
+
+from lilliput.config.select import Selection
+from lilliput.config.spec import PatternKeys, PruneRule, Rule
+from lilliput.core.masker import Answers, Targets
+from lilliput.errors import ConfigError, Problem
+from lilliput.ops.masks import prune_count, prune_smallest
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.ops.schedule import cubic_sparsity
+from lilliput.pruning.granularity import find_misfits, find_patterns, spread_blocks, sum_blocks
+from lilliput.pruning.learning import LearningPruner, sigmoid
+from lilliput.registry import register_pruner
+
+
+class MovementRule(PruneRule, PatternKeys):
+    """The share of each layer's weights to remove, or in 'soft' mode the threshold of the scores."""
+
+    @model_validator(mode="after")
+    def _check_target(self) -> MovementRule:
+        if not self.exclude and self.sparsity is None:
+            raise ValueError("'sparsity' is missing: a fraction in [0, 1) is expected.")
+        return self
+
+
+@register_pruner("movement")
+class MovementPruner(LearningPruner):
+    """Prune the weights that move towards zero while the model is fine-tuned.
+
+    The optimizer trains the scores along with the weights; masks follow after each step, until
+    ``harden()`` or ``strip()``.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`. A rule holds ``sparsity`` and optionally
+        ``granularity`` (blocks, which have one score each). In mode 'soft', ``sparsity`` is the threshold
+        of ``sigmoid(score)``, usually 0.1.
+    warm_up_step : int
+        Optimizer steps before anything is pruned.
+    cool_down_beginning_step : int
+        The step at which the sparsity (or threshold) stops growing; masks still change.
+    movement_mode : {'hard', 'soft'}
+        Whether to keep an exact share of each layer, or what scores above the threshold.
+    regular_scale : float
+        Weight of the mean ``sigmoid(score)`` in the loss; 1 to 30 in mode 'soft', where more of it
+        prunes more. It grows on the same schedule.
+    score_scale : float
+        By how much scores move faster than weights: under Adam, so many times. In mode 'hard' only
+        their order counts.
+    """
+
+    paper = "Sanh et al. 2020, Movement pruning"
+
+    rule: ClassVar[type[Rule]] = MovementRule
+    learned_name = "movement_score"
+    tracked = ("now_step",)
+    now_step: int = 0
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        warm_up_step: int = 0,
+        cool_down_beginning_step: int | None = None,
+        *,
+        movement_mode: Literal["hard", "soft"] = "hard",
+        regular_scale: float = 0.0,
+        score_scale: float = 1.0,
+    ) -> None:
+        _check_steps(warm_up_step, cool_down_beginning_step)
+        if movement_mode not in ("hard", "soft"):
+            raise ConfigError(
+                f"movement_mode: received {movement_mode!r}, expected 'hard' or 'soft'."
+            )
+        if not regular_scale >= 0:
+            raise ConfigError(f"regular_scale: received {regular_scale!r}, expected 0 or more.")
+        if not score_scale > 0:
+            raise ConfigError(f"score_scale: received {score_scale!r}, expected more than 0.")
+        self.warm_up_step = warm_up_step
+        self.cool_down_beginning_step = int(cool_down_beginning_step or 0)
+        self.movement_mode, self.regular_scale = movement_mode, float(regular_scale)
+        self.score_scale = float(score_scale)
+        super().__init__(model, config_list, optimizer)
+
+    def first_value(self, wrapper: Any) -> Tensor:
+        """Return a score of zero for each weight or block."""
+        weight, block = self._backend.value_of(wrapper.weight), wrapper.config.get("granularity")
+        xp = namespace(weight)
+        weight = xp.detach(weight)
+        units = weight if block is None else sum_blocks(weight, block, wrapper.layer_info)
+        return xp.zeros_like(units)
+
+    def compute_weight(self, wrapper: Any, weight: Tensor, mask: Tensor) -> Tensor:
+        """Return the masked weight; the gradient of its mask goes to the scores."""
+        xp = namespace(weight)
+        score = xp.to_float(self.learned(wrapper), like=weight) * self.score_scale
+        block = wrapper.config.get("granularity")
+        if block is not None:
+            score = spread_blocks(score, block, wrapper.layer_info, xp.shape(weight))
+        # The last part is zero, and its gradient that of a mask which is the score.
+        return weight * mask + (score - xp.detach(score)) * xp.detach(weight)
+
+    def penalty(self, wrapper: Any, value: Tensor) -> Tensor:
+        """Return the weighted mean of ``sigmoid(score)``."""
+        share = self._backend.value_of(wrapper.regular_now)
+        return namespace(value).mean(sigmoid(value * self.score_scale)) * share
+
+    def penalizes(self) -> bool:
+        """Whether scores are penalized at all."""
+        return self.regular_scale > 0
+
+    def growth(self, step: int) -> float:
+        """Return how far the cubic schedule has come at a step, from 0 to 1."""
+        return cubic_sparsity(step, 0.0, 1.0, self.warm_up_step, self.cool_down_beginning_step)
+
+    def step(self) -> None:
+        """Follow one training step."""
+        self.now_step += 1
+
+    def targets(self) -> Targets:
+        """Return the layers that are still trained, with their sparsity or threshold at this step."""
+        growth = self.growth(self.now_step)
+        return [(w, w.config["sparsity"] * growth) for w in self.soft_wrappers()]
+
+    def calc_masks(self, targets: Targets) -> Answers:
+        """Return masks by the scores as they are now."""
+        for wrapper, target in targets:
+            score = self.learned(wrapper)
+            xp = namespace(score)
+            score = xp.widen(xp.detach(score)) * self.score_scale
+            if self.movement_mode == "hard":
+                mask = prune_smallest(score, prune_count(xp.size(score), float(target or 0)))
+            else:
+                mask = xp.to_float(sigmoid(score) > float(target or 0), like=score)
+            block = wrapper.config.get("granularity")
+            if block is not None:
+                mask = spread_blocks(mask, block, wrapper.layer_info, wrapper.layer_info.shape)
+            yield wrapper, {"weight_mask": mask}
+
+    # -- the engine room ---------------------------------------------------------------------------
+
+    def update_mask(self) -> None:
+        """Ask for masks, and move the weight of the penalty with them."""
+        super().update_mask()
+        self._set_penalty()
+
+    def _prepare(self) -> None:
+        for wrapper in self.get_modules_wrapper():
+            if "regular_now" not in wrapper.tensors():
+                wrapper.set_attribute("regular_now", self._backend.tensor(0.0, wrapper))
+        super()._prepare()
+
+    def _set_penalty(self) -> None:
+        """Weigh the mean score of each layer, of all layers alike, for the next step."""
+        wrappers = self.get_modules_wrapper()
+        share = self.regular_scale * self.growth(self.now_step) / max(len(wrappers), 1)
+        for wrapper in wrappers if self.penalizes() else ():
+            wrapper.set_attribute("regular_now", self._backend.tensor(share, wrapper))
+
+    def _find_problems(self, selection: Selection) -> list[Problem]:
+        """Return patterns that do not fit, or are not made of blocks."""
+        found = [*find_patterns(selection, "MovementPruner"), *find_misfits(selection)]
+        return [*super()._find_problems(selection), *found]
+
+
+def _check_steps(warm_up: Any, cool_down: Any) -> None:
+    for name, value in (("warm_up_step", warm_up), ("cool_down_beginning_step", cool_down)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"{name}: received {value!r}, expected a number of optimizer steps.")
+    if warm_up >= cool_down:
+        raise ConfigError(
+            f"warm_up_step: received {warm_up}, expected less than cool_down_beginning_step "
+            f"{cool_down}: sparsity grows between the two."
+        )

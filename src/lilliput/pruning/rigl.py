@@ -1,0 +1,296 @@
+"""RigLPruner: train a sparse network from the start, and move its connections while it trains.
+
+Evci et al., "Rigging the lottery: making all tickets winners", 2020. The network is sparse from the first
+step. Every ``update_every`` steps a share of each layer's connections, the smallest ones, is dropped, and as
+many grow where the gradient of the loss is largest::
+
+    share = drop_fraction / 2 * (1 + cos(pi * t / t_end))        t_end = stop_at * training_steps
+
+New connections start at zero, without momentum. After ``t_end`` they stay where they are. A
+``total_sparsity`` is divided by Erdős–Rényi-Kernel, which keeps small layers denser.
+
+>>> import torch
+>>> model = torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.ReLU(), torch.nn.Linear(20, 5))
+>>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+>>> rules = [{"op_types": ["Linear"], "total_sparsity": 0.8}]
+>>> model = RigLPruner(model, rules, optimizer, training_steps=1000).compress()
+>>> int((model[0].weight != 0).sum()), int((model[2].weight != 0).sum())
+(62, 38)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from lilliput.config.select import Selection
+from lilliput.config.spec import Fraction, PatternKeys, PruneRule, Rule
+from lilliput.core.masker import Answers, Targets
+from lilliput.core.pruner import Pruner
+from lilliput.errors import AlgorithmError, ConfigError, Problem, StageError
+from lilliput.ops.erk import erk_counts
+from lilliput.ops.masks import prune_count, prune_smallest
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.granularity import find_misfits, find_patterns, spread_blocks, sum_blocks
+from lilliput.registry import register_pruner
+
+
+class RigLRule(PruneRule, PatternKeys):
+    """A sparsity for each layer, or one for all the layers of the rule together, divided by ERK."""
+
+    total_sparsity: Fraction | None = Field(
+        None, description="Share of the weights of all these layers together to leave out."
+    )
+
+    @model_validator(mode="after")
+    def _check_target(self) -> RigLRule:
+        given = [x for x in (self.sparsity, self.total_sparsity) if x is not None]
+        if not self.exclude and len(given) != 1:
+            raise ValueError(
+                "expected either 'sparsity' (per layer) or 'total_sparsity' (of all layers together), "
+                f"received {'both' if given else 'neither'}."
+            )
+        return self
+
+
+def drop_share(step: int, end: float, fraction: float) -> float:
+    """Return the share of connections that an update moves.
+
+    Examples
+    --------
+    >>> [round(drop_share(step, 100, 0.3), 3) for step in (0, 50, 100)]
+    [0.3, 0.15, 0.0]
+    """
+    return fraction / 2 * (1 + math.cos(math.pi * step / end))
+
+
+def move_connections(mask: Tensor, size: Tensor, gradient: Tensor, count: int) -> Tensor:
+    """Return a mask with its ``count`` smallest connections dropped, and as many grown.
+
+    Those grow that have the largest gradient among all that are not connected, also among those that
+    were just dropped.
+
+    Parameters
+    ----------
+    mask : tensor
+        Ones where there is a connection.
+    size, gradient : tensor
+        The magnitude of each connection, and that of its gradient. Must hold no NaN.
+    count : int
+        How many to move, up to the number of connections.
+
+    Examples
+    --------
+    >>> import torch
+    >>> mask, size = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([3.0, 1.0, 0.0, 0.0])
+    >>> move_connections(mask, size, torch.tensor([9.0, 1.0, 2.0, 4.0]), 1)
+    tensor([1., 0., 0., 1.])
+    """
+    xp = namespace(mask)
+    kept = prune_smallest(xp.where(mask == 0, math.inf, size), count) * mask
+    wanted = xp.where(kept == 0, gradient, -math.inf)
+    return kept + prune_smallest(wanted, xp.size(mask) - count)
+
+
+@register_pruner("rigl")
+class RigLPruner(Pruner):
+    """Train a network that is sparse from the start, and move connections to where gradients are.
+
+    Pruned weights are zero at each step; which ones are pruned changes every ``update_every`` steps.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`. A rule holds ``sparsity`` (per layer), or
+        ``total_sparsity`` (of all its layers, divided by ERK), and optionally ``granularity`` (blocks).
+        The gradients are read before the steps of ``optimizer``.
+    training_steps : int
+        How many steps the optimizer will make in all. Longer training is what helps most.
+    update_every : int
+        Steps between two updates.
+    drop_fraction : float
+        Share of a layer's connections that the first update moves.
+    stop_at : float
+        After which share of the training connections stay where they are.
+    seed : int
+        Which connections there are at first; all processes draw the same.
+
+    Notes
+    -----
+    In the step of an update, gradients are dense until the optimizer uses them: what clips them before
+    sees a larger norm. Weights are updated in that step as in any other.
+    """
+
+    paper = "Evci et al. 2020, Rigging the lottery"
+
+    rule: ClassVar[type[Rule]] = RigLRule
+    backends = ("torch",)
+    regrows = True
+    tracked = ("now_step", "updated_step")
+    now_step: int = 0
+    updated_step: int = 0
+    training_steps: int = 0
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        training_steps: int | None = None,
+        *,
+        update_every: int = 100,
+        drop_fraction: float = 0.3,
+        stop_at: float = 0.75,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(model, config_list, optimizer)
+        counts = {"training_steps": training_steps, "update_every": update_every}
+        for name, value in counts.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}: received {value!r}, expected a number of steps from 1.")
+        for name, share in {"drop_fraction": drop_fraction, "stop_at": stop_at}.items():
+            if not 0 < share <= 1:
+                raise ConfigError(f"{name}: received {share!r}, expected a share in (0, 1].")
+        self.training_steps = int(training_steps or 0)
+        self.update_every, self.drop_fraction = update_every, drop_fraction
+        self.stop_at, self.seed = stop_at, seed
+        self.set_wrappers_attribute("is_drawn", False)
+
+    def step(self) -> None:
+        """Follow one training step; connections move in every ``update_every``-th."""
+        self.now_step += 1
+        if self.is_wrapped and self._moves_at(self.now_step) and self.optimizer is None:
+            raise StageError(
+                "RigLPruner reads gradients before each step, and has no optimizer to see them: give it the "
+                "one that trains the model."
+            )
+
+    def targets(self) -> Targets:
+        """Return the layers that have no connections yet, or all of them when these are to move."""
+        wrappers = self.get_modules_wrapper()
+        due = [w for w in wrappers if not w.is_drawn] or (wrappers if self._has_seen() else [])
+        return [(wrapper, wrapper.config.get("sparsity")) for wrapper in due]
+
+    def calc_masks(self, targets: Targets) -> Answers:
+        """Return where layers are connected from now on."""
+        for wrapper, _ in targets:
+            if not wrapper.is_drawn:
+                yield wrapper, {"weight_mask": self._draw(wrapper)}
+            elif wrapper.__dict__.get("_growth") is not None:  # else it was not a part of the loss
+                yield wrapper, {"weight_mask": self._move(wrapper)}
+
+    def _draw(self, wrapper: Any) -> Tensor:
+        """Return a random mask with as many ones as the rule asks for."""
+        import numpy as np  # here: NumPy is not needed to import Lilliput
+
+        layer, block = wrapper.layer_info, wrapper.config.get("granularity")
+        weight = wrapper.weight
+        xp = namespace(weight)
+        units = weight if block is None else sum_blocks(weight, block, layer)
+        count = xp.size(units)
+        index = [w.name for w in self.get_modules_wrapper()].index(wrapper.name)
+        order = np.random.default_rng([self.seed, index]).permutation(count)
+        keep = (order < self._kept(wrapper, count)).reshape(tuple(xp.shape(units)))
+        mask = self._backend.to_mask(keep, wrapper)
+        mask = xp.to_float(mask, like=weight)
+        return mask if block is None else spread_blocks(mask, block, layer, xp.shape(weight))
+
+    def _kept(self, wrapper: Any, count: int) -> int:
+        """Return how many of a layer's weights or blocks are connected."""
+        config = wrapper.config
+        if "sparsity" in config:
+            return count - prune_count(count, config["sparsity"])
+        group = [w for w in self.get_modules_wrapper() if w.config == config]
+        shapes = [_unit_shape(w) for w in group]
+        total = sum(math.prod(shape) for shape in shapes)
+        kept = erk_counts(shapes, total - prune_count(total, config["total_sparsity"]))
+        return kept[[w.name for w in group].index(wrapper.name)]
+
+    def _move(self, wrapper: Any) -> Tensor:
+        """Return the mask of a layer after an update."""
+        layer, block = wrapper.layer_info, wrapper.config.get("granularity")
+        weight, gradient = wrapper.weight.detach(), wrapper.__dict__["_growth"]
+        xp = namespace(weight)
+        if xp.any(xp.isnan(gradient)):
+            raise AlgorithmError(f"layer {wrapper.name!r} has NaN among its gradients.")
+        scores = [xp.widen(wrapper.weight_mask), xp.abs(xp.widen(weight)), xp.abs(gradient)]
+        if block is not None:
+            scores = [sum_blocks(score, block, layer) for score in scores]
+        mask = xp.to_float(scores[0] > 0, like=scores[1])
+        share = drop_share(self.now_step, self.stop_at * self.training_steps, self.drop_fraction)
+        count = round(share * xp.count_nonzero(mask))
+        mask = move_connections(mask, scores[1], scores[2], count)
+        return mask if block is None else spread_blocks(mask, block, layer, xp.shape(weight))
+
+    # -- the engine room ---------------------------------------------------------------------------
+
+    def _moves_at(self, step: int) -> bool:
+        """Whether connections move in a step; in the next one if that saw no gradients."""
+        is_over = step >= self.stop_at * self.training_steps
+        return not is_over and step - self.updated_step >= self.update_every
+
+    def _has_seen(self) -> bool:
+        return any("_growth" in wrapper.__dict__ for wrapper in self.get_modules_wrapper())
+
+    def _is_due(self) -> bool:
+        return bool(self.targets())
+
+    def _mark_done(self, wrappers: Sequence[Any]) -> None:
+        for wrapper in wrappers:
+            wrapper.is_drawn = True
+
+    def _follow_up(self, has_masks: bool) -> None:
+        if self._has_seen():
+            self.updated_step = self.now_step
+            for wrapper in self.get_modules_wrapper():
+                wrapper.__dict__.pop("_growth", None)
+
+    def _refresh(self) -> None:
+        super()._refresh()
+        self._show_gradients()
+
+    def _show_gradients(self) -> None:
+        """Have the next step show the gradients of all weights, if connections move after it."""
+        if self.is_wrapped and self.optimizer is not None and self._moves_at(self.now_step + 1):
+            self._backend.show_gradients(self.get_modules_wrapper(), True)
+
+    def _before_step(self) -> tuple[Callable[[], None], ...]:
+        return (self._look_at_gradients,)
+
+    def _look_at_gradients(self) -> None:
+        """Note the gradients that new connections would have, and mask them."""
+        wrappers = self.get_modules_wrapper()
+        if not any(wrapper._shows_gradient for wrapper in wrappers):
+            return
+        for wrapper in wrappers:
+            gradient = self._backend.gradient(wrapper, self.optimizer)
+            wrapper.__dict__["_growth"] = (
+                None if gradient is None else namespace(gradient).widen(gradient).clone()
+            )
+        self._backend.show_gradients(wrappers, False)
+
+    def _take_state(self) -> None:
+        super()._take_state()
+        self._show_gradients()
+
+    def _leave_optimizer(self) -> None:
+        super()._leave_optimizer()
+        if self._wrappers is not None and self._backend.name in self.backends:
+            self._backend.show_gradients(self._wrappers, False)
+
+    def _find_problems(self, selection: Selection) -> list[Problem]:
+        """Return patterns that do not fit, or are not made of blocks."""
+        found = [*find_patterns(selection, "RigL"), *find_misfits(selection)]
+        return [*super()._find_problems(selection), *found]
+
+
+def _unit_shape(wrapper: Any) -> tuple[int, ...]:
+    """Return the shape of a layer's weight, or that of its blocks."""
+    layer, block = wrapper.layer_info, wrapper.config.get("granularity")
+    if block is None:
+        return tuple(layer.shape)
+    sides = (layer.shape[layer.out_axis], layer.shape[layer.in_axis])
+    return tuple(size // part for size, part in zip(sides, block, strict=True))

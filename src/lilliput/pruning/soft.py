@@ -1,0 +1,186 @@
+"""Soft thresholds on a schedule (ST-3): what is pruned keeps training, and may come back.
+
+Vanderschueren & De Vleeschouwer, "Are straight-through gradients and soft-thresholding all you need for
+sparse training?", 2023. A layer computes with shrunk weights, whose gradient goes to the raw ones, all of
+them, as it is::
+
+    w' = r * sign(w) * max(|w| - t, 0)        dL/dw = dL/dw'
+
+with ``t`` the largest magnitude among those that the schedule prunes. So sparsity grows without jumps, and
+a weight that was pruned too early comes back when its raw value grows. ``r`` makes up for what each output
+loses: with ``q`` the share of its magnitudes that is kept, ``r = 1.01 / (q + 0.01)``, as in the code of
+the authors. Blocks are shrunk as a whole: with ``|W|`` the sum of magnitudes in a block,
+``W' = r * W * max(1 - t / |W|, 0)``.
+
+>>> import torch
+>>> weight = torch.tensor([3.0, -2.0, 0.5])
+>>> soft_threshold(weight, torch.tensor(1.0))
+tensor([ 2., -1.,  0.])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lilliput.config.layer import LayerInfo
+from lilliput.config.select import Selection
+from lilliput.core.masker import Targets
+from lilliput.errors import ConfigError, Problem
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.criterion import checked_epoch
+from lilliput.pruning.granularity import find_patterns, spread_blocks, sum_blocks
+from lilliput.pruning.level import LevelMasker
+from lilliput.pruning.scheduled import ScheduledPruner
+
+
+def magnitudes(weight: Tensor, layer: LayerInfo) -> Tensor:
+    """Return the magnitude of each weight, or of the block that it is in."""
+    xp = namespace(weight)
+    size = xp.abs(weight)
+    block = layer.config.get("granularity")
+    if block is None:
+        return size
+    return spread_blocks(sum_blocks(size, block, layer), block, layer, xp.shape(weight))
+
+
+def soft_threshold(weight: Tensor, threshold: Tensor, size: Tensor | None = None) -> Tensor:
+    """Return weights shrunk towards zero by a threshold, or in proportion to that of their block.
+
+    Parameters
+    ----------
+    weight, threshold : tensor
+        The weights, and by how much they are shrunk.
+    size : tensor, optional
+        The magnitude of the block of each weight, which is shrunk in place of its own.
+    """
+    xp = namespace(weight)
+    if size is None:
+        return xp.sign(weight) * xp.relu(xp.abs(weight) - threshold)
+    return weight * (xp.relu(size - threshold) / xp.positive(size))
+
+
+def output_scale(weight: Tensor, mask: Tensor, axis: int) -> Tensor:
+    """Return by how much to scale up what a mask keeps of each output, in a shape that multiplies.
+
+    Examples
+    --------
+    >>> import torch
+    >>> output_scale(torch.tensor([[1.0, 1.0], [1.0, 1.0]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]]), 0)
+    tensor([[1.0000],
+            [1.9804]])
+    """
+    xp = namespace(weight)
+    size, rank = xp.abs(weight), len(xp.shape(weight))
+    if rank < 2:
+        return xp.ones_like(weight)
+    others = tuple(i for i in range(rank) if i != axis % rank)
+    kept, total = (xp.sum(x, axis=others) for x in (size * mask, size))
+    scale = 1.01 / (kept / xp.positive(total) + 0.01)
+    return xp.reshape(scale, tuple(1 if i in others else -1 for i in range(rank)))
+
+
+class SoftScheduledPruner(ScheduledPruner):
+    """Move each layer's sparsity along a schedule, by masks or by soft thresholds.
+
+    Parameters
+    ----------
+    model, config_list, optimizer, pruning_algorithm, example_inputs, groups, pruning_params
+        See :class:`~lilliput.pruning.scheduled.ScheduledPruner`.
+    soft : bool
+        Shrink weights by a threshold, with a straight-through gradient to all of them (ST-3). The
+        masks follow the weights after each optimizer step, in single weights or blocks.
+    hard_epoch : int, optional
+        The epoch from which on the shrunk weights are the weights, and those that are zero stay zero. By
+        default when half as many epochs as the schedule took have passed after its end: the last third
+        of a training of that length. ``strip()`` does the same at any time.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        pruning_algorithm: str | type = "level",
+        *,
+        soft: bool = False,
+        hard_epoch: int | None = None,
+        **others: Any,
+    ) -> None:
+        if hard_epoch is not None and not soft:
+            raise ConfigError("hard_epoch: received without soft=True, which it ends.")
+        self.computes_weights = soft
+        self.hard_epoch = None if hard_epoch is None else checked_epoch(hard_epoch)
+        super().__init__(model, config_list, optimizer, pruning_algorithm, **others)
+        if soft and not issubclass(self.masker_type, LevelMasker):
+            raise ConfigError(
+                f"soft: weights are shrunk by magnitude, and {pruning_algorithm!r} ranks by something "
+                "else; expected pruning_algorithm='level', for blocks with 'granularity' in the rule."
+            )
+        if soft:
+            self.set_wrappers_attribute("is_soft", True)
+
+    def compute_weight(self, wrapper: Any, weight: Tensor, mask: Tensor) -> Tensor:
+        """Return the shrunk weight, with its gradient going to the raw one."""
+        xp = namespace(weight)
+        raw = xp.detach(weight)
+        threshold = xp.to_float(wrapper.threshold, like=raw)
+        is_blocked = "granularity" in wrapper.config
+        size = magnitudes(raw, wrapper.layer_info) if is_blocked else None
+        scale = output_scale(raw, mask, wrapper.layer_info.out_axis)
+        return xp.straight_through(weight, soft_threshold(raw, threshold, size) * mask * scale)
+
+    def targets(self) -> Targets:
+        """As in :meth:`ScheduledPruner.targets`; soft layers are due after each step."""
+        hard = [(w, target) for w, target in super().targets() if not w.keeps_raw()]
+        return hard + [(w, self.target_sparsity(w, self.now_epoch)) for w in self._soft()]
+
+    def update_mask(self) -> None:
+        """Ask for masks, and move the thresholds with them."""
+        super().update_mask()
+        with self._backend.no_grad():
+            for wrapper in self._soft():
+                self._set_threshold(wrapper)
+
+    def _set_threshold(self, wrapper: Any) -> None:
+        """Set a threshold to the largest magnitude that the mask prunes."""
+        size = magnitudes(self._backend.value_of(wrapper.weight), wrapper.layer_info)
+        xp = namespace(size)
+        pruned = xp.where(wrapper.weight_mask == 0, size, xp.zeros_like(size))
+        wrapper.set_attribute("threshold", xp.max(pruned))
+
+    def _soft(self) -> list[Any]:
+        """Return the wrappers of layers that are shrunk."""
+        return [wrapper for wrapper in self.get_modules_wrapper() if wrapper.keeps_raw()]
+
+    def _is_due(self) -> bool:
+        return super()._is_due() or bool(self._soft())
+
+    def _refresh(self) -> None:
+        over = [wrapper for wrapper in self._soft() if self._is_over(wrapper)]
+        for wrapper in over:
+            if float(self._backend.value_of(wrapper.threshold)) == 0:  # nothing to get used to
+                wrapper.set_attribute("is_soft", False)
+        super()._refresh()
+        shrunk = [wrapper for wrapper in over if wrapper.keeps_raw()]
+        if shrunk:
+            self.harden(shrunk)
+
+    def _is_over(self, wrapper: Any) -> bool:
+        """Whether a layer's weights are no longer to be shrunk."""
+        start, end = (wrapper.config[key] for key in ("start_epoch", "end_epoch"))
+        default: int = end + (end - start + 1) // 2
+        return self.now_epoch >= (default if self.hard_epoch is None else self.hard_epoch)
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        for wrapper in self.get_modules_wrapper() if self.computes_weights else ():
+            if "threshold" not in wrapper.tensors():
+                weight = self._backend.value_of(wrapper.weight)
+                xp = namespace(weight)
+                wrapper.set_attribute("threshold", xp.zeros_like(xp.max(xp.detach(weight))))
+
+    def _find_problems(self, selection: Selection) -> list[Problem]:
+        """Return rules with an N:M pattern, in which no threshold decides."""
+        what = "soft=True shrinks single weights or blocks, and"
+        patterns = find_patterns(selection, what) if self.computes_weights else []
+        return [*super()._find_problems(selection), *patterns]

@@ -1,0 +1,329 @@
+"""SparseVDPruner: learn how uncertain each weight is, and remove those that are mostly noise.
+
+Molchanov et al., "Variational dropout sparsifies deep neural networks", 2017. Each weight is a normal
+distribution with a mean ``w``, the weight itself, and a variance that is learned along with it. Training
+minimizes the loss under that noise plus a divergence that rewards it::
+
+    loss' = loss + beta / N * sum KL(log_alpha)          log_alpha = log sigma ** 2 - log w ** 2
+    KL(a) = k1 - k1 * sigmoid(k2 + k3 * a) + 0.5 * log(1 + exp(-a))
+
+with ``k1, k2, k3 = 0.63576, 1.87320, 1.48695`` and ``N`` training examples; ``beta`` grows from 0 to 1.
+Weights whose ``log_alpha`` has come above 3 are dropped. How many, and in which layer, is learned.
+
+The noise is added to what a layer returns, with the variance that it has there (the local
+reparametrization), and the divergence acts by its gradient, added before each optimizer step: the training
+loop stays as it is.
+
+>>> import torch
+>>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+>>> optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+>>> pruner = SparseVDPruner(
+...     model, [{"op_types": ["Linear"]}], optimizer, training_epochs=20, training_examples=100
+... )
+>>> model = pruner.compress()
+>>> for epoch in range(21):
+...     pruner.update_epoch(epoch)
+...     for x in torch.randn(100, 8).split(20):
+...         optimizer.zero_grad()
+...         (model(x) - x[:, :1]).square().mean().backward()  # seven inputs say nothing
+...         optimizer.step()
+>>> bool((model[0].weight == 0).any())
+True
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from lilliput.config.layer import LayerInfo
+from lilliput.config.select import Selection
+from lilliput.config.spec import Fraction, PruneRule
+from lilliput.errors import ConfigError, Problem
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.criterion import checked_epoch
+from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
+from lilliput.registry import register_pruner
+
+log = logging.getLogger("lilliput")
+
+K1, K2, K3 = 0.63576, 1.87320, 1.48695
+FIRST = -10.0  # log of the variance to start with: next to no noise
+_TINY = 1e-12  # added to the square of a weight, whose logarithm is taken
+
+
+class SparseVDRule(PruneRule):
+    """From which uncertainty on weights are dropped, or how many of the most uncertain."""
+
+    total_sparsity: Fraction | None = Field(
+        None, description="Share of the weights of all these layers together to remove."
+    )
+    threshold: float | None = Field(
+        None, description="Weights with a larger log alpha are dropped; 3 if nothing is given."
+    )
+
+    @model_validator(mode="after")
+    def _check_one(self) -> SparseVDRule:
+        given = [
+            k for k in ("sparsity", "total_sparsity", "threshold") if getattr(self, k) is not None
+        ]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(map(repr, given))} exclude each other; give one.")
+        return self
+
+
+def log_alpha(weight: Tensor, log_variance: Tensor | float) -> Tensor:
+    """Return the log of how large the noise of each weight is, relative to the weight.
+
+    Examples
+    --------
+    >>> import torch
+    >>> log_alpha(torch.tensor([1.0, 0.1]), -2.0)
+    tensor([-2.0000,  2.6052])
+    """
+    return log_variance - namespace(weight).log(weight * weight + _TINY)
+
+
+def divergence(alpha: Tensor) -> Tensor:
+    """Return the divergence of each weight from the log-uniform prior, by its log alpha.
+
+    Examples
+    --------
+    >>> import torch
+    >>> divergence(torch.tensor([-8.0, 0.0, 8.0]))
+    tensor([4.6359e+00, 4.3124e-01, 1.6835e-04])
+    """
+    xp = namespace(alpha)
+    return K1 - K1 * _sigmoid(K2 + K3 * alpha) + 0.5 * xp.log(1 + xp.exp(-alpha))
+
+
+def divergence_gradient(alpha: Tensor) -> Tensor:
+    """Return the derivative of :func:`divergence`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> divergence_gradient(torch.tensor([-8.0, 0.0, 8.0]))
+    tensor([-4.9987e-01, -3.5913e-01, -1.6868e-04])
+    """
+    share = _sigmoid(K2 + K3 * alpha)
+    return -K1 * K3 * share * (1 - share) - 0.5 * _sigmoid(-alpha)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return 0.5 * (1 + namespace(x).tanh(0.5 * x))  # does not overflow
+
+
+class SparseVDMasker(ScoreMasker):
+    """Score weights by their certainty, and let the training learn it.
+
+    Parameters
+    ----------
+    model, pruner
+        See :class:`~lilliput.core.masker.WeightMasker`.
+    training_epochs, training_examples, warm_up_epochs : int
+        See :class:`SparseVDPruner`.
+    """
+
+    default_types = frozenset({"Conv1d", "Conv2d", "Conv3d", "Linear"})
+    only_watches = False  # the noise begins with compress()
+    keys = frozenset()
+
+    def __init__(
+        self,
+        model: Any,
+        pruner: Any,
+        training_epochs: int = 0,
+        training_examples: int = 0,
+        warm_up_epochs: int = 5,
+    ) -> None:
+        super().__init__(model, pruner)
+        self.training_epochs, self.training_examples = training_epochs, training_examples
+        self.warm_up_epochs = warm_up_epochs
+        self._handles: list[Any] = []
+
+    def score(self, wrapper: Any) -> Tensor:
+        """Return minus the log alpha of each weight."""
+        weight = wrapper.weight
+        xp = namespace(weight)
+        held = getattr(wrapper, "log_variance", None)
+        variance = FIRST if held is None else xp.detach(held)
+        return -log_alpha(xp.widen(xp.detach(weight)), variance)
+
+    def calc_mask(
+        self, sparsity: float | None, wrapper: Any, wrapper_idx: int | None = None
+    ) -> dict[str, Tensor]:
+        """Return the mask of a share of the weights, or of those above the threshold."""
+        if sparsity is not None:
+            return super().calc_mask(sparsity, wrapper, wrapper_idx)
+        certainty = self.rank(wrapper)
+        xp = namespace(certainty)
+        mask = xp.to_float(certainty >= -wrapper.config.get("threshold", 3.0), like=certainty)
+        if not xp.count_nonzero(mask):
+            log.warning(
+                "SparseVDPruner: layer %r has lost all its weights; raise its threshold, or give less "
+                "weight to the divergence by a larger training_examples.",
+                wrapper.name,
+            )
+        return {"weight_mask": mask}
+
+    def is_ready(self) -> bool:
+        """Whether the epochs under noise are over."""
+        return int(self.pruner.now_epoch) >= self.training_epochs
+
+    def what_is_missing(self) -> str:
+        """Return how many epochs under noise are left."""
+        left = self.training_epochs - int(self.pruner.now_epoch)
+        return (
+            f"{left} of {self.training_epochs} epochs under noise are missing" if left > 0 else ""
+        )
+
+    def start(self) -> None:
+        """Let layers return noise in training."""
+        if not self._handles and not self.is_ready():
+            self._handles = self.pruner.add_noise()
+
+    def stop(self) -> None:
+        """End the noise."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def before_step(self) -> None:
+        """Add the gradient of the divergence, with the weight that it has in this epoch."""
+        if not self._handles:
+            return
+        epoch, warm_up = int(self.pruner.now_epoch), self.warm_up_epochs
+        beta = min(1.0, epoch / warm_up) if warm_up else 1.0
+        for wrapper in self.pruner.get_modules_wrapper():
+            weight, variance = wrapper.weight, wrapper.log_variance
+            xp = namespace(weight)
+            weight, variance = xp.widen(xp.detach(weight)), xp.detach(variance)
+            slope = divergence_gradient(log_alpha(weight, variance))
+            slope = slope * (beta / self.training_examples)
+            by_weight = -2 * slope * weight / (weight * weight + _TINY)
+            self.pruner.add_to_gradients(wrapper, {"weight": by_weight, "log_variance": slope})
+
+
+def _why_not(layer: LayerInfo) -> str:
+    """Return why a layer's output cannot be given noise, '' if it can."""
+    if layer.types.isdisjoint(SparseVDMasker.default_types):
+        return "not a Conv1d, Conv2d, Conv3d or Linear"
+    if layer.is_bypassed:
+        return "never called as a layer"
+    return "shared by several layers" if len(layer.owners) > 1 else ""
+
+
+@register_pruner("sparse_vd", "SparseVD", "variational_dropout")
+class SparseVDPruner(OneShotPruner):
+    """Learn the noise of each weight for some epochs, then drop the weights that are mostly noise.
+
+    Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0; the masks come at epoch
+    ``training_epochs``, and training may go on from there without noise. Train with Adam and from
+    scratch or from a trained model; the loss must be a mean over examples. Evaluation is without noise.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`; the optimizer also trains the variances,
+        without weight decay. Rules may hold ``threshold`` (of log alpha, 3 by default), or how much to
+        remove: ``sparsity`` (per layer) or ``total_sparsity``.
+    training_epochs : int
+        Epochs to train under noise before pruning. With 0 masks come at ``compress()``, by magnitude.
+    training_examples : int
+        How many examples an epoch has; a larger number gives the divergence less weight, and keeps more.
+    warm_up_epochs : int
+        Over how many epochs the weight of the divergence grows from 0 to 1.
+    """
+
+    paper = "Molchanov et al. 2017, Variational dropout sparsifies deep neural networks"
+    backends = ("torch",)
+    rule = SparseVDRule
+
+    masker_type = SparseVDMasker
+    tracked = ("now_epoch",)
+    now_epoch: int = 0
+    _learns: bool = False
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        *,
+        training_epochs: int = 0,
+        training_examples: int = 0,
+        warm_up_epochs: int = 5,
+    ) -> None:
+        counts = (training_epochs, training_examples, warm_up_epochs)
+        names = ("training_epochs", "training_examples", "warm_up_epochs")
+        options = dict(zip(names, counts, strict=True))
+        for name, value in options.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigError(f"{name}: received {value!r}, expected an integer from 0.")
+        if training_epochs and not training_examples:
+            raise ConfigError(
+                "training_examples: received 0, expected how many examples an epoch has; the divergence "
+                "is weighed against them."
+            )
+        if training_epochs and optimizer is None and model is not None:
+            raise ConfigError("training_epochs: the noise is learned; give the optimizer.")
+        self._learns = training_epochs > 0
+        super().__init__(model, config_list, optimizer, options=options)
+
+    def update_epoch(self, epoch: int) -> None:
+        """Follow the training; masks come at epoch ``training_epochs``."""
+        self.now_epoch = checked_epoch(epoch)
+
+    def add_noise(self) -> list[Any]:
+        """Let the selected layers return noise in training; return handles to remove."""
+        return list(self._backend.add_noise(self.get_modules_wrapper()))
+
+    def _find_problems(self, selection: Selection) -> list[Problem]:
+        """Return the layers whose output cannot be given noise, as well."""
+        chosen = [decision for decision in selection.decisions if decision.is_chosen]
+        problems = [
+            Problem(
+                f"rule {decision.rule}",
+                f"layer {decision.layer.name!r} ({decision.layer.type}) is {why}, where the noise of a "
+                "weight cannot be learned; exclude it.",
+            )
+            for decision in chosen
+            if self._learns and (why := _why_not(decision.layer))
+        ]
+        return [*super()._find_problems(selection), *problems]
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if not self._learns:
+            return
+        for wrapper in self.get_modules_wrapper():
+            if not hasattr(wrapper, "log_variance"):
+                weight = wrapper.weight
+                xp = namespace(weight)
+                first = xp.zeros_like(xp.widen(xp.detach(weight))) + FIRST
+                wrapper.set_attribute("log_variance", self._backend.parameter(first))
+
+    def _sparsity_of(self, wrapper: Any) -> float | None:
+        if wrapper.config.get("total_sparsity") is None:
+            return wrapper.config.get("sparsity")  # type: ignore[no-any-return]
+        return self._share_of(wrapper)
+
+    def _stop_if_done(self) -> None:
+        """As in :class:`OneShotPruner`; the variances are no longer trained, and no parameters."""
+        super()._stop_if_done()
+        if self.masker is not None and not self._needs_criterion():
+            for wrapper in self.get_modules_wrapper():
+                if list(wrapper.parameters()):
+                    held = namespace(wrapper.log_variance).detach(wrapper.log_variance)
+                    del wrapper.log_variance
+                    wrapper.set_attribute("log_variance", held)
+
+    def _after_step(self) -> None:
+        """Keep the variances the same in all processes."""
+        super()._after_step()
+        learned = [p for w in self.get_modules_wrapper() for p in w.parameters()]
+        if learned and not self._backend.is_joining(self.bound_model):
+            self._backend.average(learned)

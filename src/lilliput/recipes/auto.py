@@ -1,0 +1,293 @@
+"""compress: say the goal, and get the file. Search, prune, cut, recover, quantize, export, check.
+
+>>> import tempfile, torch
+>>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+<torch._C.Generator object at ...>
+>>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)).eval()
+>>> x = torch.randn(64, 8)
+>>> wanted = model(x).argmax(1)
+>>> def agreement(model):
+...     return float((model(x).argmax(1) == wanted).float().mean())
+>>> with tempfile.TemporaryDirectory() as folder:
+...     done = compress(model, budget={"macs": 0.7, "drop": 0.5}, data=[x], evaluate=agreement, folder=folder)
+>>> done.is_met, done.receipt.after.macs < 0.7 * done.receipt.before.macs
+(True, True)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.export.targets.executed import open_file
+from lilliput.files import make_folder, write_atomically
+from lilliput.measure.receipt import Receipt, take_receipt
+from lilliput.recipes.auto_training import Recovery, again
+from lilliput.report.measure import measure_all
+from lilliput.search.budget import parse_budget
+from lilliput.search.candidate import Candidate, evaluated
+from lilliput.search.report import write_report
+from lilliput.search.search import Search
+from lilliput.search.task import Task, Trial
+
+log = logging.getLogger("lilliput")
+
+DEFAULT_RULES = (
+    {
+        "op_types": ["default"],
+        "sparsity": {"choose": [0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75]},
+        "quant_bits": 8,
+    },
+)
+_BATCHES = 16  # that sensitivities, recovery without training and calibration look at
+_SHARE_FOR_SEARCH = 0.5  # of the time that is given; the rest is for training
+
+
+@dataclass(frozen=True, eq=False)
+class Compressed:
+    """What :func:`compress` ended with.
+
+    Parameters
+    ----------
+    path : Path
+        The file, executed and compared with the model.
+    receipt : Receipt
+        The original's file against it.
+    is_met : bool
+        Whether every budget is kept, the drop of the metric included.
+    config_list : list of dict
+        Sparsity and bits of each layer.
+    model : object
+        The network, cut and with its quantizer at work.
+    history : list of dict
+        Every file that was the best so far: ``what``, ``metric``, ``costs``, ``is_met``.
+    """
+
+    path: Path
+    receipt: Receipt
+    is_met: bool
+    config_list: list[dict[str, Any]]
+    model: Any
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        met = "the budget is met" if self.is_met else "the budget is NOT met"
+        return f"{self.receipt}\n{met}; the file is {self.path}"
+
+
+def compress(
+    model: Any,
+    *,
+    budget: Mapping[str, Any],
+    data: Any,
+    evaluate: Callable[[Any], Any],
+    folder: str | os.PathLike[str] = "compressed",
+    example_inputs: Any = None,
+    config_list: Any = None,
+    target: str = "onnxruntime",
+    epochs: int = 10,
+    hours: float | None = None,
+    trials: int = 8,
+    networks: int = 12,
+    seed: int = 0,
+) -> Compressed:
+    """Make a model meet a budget, and write it as a file.
+
+    The first file comes early: the model in 8 bits. Then channels are chosen and cut until the budget is
+    met; what that took is given back without training, and then by training, with the original as teacher,
+    so that no labels are needed. Each better file replaces the one before. Ctrl-C keeps the best so far.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The trained model; it is never changed.
+    budget : dict
+        See :class:`~lilliput.search.search.Search`, such as ``{"latency": 0.5, "drop": 0.005}``.
+    data : iterable, or callable that returns one
+        The batches to train on, ``(inputs, targets)`` or inputs; it must be possible to go through them
+        again, so a generator has to be given as the function that makes it. Targets are not looked at.
+    evaluate : callable
+        ``evaluate(model)`` returns the metric, higher being better; it is given models and files.
+    folder : path
+        Where the file, its receipt, the report and what the search has found out are written. A run that
+        was killed goes on with the search where it was; training begins anew.
+    example_inputs : optional
+        What the model is called with, two examples at least; by default the inputs of the first batch.
+        Latency is that of these inputs, all at once.
+    config_list : list of dict, optional
+        Rules with choices; by default eight bits for all layers, and up to three quarters of the channels
+        removed in steps of an eighth.
+    target : str
+        The runtime.
+    epochs : int
+        Epochs of training at most, 0 for none; with ``hours`` as many as the time allows.
+    hours : float, optional
+        When to end, at the latest after the trial or epoch that is under way; at most half of it goes
+        into trials. The latency table is filled whatever it takes.
+    trials, networks, seed
+        See :class:`~lilliput.search.search.Search`.
+    """
+    end, limits = _check_time(hours, epochs), parse_budget(budget)
+    batches = list(islice(again(data), _BATCHES))
+    if not batches:
+        raise ConfigError("data: received no batch, expected some.")
+    inputs = _first_inputs(batches[0]) if example_inputs is None else example_inputs
+    search = Search(
+        model,
+        list(DEFAULT_RULES) if config_list is None else config_list,
+        budget={name: value for name, value in budget.items() if name != "drop"},
+        evaluate=evaluate,
+        data=batches,
+        example_inputs=inputs,
+        target=target,
+        trials=trials,
+        networks=networks,
+        seed=seed,
+    )
+    place = make_folder(folder)
+    work = _Work(search, limits["drop"].value if "drop" in limits else None, place)
+    if end is not None:
+        work.task.deadline = time.monotonic() + _SHARE_FOR_SEARCH * (end - time.monotonic())
+    try:
+        work.offer_quantized()
+        choice = work.offer_found()
+        if not work.is_done:
+            _train(work, choice, data, epochs, end, seed)
+    except KeyboardInterrupt:
+        if work.best is None:
+            raise
+        log.warning("interrupted; the best file so far is kept.")
+    return work.finish()
+
+
+class _Work:
+    """The best file so far."""
+
+    def __init__(self, search: Search, drop: float | None, folder: Path) -> None:
+        self.search, self.folder, self.drop = search, folder, drop
+        self.task: Task = search.start(folder)
+        self.suffix = search.target.suffix
+        self.path = folder / f"model{self.suffix}"
+        self.original = folder / f"original{self.suffix}"
+        if not self.original.exists():
+            self.task.maker.write(None, self.original)
+        self.best: tuple[float, float] | None = None  # how far over the budget, minus the metric
+        self.kept: tuple[Candidate, Trial] | None = None
+        self.history: list[dict[str, Any]] = []
+        self.points: list[dict[str, Any]] = []
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the best file keeps the whole budget."""
+        return self.best is not None and self.best[0] <= 0
+
+    def offer_quantized(self) -> None:
+        """Write the mildest network, which is only quantized if the rules say so: the first file."""
+        mildest = (0,) * len(self.task.space.decisions)
+        costs = self.task.measure(mildest)
+        self.offer("without pruning", mildest, self.task.candidate(mildest), costs)
+
+    def offer_found(self) -> Any:
+        """Search, write what was found, and return the choice."""
+        try:
+            best: Trial = self.search.run_strategy(self.task)
+        except AlgorithmError as error:
+            raise AlgorithmError(
+                f"{error} What can be had without pruning is in {self.path}."
+            ) from error
+        self.offer("found by the search", best.choice, self.task.candidate(best.choice), best.costs)
+        return best.choice
+
+    def offer(self, what: str, choice: Any, candidate: Candidate, costs: dict[str, float]) -> bool:
+        """Write a network if it is better than the best so far."""
+        path = self.folder / f"next{self.suffix}"
+        self.task.maker.write(candidate, path, check=True)
+        metric = evaluated(self.search.evaluate, open_file(path), what)
+        over = self._over(costs, metric)
+        self.points.append({"name": what, "metric": metric, "bytes": path.stat().st_size})
+        log.info("%s: metric %.4g (original %.4g)", what, metric, self.task.baseline)
+        is_better = self.best is None or (over, -metric) < self.best
+        if is_better:
+            self.best, self.kept = (over, -metric), (candidate, Trial(choice, costs, metric))
+            os.replace(path, self.path)
+            entry = {"what": what, "metric": metric, "costs": costs, "is_met": over <= 0}
+            self.history.append(entry)
+            write_atomically(
+                self.folder / "history.json", json.dumps(self.history, indent=1).encode()
+            )
+        path.unlink(missing_ok=True)
+        return is_better
+
+    def _over(self, costs: dict[str, float], metric: float) -> float:
+        """Return by which shares budgets are exceeded, added up."""
+        over = sum(max(value / bound - 1, 0.0) for _, value, bound in self.task.compared(costs))
+        if self.drop is None:
+            return over
+        lost = self.task.baseline - metric - self.drop
+        return over + max(lost, 0.0) / max(abs(self.task.baseline), 1e-12)
+
+    def finish(self) -> Compressed:
+        """Take the receipt, and write it and the report."""
+        if self.kept is None:
+            raise AlgorithmError("nothing was written; this is a bug in Lilliput.")
+        candidate, trial = self.kept
+        before, after = measure_all(
+            [self.original, self.path],
+            self.search.space.example_inputs,
+            names=["original", "compressed"],
+        )
+        before = replace(before, metric=self.task.baseline)
+        notes = () if self.is_done else ("the budget is not met",)
+        receipt = take_receipt(before, replace(after, metric=trial.metric), notes=notes)
+        receipt.save(self.folder / "receipt.json")
+        rules = self.search.space.config_list(trial.choice)
+        write_atomically(self.folder / "found.json", json.dumps(rules, indent=1).encode())
+        write_report(self.task, trial, receipt, self.folder, self.points)
+        return Compressed(self.path, receipt, self.is_done, rules, candidate.model, self.history)
+
+
+def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, seed: int) -> None:
+    """Train the network of a choice, and offer it every now and then."""
+    space, costs = work.search.space, work.task.measure(choice)
+
+    def offer(what: str, candidate: Candidate) -> bool:
+        work.offer(what, choice, candidate, costs)
+        return work.is_done and end is None
+
+    recovery = Recovery(work.task.maker.order(choice), space.backend.name, data, seed)
+    recovery.run(epochs, end, _has_classes(space), offer)
+
+
+def _has_classes(space: Any) -> bool:
+    """Whether the model returns one row of classes per example."""
+    outputs: list[Any] = []
+    backend = space.backend
+    feed = backend.feeder(space.example_inputs)
+    inputs = space.example_inputs
+    batch = inputs if not isinstance(inputs, (tuple, list)) else (tuple(inputs), None)
+    backend.run(space.model, [batch], lambda model, batch: outputs.append(feed(model, batch)))
+    return backend.sampled_loss(outputs[0], 0) is not None
+
+
+def _first_inputs(batch: Any) -> Any:
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
+def _check_time(hours: Any, epochs: Any) -> float | None:
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
+        raise ConfigError(f"epochs: received {epochs!r}, expected a whole number from 0.")
+    if hours is None:
+        return None
+    is_number = isinstance(hours, (int, float)) and not isinstance(hours, bool)
+    if not is_number or not 0 < hours < math.inf:
+        raise ConfigError(f"hours: received {hours!r}, expected a number above 0.")
+    return time.monotonic() + 3600 * float(hours)

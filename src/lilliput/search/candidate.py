@@ -1,0 +1,228 @@
+"""From a choice to a network: prune, recover, cut, quantize a copy; write it as a file."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError, nearest
+from lilliput.export.targets.table import TARGETS
+from lilliput.export.targets.target import Target
+from lilliput.extras import require
+from lilliput.measure.timing import run_evaluation
+from lilliput.registry import pruners, quantizers
+from lilliput.search.space import Space
+
+RECOVERIES = ("auto", "reconstruct", "recalibrate", "none")
+_RUNTIMES = {target.runtime: target for target in TARGETS.values()}
+log = logging.getLogger("lilliput")
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A network that a choice has led to.
+
+    Parameters
+    ----------
+    model : object
+        The network, cut and with its quantizer at work.
+    compressor : object
+        What is written as a file: the quantizer, or the model where nothing is quantized.
+    """
+
+    model: Any
+    compressor: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """All that it takes to make one network, so that another process can make it as well.
+
+    Parameters
+    ----------
+    model : object
+        The original; it is copied.
+    pruning, quantization : list of dict
+        Config lists, empty where there is nothing to do.
+    data : sequence
+        Batches for recovery and calibration.
+    example_inputs : object
+        What the model is called with.
+    pruner, quantizer : str
+        Names of the algorithms.
+    recover : str
+        ``"reconstruct"``, ``"recalibrate"`` or ``"none"``.
+    options : mapping
+        Keyword arguments of the quantizer.
+    """
+
+    model: Any
+    pruning: list[dict[str, Any]]
+    quantization: list[dict[str, Any]]
+    data: Sequence[Any]
+    example_inputs: Any
+    pruner: str
+    quantizer: str
+    recover: str
+    options: Mapping[str, Any]
+
+    def make(self) -> Candidate:
+        """Return the network."""
+        return self.quantized(self.cut())
+
+    def cut(self) -> Any:
+        """Return a copy of the model without the channels that are pruned, in floating point."""
+        model = copy.deepcopy(self.model)
+        if not self.pruning:
+            return model
+        from lilliput.recovery.recalibrate import recalibrate
+        from lilliput.recovery.reconstruct import reconstruct
+        from lilliput.speedup.shrink import speedup
+
+        inputs, algorithm = self.example_inputs, pruners.get(self.pruner)
+        with quiet():
+            model = algorithm(model, self.pruning, example_inputs=inputs).compress()
+            if self.recover == "reconstruct":
+                reconstruct(model, self.data, self.model, progress=False)
+            elif self.recover == "recalibrate":
+                recalibrate(model, self.data, original=self.model)
+            return speedup(model, inputs).model
+
+    def quantized(self, model: Any) -> Candidate:
+        """Quantize a network in place."""
+        if not self.quantization:
+            return Candidate(model, model)
+        inputs, algorithm = self.example_inputs, quantizers.get(self.quantizer)
+        with quiet():
+            quantizer = algorithm(model, self.quantization, example_inputs=inputs, **self.options)
+            model = quantizer.compress()
+            quantizer.calibrate(self.data, progress=False)
+        return Candidate(model, quantizer)
+
+
+class Maker:
+    """Make networks for choices; the original is never changed.
+
+    Parameters
+    ----------
+    space : Space
+        What can be chosen.
+    data, recover, options
+        See :class:`Order`; ``"auto"`` reconstructs, or does nothing where a model cannot be reconstructed.
+    target : Target
+        The kind of file that is written.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        data: Sequence[Any],
+        recover: str,
+        options: Mapping[str, Any],
+        target: Target,
+    ) -> None:
+        self.space, self.data, self.recover = space, data, recover
+        self.options, self.target = dict(options), target
+
+    def order(self, choice: Sequence[int]) -> Order:
+        """Return what the network of a choice is made from."""
+        order = self._order(choice)
+        if order.pruning and self.recover == "auto":
+            self.recover = self._way_back(order)
+            order = self._order(choice)
+        return order
+
+    def _way_back(self, order: Order) -> str:
+        """Return how networks are recovered: refitted to the original, where that is possible."""
+        try:
+            replace(order, recover="reconstruct").cut()
+        except UnsupportedModelError as error:
+            log.warning("what pruning takes is not given back without training: %s", error)
+            return "none"
+        return "reconstruct"
+
+    def _order(self, choice: Sequence[int]) -> Order:
+        space = self.space
+        return Order(
+            space.model,
+            space.pruning(choice),
+            space.quantization(choice),
+            self.data,
+            space.example_inputs,
+            space.pruner,
+            space.quantizer,
+            self.recover,
+            self.options,
+        )
+
+    def draft(self, choice: Sequence[int]) -> Candidate:
+        """Return a network with the shape and the bits of a choice, and nothing recovered."""
+        order = self._order(choice)
+        return replace(order, data=self.data[:1], recover="none", options={}).make()
+
+    def write(self, candidate: Candidate | None, path: Path, check: bool = False) -> Any:
+        """Write a candidate as a file, or the original for None; return the ExportResult."""
+        what = self.space.model if candidate is None else candidate.compressor
+        write = self.target.writer(self.space.backend.name).load()
+        options: dict[str, Any] = {"check": check}
+        if "dynamic_shapes" in self.target.options:
+            options["dynamic_shapes"] = False
+        with quiet():
+            return write(what, path, self.space.example_inputs, **options)
+
+    def bytes_of(self, candidate: Candidate | None) -> int:
+        """Return the size of the file of a candidate, or of the original for None."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, f"network{self.target.suffix}")
+            return int(self.write(candidate, path).bytes)
+
+
+def target_of(name: Any, framework: str) -> Target:
+    """Return the target of a runtime, whose packages must be there."""
+    known = {**_RUNTIMES, **TARGETS}
+    if not isinstance(name, str) or name not in known:
+        raise ConfigError(
+            f"target: received {name!r}, expected {', '.join(_RUNTIMES)}.{nearest(name, known)}"
+        )
+    writer = known[name].writer(framework)
+    for module in writer.modules:
+        require(module, f"target {name!r} needs pip install 'lilliput[{writer.extra}]'")
+    return known[name]
+
+
+def evaluated(evaluate: Callable[[Any], Any], model: Any, what: str) -> float:
+    """Return the metric of a model or file, or say on what the function failed."""
+    try:
+        metric = run_evaluation(evaluate, model)
+    except (ConfigError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise AlgorithmError(
+            f"evaluate raised {type(error).__name__} on {what}: {error}"
+        ) from error
+    if not math.isfinite(metric):
+        raise AlgorithmError(
+            f"evaluate returned {metric} on {what}; expected a finite number, higher being better."
+        )
+    return metric
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep notes of single steps back: a search takes hundreds of them."""
+
+    def is_grave(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    log.addFilter(is_grave)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_grave)

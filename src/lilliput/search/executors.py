@@ -1,0 +1,50 @@
+"""Trials on many machines: any executor of PEP 3148, such as those of concurrent.futures, Dask or submitit.
+
+A worker makes one network and evaluates it; the result is a number, and results are taken in the order in
+which they were asked for. So a search ends with the same config list on one machine and on many. A trial
+whose worker died is done again, here. What is timed is timed here: other machines have other latencies.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, CancelledError
+from typing import Any
+
+from lilliput.errors import ConfigError
+from lilliput.search.candidate import Order, evaluated
+
+log = logging.getLogger("lilliput")
+
+
+def check_executor(executor: Any) -> None:
+    """Raise unless something can be submitted."""
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise ConfigError(
+            f"executor: received {type(executor).__name__}, expected an executor with submit(), such as "
+            "concurrent.futures.ProcessPoolExecutor()."
+        )
+
+
+def metric_of(order: Order, evaluate: Callable[[Any], Any], what: str) -> float:
+    """Make a network and evaluate it: what a worker does."""
+    return evaluated(evaluate, order.make().model, what)
+
+
+def submitted(executor: Any, order: Order, evaluate: Callable[[Any], Any], what: str) -> Any:
+    """Return the future of a metric, None if the executor takes nothing any more."""
+    try:
+        return executor.submit(metric_of, order, evaluate, what)
+    except (BrokenExecutor, RuntimeError):  # a pool that has lost a worker, or was shut down
+        return None
+
+
+def outcome(future: Any, order: Order, evaluate: Callable[[Any], Any], what: str) -> float:
+    """Return a metric; where the worker was lost, find it here."""
+    try:
+        if future is not None:
+            return float(future.result())
+    except (BrokenExecutor, CancelledError, ConnectionError, EOFError) as error:
+        log.warning("a worker was lost (%s); its trial is done again.", type(error).__name__)
+    return metric_of(order, evaluate, what)

@@ -1,0 +1,71 @@
+"""What a search has found out so far, in one file that is replaced as a whole: a killed search goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lilliput.errors import StateError
+from lilliput.files import write_atomically
+
+NAME = "search.json"
+_FORMAT = 1
+
+
+class Journal:
+    """Findings by name; what is noted is on disk before the search goes on.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the file is.
+    made_from : mapping
+        What the findings depend on; a folder of another search is refused.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Journal(Path(folder), {"model": "a"}).note("scores", [1.0])
+    ...     Journal(Path(folder), {"model": "a"}).get("scores")
+    [1.0]
+    """
+
+    def __init__(self, folder: Path, made_from: Mapping[str, Any]) -> None:
+        self.path = folder / NAME
+        # As it will be read back: tuples become lists.
+        self.made_from = json.loads(json.dumps(dict(made_from)))
+        self.findings: dict[str, Any] = {}
+        if self.path.exists():
+            self.findings = self._load()
+
+    def get(self, name: str) -> Any:
+        """Return a finding, None if it is not there yet."""
+        return self.findings.get(name)
+
+    def note(self, name: str, value: Any) -> None:
+        """Add a finding."""
+        self.findings[name] = value
+        content = {"format": _FORMAT, "made_from": self.made_from, "findings": self.findings}
+        write_atomically(self.path, json.dumps(content, indent=1).encode())
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            made_from, findings = content["made_from"], dict(content["findings"])
+            is_known = content["format"] == _FORMAT
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StateError(
+                f"{self.path}: not the journal of a search ({error!r}); choose another folder."
+            ) from error
+        if not is_known:
+            raise StateError(f"{self.path}: written by another version; choose another folder.")
+        differing = [k for k in self.made_from if made_from.get(k) != self.made_from[k]]
+        if differing:
+            raise StateError(
+                f"{self.path}: this search was begun with another {', '.join(differing)}; choose another "
+                "folder, or remove this one to start over."
+            )
+        return findings

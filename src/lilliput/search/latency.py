@@ -1,0 +1,213 @@
+"""The latency table: what each layer takes at each width, timed inside real, cut networks.
+
+One JSON file per runtime, version, processor and number of threads. For each model it holds the networks
+that were timed: the share of the original's time that each layer took in them, at which shape of its weight
+and in which kind of arithmetic, and the latency of the whole network in terms of the original's. Original
+and network take turns, so that the load of the machine cancels.
+
+An estimate adds up the layers of a config list: as timed where a layer was timed at that shape, else by a
+fit over the shapes at which it was (constant, inputs, outputs, and their product). Its error is what
+estimates of timed networks are off, each made from the other networks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from lilliput.errors import StateError
+from lilliput.files import write_atomically
+from lilliput.store import Strict
+
+Shape = tuple[int, ...]
+Key = tuple[str, Shape, str]  # layer, shape of its weight, kind of arithmetic
+_LEAST = 0.05  # of the smallest time of a layer that was seen: no fit goes below
+_RIDGE = 1e-4
+
+
+class TimedLayer(Strict):
+    """One layer in a network."""
+
+    shape: list[int]
+    kind: str
+    share: float
+
+
+class Network(Strict):
+    """A network that was timed: its layers, and how long it took as a whole, in terms of the original."""
+
+    choice: list[int]
+    layers: dict[str, TimedLayer]
+    ratio: float
+
+
+class Model(Strict):
+    """The networks of one model, and the milliseconds of the original."""
+
+    milliseconds: float
+    networks: list[Network] = Field(default_factory=list)
+
+
+class Document(Strict):
+    """The content of a table's file."""
+
+    format: int = 1
+    runtime: str
+    cpu: str
+    threads: int
+    models: dict[str, Model] = Field(default_factory=dict)
+
+
+@dataclass
+class LatencyTable:
+    """What was timed in one runtime on one processor.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    document : Document
+        Its content.
+    """
+
+    path: Path
+    document: Document
+
+    @classmethod
+    def open(cls, folder: Path, runtime: str, cpu: str, threads: int) -> LatencyTable:
+        """Read the table of a runtime and processor from a folder, or begin a new one."""
+        name = re.sub(r"[^a-z0-9.]+", "-", f"{runtime} {cpu} {threads} threads".lower()).strip("-")
+        path = folder / f"latency-{name}.json"
+        if path.exists():
+            return cls.read(path)
+        return cls(path, Document(runtime=runtime, cpu=cpu, threads=threads))
+
+    @classmethod
+    def read(cls, path: Path) -> LatencyTable:
+        """Read a table."""
+        try:
+            document = Document.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, ValidationError, RecursionError) as error:
+            first = str(error).partition("\n")[0]
+            raise StateError(f"{path}: not a latency table ({first}).") from error
+        if document.format != 1:
+            raise StateError(f"{path}: a latency table of another version of Lilliput.")
+        return cls(path, document)
+
+    def save(self) -> None:
+        """Write the table, all of it or nothing."""
+        write_atomically(self.path, self.document.model_dump_json(indent=1).encode())
+
+    def times(self, model: str) -> Times:
+        """Return what is known of a model."""
+        found = self.document.models.get(model)
+        return Times([] if found is None else found.networks)
+
+    def add(self, model: str, milliseconds: float, network: Network) -> None:
+        """Add a timed network, and write the table."""
+        held = self.document.models.setdefault(model, Model(milliseconds=milliseconds))
+        held.networks.append(network)
+        self.save()
+
+
+@dataclass
+class Times:
+    """Estimates from networks that were timed.
+
+    Examples
+    --------
+    >>> timed = {"conv": TimedLayer(shape=[8, 4], kind="float", share=0.5)}
+    >>> times = Times([Network(choice=[0], layers=timed, ratio=0.6)])
+    >>> times.layer("conv", (8, 4), "float"), round(times.factor, 3)
+    (0.5, 1.2)
+    """
+
+    networks: Sequence[Network]
+    known: dict[Key, float] = field(init=False)
+    factor: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        seen: dict[Key, list[float]] = {}
+        for network in self.networks:
+            for name, layer in network.layers.items():
+                seen.setdefault((name, tuple(layer.shape), layer.kind), []).append(layer.share)
+        self.known = {key: float(np.mean(shares)) for key, shares in seen.items()}
+        self._fits: dict[tuple[str, str], Any] = {}
+        # Whole networks take a little more or less than their kernels, noted one by one, add up to.
+        ratios = [n.ratio / sum(x.share for x in n.layers.values()) for n in self.networks]
+        self.factor = float(np.median(ratios)) if ratios else 1.0
+
+    def layer(self, name: str, shape: Shape, kind: str) -> float:
+        """Return the share of the original's time that a layer is expected to take."""
+        found = self.known.get((name, shape, kind))
+        return self._fitted(name, shape, kind) if found is None else found
+
+    def estimate(self, layers: Mapping[str, tuple[Shape, str]]) -> float:
+        """Return the latency of a network in terms of the original's."""
+        return self.factor * sum(self.layer(name, *layer) for name, layer in layers.items())
+
+    def error(self) -> float | None:
+        """Return the mean relative error of estimates for timed networks, each from the other ones."""
+        errors = []
+        for i, network in enumerate(self.networks):
+            others = Times([x for j, x in enumerate(self.networks) if j != i])
+            layers = {k: (tuple(x.shape), x.kind) for k, x in network.layers.items()}
+            if {(k, x.kind) for k, x in network.layers.items()} <= others.seen:
+                errors.append(abs(others.estimate(layers) / network.ratio - 1))
+        return float(np.mean(errors)) if errors else None
+
+    @property
+    def seen(self) -> set[tuple[str, str]]:
+        """The layers that were timed, by kind of arithmetic."""
+        return {(name, kind) for name, _, kind in self.known}
+
+    def _fitted(self, name: str, shape: Shape, kind: str) -> float:
+        points = [(s, t) for (n, s, k), t in self.known.items() if (n, k) == (name, kind)]
+        if not points:
+            return self._by_kind(name, shape, kind)
+        key = (name, kind)
+        if key not in self._fits:
+            self._fits[key] = _fit(points)
+        largest, weights = self._fits[key]
+        smallest = min(t for _, t in points)
+        return max(float(_features(shape, largest) @ weights), _LEAST * smallest)
+
+    def _by_kind(self, name: str, shape: Shape, kind: str) -> float:
+        """Return the time in another kind, scaled as layers that were timed in both."""
+        pairs: dict[str, list[float]] = {}
+        for (n, s, k), time in self.known.items():
+            if k == kind:
+                for other in {k for _, _, k in self.known} - {kind}:
+                    if (n, s, other) in self.known:
+                        pairs.setdefault(other, []).append(time / self.known[n, s, other])
+        kinds = [k for n, k in self.seen if n == name]
+        if not kinds:
+            return 0.0  # the runtime executes nothing for it
+        scale = float(np.median(pairs[kinds[0]])) if pairs.get(kinds[0]) else 1.0
+        return scale * self.layer(name, shape, kinds[0])
+
+
+def _fit(points: Sequence[tuple[Shape, float]]) -> tuple[Shape, NDArray[np.float64]]:
+    """Fit the time of a layer to the shape of its weight, by least squares with a little ridge."""
+    largest = tuple(max(s[i] for s, _ in points) for i in range(len(points[0][0])))
+    rows = np.stack([_features(s, largest) for s, _ in points])
+    times = np.array([t for _, t in points])
+    # Where nothing tells otherwise, time is in proportion to the work.
+    prior = np.array([0.0, 0.0, 0.0, float(times @ rows[:, 3] / (rows[:, 3] @ rows[:, 3]))])
+    gram = rows.T @ rows + _RIDGE * len(points) * np.eye(4)
+    return largest, prior + np.linalg.solve(gram, rows.T @ (times - rows @ prior))
+
+
+def _features(shape: Shape, largest: Shape) -> NDArray[np.float64]:
+    outputs = shape[0] / largest[0]
+    inputs = prod(shape[1:]) / max(prod(largest[1:]), 1)
+    return np.array([1.0, outputs, inputs, outputs * inputs])

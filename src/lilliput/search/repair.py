@@ -1,0 +1,148 @@
+"""repair: raise bits and restore channels where it hurts, at the least cost, until a drop is kept.
+
+A config list that loses too much is taken as the strongest choice of every layer; milder ones are a part of
+its sparsity, eight bits, and floating point. For a bound on the total score, the cheapest choice within it
+is found exactly; the loosest bound at which the real metric is kept is found by bisection.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lilliput.errors import AlgorithmError, ConfigError, nearest
+from lilliput.files import make_folder
+from lilliput.search.result import Found
+from lilliput.search.search import Search
+from lilliput.search.solve import Choice, cheapest
+from lilliput.search.task import Task, Trial
+
+# What is paid in, with an amount that no network reaches.
+COSTS: dict[str, Any] = {"latency": "1e9 s", "bytes": 1e15, "macs": 1e18, "params": 1e18}
+_SHARES = (0.25, 0.5, 0.75, 1.0)  # of a sparsity
+
+
+def repair(
+    model: Any,
+    config_list: Sequence[Mapping[str, Any]],
+    *,
+    drop: float,
+    evaluate: Callable[[Any], Any],
+    data: Iterable[Any],
+    example_inputs: Any,
+    folder: str | os.PathLike[str],
+    cost: str = "latency",
+    trials: int = 10,
+    **others: Any,
+) -> Found:
+    """Make a config list milder where its layers hurt, until the metric drops no more than allowed.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The trained model, as it was before compression; it is not changed.
+    config_list : list of dict
+        What loses too much: rules with ``sparsity``, ``quant_bits`` or both, such as
+        :attr:`Found.config_list <lilliput.search.result.Found>`.
+    drop : float
+        How much of the metric may be lost.
+    evaluate, data, example_inputs
+        See :class:`~lilliput.search.search.Search`.
+    folder : path
+        Where the repaired network and the journal are written.
+    cost : str
+        What is spent as little as possible: ``"latency"``, ``"bytes"``, ``"macs"`` or ``"params"``.
+    trials : int
+        How many config lists are evaluated at most.
+    **others
+        Further arguments of :class:`~lilliput.search.search.Search`.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)).eval()
+    >>> x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
+    >>> wanted = model(x).argmax(1)
+    >>> def agreement(model):
+    ...     return float((model(x).argmax(1) == wanted).float().mean())
+    >>> rules = [{"op_types": ["Linear"], "quant_bits": 2}]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = repair(model, rules, drop=0.1, evaluate=agreement, data=[x], example_inputs=x,
+    ...                    folder=folder, cost="bytes")
+    >>> found.receipt.after.metric >= 0.9
+    True
+    """
+    if cost not in COSTS:
+        raise ConfigError(
+            f"cost: received {cost!r}, expected {', '.join(COSTS)}.{nearest(cost, COSTS)}"
+        )
+    if isinstance(drop, bool) or not isinstance(drop, (int, float)) or not 0 <= drop < math.inf:
+        raise ConfigError(f"drop: received {drop!r}, expected a number from 0.")
+    search = Search(
+        model,
+        milder(config_list),
+        budget={cost: COSTS[cost]},
+        evaluate=evaluate,
+        data=data,
+        example_inputs=example_inputs,
+        trials=trials,
+        **others,
+    )
+    place: Path = make_folder(folder)
+    task = search.start(place)
+    return search.finish(task, _find(task, cost, task.baseline - drop), place)
+
+
+def milder(config_list: Any) -> list[dict[str, Any]]:
+    """Return a config list with milder alternatives for every value.
+
+    Examples
+    --------
+    >>> milder([{"op_names": ["conv"], "sparsity": 0.4, "quant_bits": 4}])[0]["sparsity"]
+    {'choose': [0, 0.1, 0.2, 0.3, 0.4]}
+    """
+    if not isinstance(config_list, Sequence) or isinstance(config_list, str) or not config_list:
+        raise ConfigError("config_list: expected a list of rules, such as that of a search.")
+    return [dict(rule) | _choices(rule) for rule in config_list]
+
+
+def _choices(rule: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    sparsity, bits = rule.get("sparsity"), rule.get("quant_bits")
+    if isinstance(sparsity, (int, float)) and sparsity > 0:
+        shares = [0, *(round(float(sparsity) * share, 6) for share in _SHARES[:-1]), sparsity]
+        found["sparsity"] = {"choose": shares}
+    if bits is not None:
+        few = isinstance(bits, Mapping)
+        eight = {k: max(b, 8) for k, b in bits.items()} if few else max(bits, 8)
+        found["quant_bits"] = {"choose": [bits, None] if eight == bits else [bits, eight, None]}
+    return found
+
+
+def _find(task: Task, cost: str, least: float) -> Trial:
+    """Return the cheapest trial that keeps the metric, by bisecting the score that is allowed."""
+    strongest: Choice = tuple(n - 1 for n in task.space.sizes)
+    mildest: Choice = (0,) * len(strongest)
+    given = task.trial(strongest)
+    if given.metric >= least:
+        return given
+    best = task.trial(mildest)
+    if best.metric < least:
+        raise AlgorithmError(
+            f"even the mildest choices lose {task.baseline - best.metric:.4g}, more than the drop of "
+            f"{task.baseline - least:.4g} that is allowed."
+        )
+    low, high = task.score(mildest), task.score(strongest)
+    while not task.is_exhausted and high > low * 1.01:
+        bound = math.sqrt(max(low, 1e-6 * high) * high)
+        choice = cheapest(task.scores, task.costs, cost, bound)
+        trial = task.trial(choice)
+        if trial.metric >= least:
+            best = min(best, trial, key=lambda t: (t.costs[cost], -t.metric))
+            low = bound
+        else:
+            high = bound
+    return best

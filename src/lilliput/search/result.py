@@ -1,0 +1,95 @@
+"""What a search has found: a config list, the network, its file, and all that was tried on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lilliput.measure.receipt import Receipt
+from lilliput.search.task import Task, Trial
+
+
+@dataclass(frozen=True)
+class Found:
+    """The outcome of a search.
+
+    Parameters
+    ----------
+    config_list : list of dict
+        Sparsity and bits of each layer, in one list.
+    pruning, quantization : list of dict
+        The same as config lists for the pruner and the quantizer; empty where there is nothing to do.
+    front : list of dict
+        What was tried and is not worse in everything than something else: ``costs``, ``metric`` and
+        ``config_list``, the best metric first.
+    receipt : Receipt
+        The original's file against the winner's, both executed and timed in the target runtime.
+    model : object
+        The network: cut, and with its quantizer at work.
+    path : Path
+        The file of the winner.
+    """
+
+    config_list: list[dict[str, Any]]
+    pruning: list[dict[str, Any]]
+    quantization: list[dict[str, Any]]
+    front: list[dict[str, Any]]
+    receipt: Receipt
+    model: Any
+    path: Path
+    _lines: tuple[str, ...] = ()
+
+    def explain(self) -> str:
+        """Return, line by line, what was chosen for each layer, its score, and how the budget stands."""
+        return "\n".join(self._lines)
+
+    def __str__(self) -> str:
+        return str(self.receipt)
+
+
+def pareto(trials: Iterable[Trial]) -> list[Trial]:
+    """Return the trials that no other one beats in the metric and all costs, the best metric first.
+
+    Examples
+    --------
+    >>> macs, metrics = (4.0, 2.0, 3.0), (0.9, 0.8, 0.7)
+    >>> tried = [Trial((i,), {"macs": m}, metrics[i]) for i, m in enumerate(macs)]
+    >>> [trial.choice for trial in pareto(tried)]
+    [(0,), (1,)]
+    """
+    listed = sorted(trials, key=lambda t: (-t.metric, t.choice))
+    return [t for t in listed if not any(_beats(other, t) for other in listed)]
+
+
+def _beats(one: Trial, other: Trial) -> bool:
+    pairs = [(-one.metric, -other.metric)]
+    pairs += [(cost, other.costs[name]) for name, cost in one.costs.items() if name in other.costs]
+    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+
+def explain(task: Task, best: Trial) -> tuple[str, ...]:
+    """Return what was chosen for each decision, and how each budget stands."""
+    rows: list[Sequence[str]] = [("decision", "layers", "chosen", "of", "score")]
+    for decision, scores, index in zip(task.space.decisions, task.scores, best.choice, strict=True):
+        shown = ["float" if x is None else str(x) for x in decision.choices]
+        names = ", ".join(decision.layers)
+        rows.append((decision.key, names, shown[index], ", ".join(shown), f"{scores[index]:.3g}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines = [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    for name, value, bound in task.compared(best.costs):
+        estimate = (
+            "" if name == "average_bits" else f", estimated {task.estimate(name, best.choice):.4g}"
+        )
+        lines.append(f"{task.limits[name]}: {value:.4g} of at most {bound:.4g}{estimate}")
+    error = None if task.clock is None else task.clock.times.error()
+    if error is not None and task.clock is not None:
+        count = len(task.clock.times.networks)
+        lines.append(f"latency estimates are {error:.1%} off on average ({count} networks timed)")
+    lines.append(f"recovered without training: {task.maker.recover}")
+    lines.append(f"metric: {best.metric:.4g}, of the original {task.baseline:.4g}")
+    lines.append(f"tried: {len(task.tried)} of {task.space.count:,} config lists")
+    return tuple(lines)

@@ -1,0 +1,201 @@
+"""What each choice is expected to lose: all layers and choices from one backward per batch.
+
+To first order, a change ``Δ`` of what a layer computes moves the loss of example ``n`` by
+``e_n = Σ g ⊙ Δ``, with the gradient ``g`` at that place. Two kinds of change are looked at:
+
+- rounding a layer's weight and input to fewer bits: ``e_n = g_y · layer(x; Q(W) - W) + g_x · (Q(x) - x)``;
+- removing channels: every layer that reads them reads zeros, ``e_n = -Σ over readers of g_x · x``.
+
+The loss is the log-likelihood of classes that are drawn as the model itself expects them, so that no
+labels are needed and ``mean(e_n²) / 2`` is the KL divergence of the changed model to second order (the
+Fisher information); models without classes are derived along random combinations of their outputs. Scores
+of one decision never fall from one choice to the next stronger one.
+
+The sums over all places of a layer are taken before the square, as rounding a weight moves all of them
+together. Other searches square each entry on its own (NVIDIA ModelOpt's AutoQuantize).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lilliput.errors import AlgorithmError
+from lilliput.ops.fakequant import covering, fake_quantize
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.least_squares import readers_of
+from lilliput.quantization.grids import grid_for
+from lilliput.quantization.ptq import best_scales
+from lilliput.search.space import Space
+
+Array = NDArray[np.float64]
+_UNKNOWN = 1e3  # times the largest score: of choices of layers that no gradient reaches
+
+
+def find_scores(space: Space, batches: Iterable[Any]) -> list[Array]:
+    """Return for each decision the score of each of its choices; the model is left as it was.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> rules = [{"op_types": ["Linear"], "quant_bits": {"choose": [2, 8]}}]
+    >>> scores = find_scores(Space(model, rules, torch.zeros(2, 4)), [torch.randn(64, 4)])
+    >>> [bool(eight < two) for eight, two in scores]
+    [True, True]
+    """
+    work = _Scores(space)
+    backend, model = space.backend, space.model
+    forward = backend.feeder(space.example_inputs)
+
+    def loss(model: Any, batch: Any) -> Any:
+        outputs = forward(model, batch)
+        found = backend.sampled_loss(outputs, work.batches)
+        return backend.probe(outputs) if found is None else found
+
+    handles = work.watch()
+    try:
+        backend.run(model, batches, loss, work.next_batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return work.finish()
+
+
+class _Scores:
+    """What is seen of each decision, example by example."""
+
+    def __init__(self, space: Space) -> None:
+        self.space, self.batches = space, 0
+        self.now: dict[tuple[int, int], Array] = {}  # decision, choice -> effect on each example
+        self.squares: dict[tuple[int, int], float] = {}
+        self.examples: dict[int, int] = {}
+        self.changes: dict[tuple[int, int], Tensor] = {}
+
+    def watch(self) -> list[Any]:
+        """Attach to all layers that decisions are about."""
+        handles: list[Any] = []
+        watch = self.space.backend.watch_effects
+        for number, decision in enumerate(self.space.decisions):
+            if decision.key == "quant_bits":
+                layer = self.space.layers[decision.layers[0]]
+                handles += watch(layer, self._on_bits(number))
+        for number, pruned in self._groups():
+            readers = readers_of(pruned, self.space.probe.layout)
+            for reader in readers:
+                task = self._on_channels(
+                    number, pruned.group.name, reader.layer, reader.units, True
+                )
+                handles += watch(reader.layer, task)
+            for member in [] if readers else pruned.members:
+                task = self._on_channels(
+                    number, pruned.group.name, member.layer, member.units, False
+                )
+                handles += watch(member.layer, task)
+        return handles
+
+    def _groups(self) -> Iterable[tuple[int, Any]]:
+        for number, decision in enumerate(self.space.decisions):
+            for pruned in self.space.probe.layout.pruned if decision.groups else ():
+                if pruned.group.name in decision.groups:
+                    yield number, pruned
+
+    def next_batch(self) -> None:
+        """Square what a batch has shown, example by example."""
+        for key, effects in self.now.items():
+            self.squares[key] = self.squares.get(key, 0.0) + float((effects**2).sum())
+        for number in {number for number, _ in self.now}:
+            count = len(next(e for (n, _), e in self.now.items() if n == number))
+            self.examples[number] = self.examples.get(number, 0) + count
+        self.now = {}
+        self.batches += 1
+
+    def finish(self) -> list[Array]:
+        """Return the mean squares, never falling within a decision."""
+        if not self.batches:
+            raise AlgorithmError(
+                "data: received no batch, expected a few to find sensitivities on."
+            )
+        found: list[Array | None] = []
+        for number, decision in enumerate(self.space.decisions):
+            count = self.examples.get(number)
+            sums = [self.squares.get((number, i), 0.0) for i in range(len(decision.choices))]
+            scores = None if count is None else np.array(sums) / count
+            if scores is not None and not np.isfinite(scores).all():
+                raise AlgorithmError(
+                    f"the sensitivity of {decision} is not a number; check the model and the data for NaN."
+                )
+            found.append(None if scores is None else np.maximum.accumulate(scores))
+        most = max((float(x[-1]) for x in found if x is not None), default=1.0) or 1.0
+        return [
+            np.arange(size, dtype=np.float64) * (_UNKNOWN * most) if x is None else x
+            for x, size in zip(found, self.space.sizes, strict=True)
+        ]
+
+    def _add(self, number: int, index: int, effects: Array) -> None:
+        key = (number, index)
+        self.now[key] = self.now[key] + effects if key in self.now else effects
+
+    def _on_bits(self, number: int) -> Any:
+        decision = self.space.decisions[number]
+        name = decision.layers[0]
+
+        def task(read: Tensor, read_grad: Tensor, returned: Tensor, grad: Tensor) -> None:
+            for i, bits in enumerate(decision.choices):
+                if bits is None:
+                    continue
+                layer = self.space.quantized(name, bits)
+                targets, effects = self.space.targets_of(layer), np.zeros(1)
+                if "weight" in targets:
+                    moved = self.space.backend.response(layer, self._change(number, i, layer), read)
+                    effects = effects + _per_example(grad * moved)
+                if "input" in targets and read_grad is not None:
+                    grid = grid_for(layer.config, "input", layer)
+                    rounded = fake_quantize(read, covering(read, grid)) - read
+                    effects = effects + _per_example(read_grad * rounded)
+                self._add(number, i, effects)
+
+        return task
+
+    def _change(self, number: int, index: int, layer: Any) -> Tensor:
+        """Return by how much rounding moves a weight."""
+        key = (number, index)
+        if key not in self.changes:
+            held = getattr(layer.module, layer.weight_name)
+            weight = namespace(held).detach(held)
+            grid = grid_for(layer.config, "weight", layer)
+            self.changes[key] = fake_quantize(weight, best_scales(weight, grid)) - weight
+        return self.changes[key]
+
+    def _on_channels(self, number: int, group: str, layer: Any, units: Any, reads: bool) -> Any:
+        choices = self.space.removed[number]
+
+        def task(read: Tensor, read_grad: Tensor, returned: Tensor, grad: Tensor) -> None:
+            product = read * read_grad if reads else returned * grad
+            by_channel = _per_channel(product, layer.channel_axis)
+            for i, removed in enumerate(choices):
+                gone = (units >= 0) & removed[group][units]
+                self._add(number, i, by_channel[:, gone].sum(1))
+
+        return task
+
+
+def _per_example(product: Tensor) -> Array:
+    """Return the sum of each example."""
+    xp = namespace(product)
+    rows = xp.reshape(product, (xp.shape(product)[0], -1))
+    found: Array = xp.to_numpy(xp.sum(xp.widen(rows), axis=1))
+    return found
+
+
+def _per_channel(product: Tensor, axis: int) -> Array:
+    """Return the sum of each example and channel."""
+    xp = namespace(product)
+    moved = xp.moveaxis(product, axis, 1)
+    examples, channels = (int(n) for n in tuple(xp.shape(moved))[:2])
+    rows = xp.reshape(xp.widen(moved), (examples, channels, -1))
+    found: Array = xp.to_numpy(xp.sum(rows, axis=2))
+    return found

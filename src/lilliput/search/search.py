@@ -1,0 +1,261 @@
+"""Search: say the goal, and get the config list that meets it.
+
+>>> import tempfile, torch
+>>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)).eval()
+>>> x = torch.randn(64, 8)
+>>> wanted = model(x).argmax(1)
+>>> def agreement(model):
+...     return float((model(x).argmax(1) == wanted).float().mean())
+>>> rules = [{"op_types": ["Linear"], "sparsity": {"choose": [0, 0.25, 0.5]}}]
+>>> search = Search(model, rules, budget={"macs": 0.8}, evaluate=agreement, data=[x], example_inputs=x)
+>>> with tempfile.TemporaryDirectory() as folder:
+...     found = search.run(folder)
+>>> found.config_list
+[{'op_names': ['0'], 'sparsity': 0.25}]
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lilliput.errors import ConfigError, UnsupportedModelError, nearest
+from lilliput.export.targets.executed import open_file
+from lilliput.files import make_folder, write_atomically
+from lilliput.frameworks import backend_of
+from lilliput.measure.receipt import Receipt, take_receipt
+from lilliput.pruning.sensitivity_files import fingerprint
+from lilliput.pruning.sensitivity_probe import name_of
+from lilliput.report.measure import measure_all
+from lilliput.search.budget import parse_budget
+from lilliput.search.candidate import RECOVERIES, Maker, evaluated, target_of
+from lilliput.search.costs import Counts
+from lilliput.search.executors import check_executor
+from lilliput.search.journal import Journal
+from lilliput.search.report import write_report
+from lilliput.search.result import Found, explain, pareto
+from lilliput.search.space import Space
+from lilliput.search.strategies.table import strategy_named
+from lilliput.search.task import Task, Trial
+from lilliput.search.timing import Clock
+
+_SWEEP = 5  # looser budgets that are tried when the drop cannot be kept
+
+
+class Search:
+    """Choose sparsities and bits for all layers under a budget.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The trained model; it is never changed.
+    config_list : list of dict, or path of a YAML or JSON file
+        Rules of the ordinary config language in which ``sparsity`` and ``quant_bits`` may be
+        ``{"choose": [...]}``; None among bits leaves a layer in floating point.
+    budget : dict
+        Some of ``latency`` (a share of the original's, or a text such as ``"12 ms"``; in the target
+        runtime, on this machine, at the batch of the example inputs), ``bytes`` (of the file), ``macs``,
+        ``params``, ``average_bits`` (of the weights whose bits are chosen) and ``drop`` (of the metric).
+    evaluate : callable
+        ``evaluate(model)`` returns the metric, higher being better. It is called with models, and with
+        the executed file at the end.
+    data : iterable
+        A few batches like those the model will see, without labels or with: sensitivities, recovery and
+        calibration use their inputs. They are kept in memory.
+    example_inputs : tensor, tuple or dict
+        What the model is called with, with a batch of at least two.
+    target : str
+        The runtime: ``"onnxruntime"``, ``"openvino"`` or ``"executorch"``.
+    strategy : str
+        How to search: ``"knapsack"`` (exact by scores, then exchanges), ``"evolution"`` (level
+        switches), ``"netadapt"`` (step by step to the budget) or ``"annealing"``.
+    pruner, quantizer : str
+        Names of the pruner, which removes channels by their weights, and of the quantizer.
+    recover : str
+        What gives back, without training, what pruning took: ``"reconstruct"``, ``"recalibrate"``,
+        ``"none"``, or ``"auto"``: reconstruct where the model can be.
+    quantizer_options : dict, optional
+        Keyword arguments of the quantizer; ``{"weights": "mse"}`` by default.
+    trials : int
+        How many config lists are evaluated at most.
+    networks : int
+        How many networks are timed for the latency table, where there is a budget of latency.
+    tables : path, optional
+        The folder of latency tables, to share them between searches; by default that of the run.
+    seed : int
+        For what is drawn.
+    executor : concurrent.futures.Executor, optional
+        Where trials are evaluated, several at a time: any executor of PEP 3148, such as a
+        ``ProcessPoolExecutor`` or Dask's ``Client.get_executor()``. Model, data and ``evaluate`` must be
+        picklable for it. The config list that is found does not depend on it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config_list: Any,
+        *,
+        budget: Mapping[str, Any],
+        evaluate: Callable[[Any], Any],
+        data: Iterable[Any],
+        example_inputs: Any,
+        target: str = "onnxruntime",
+        strategy: str = "knapsack",
+        pruner: str = "l1",
+        quantizer: str = "ptq",
+        recover: str = "auto",
+        quantizer_options: Mapping[str, Any] | None = None,
+        trials: int = 20,
+        networks: int = 12,
+        tables: str | os.PathLike[str] | None = None,
+        seed: int = 0,
+        executor: Any = None,
+    ) -> None:
+        framework = backend_of(model).name
+        if framework != "torch":
+            raise UnsupportedModelError(
+                "Search works on PyTorch models so far; for Keras, SensitivityPruner finds a sparsity for "
+                "each layer."
+            )
+        self.limits = parse_budget(budget)
+        _check(evaluate, recover, trials, networks)
+        check_executor(executor)
+        self.executor = executor
+        self.run_strategy, self.strategy = strategy_named(strategy), strategy
+        self.target = target_of(target, framework)
+        self.space = Space(model, config_list, example_inputs, pruner, quantizer)
+        self.data = list(data)
+        if not self.data:
+            raise ConfigError("data: received no batch, expected a few.")
+        _check_bits(self.limits, self.space)
+        self.evaluate, self.recover = evaluate, recover
+        options = {"weights": "mse"} if quantizer == "ptq" else {}
+        self.options = options if quantizer_options is None else dict(quantizer_options)
+        self.trials, self.networks, self.seed = trials, networks, seed
+        self.tables = None if tables is None else Path(tables)
+
+    def run(self, folder: str | os.PathLike[str]) -> Found:
+        """Search, and write the winner and the journal into a folder.
+
+        A run that was interrupted, even by a power cut, goes on where it was: call it again with the same
+        folder.
+        """
+        place = make_folder(folder)
+        task = self.start(place)
+        baseline = task.baseline
+        best: Trial = self.run_strategy(task)
+        drop = self.limits.get("drop")
+        if drop is not None and baseline - best.metric > drop.value:
+            raise task.refuse_drop(best, _nearest(task, baseline - drop.value))
+        return self.finish(task, best, place)
+
+    def start(self, folder: Path) -> Task:
+        """Return what a strategy works with."""
+        maker = Maker(self.space, self.data, self.recover, self.options, self.target)
+        counts = Counts(self.space)
+        journal = Journal(folder, self._made_from())
+        clock = None
+        if "latency" in self.limits:
+            clock = Clock(maker, counts, folder, make_folder(self.tables or folder))
+        return Task(
+            maker,
+            counts,
+            self.limits,
+            self.evaluate,
+            journal,
+            clock,
+            self.networks,
+            self.trials,
+            self.seed,
+            self.executor,
+        )
+
+    def __repr__(self) -> str:
+        listed = ", ".join(str(limit) for limit in self.limits.values())
+        return f"Search({len(self.space.decisions)} decisions, {self.space.count:,} config lists; {listed})"
+
+    def _made_from(self) -> dict[str, Any]:
+        return {
+            "model": fingerprint(self.space.model),
+            "choices": [str(decision) for decision in self.space.decisions],
+            "settings": self.space.settings,
+            "pruner": [self.space.pruner, self.recover],
+            "quantizer": [self.space.quantizer, self.options],
+            "target": self.target.name,
+            "evaluate": name_of(self.evaluate),
+            "number of batches": len(self.data),
+        }
+
+    def finish(self, task: Task, best: Trial, folder: Path) -> Found:
+        """Write the winner, time it against the original, and return what was found."""
+        space, candidate = self.space, task.candidate(best.choice)
+        original = folder / f"original{self.target.suffix}"
+        if not original.exists():
+            task.maker.write(None, original)
+        path = folder / f"model{self.target.suffix}"
+        task.maker.write(candidate, path, check=True)
+        front = [
+            {"config_list": space.config_list(t.choice), "metric": t.metric, "costs": t.costs}
+            for t in pareto(task.tried.values())
+        ]
+        lines = explain(task, best)
+        write_atomically(folder / "explain.txt", "\n".join(lines).encode())
+        receipt = self._receipt(task, original, path)
+        receipt.save(folder / "receipt.json")
+        write_report(task, best, receipt, folder)
+        return Found(
+            space.config_list(best.choice),
+            space.pruning(best.choice),
+            space.quantization(best.choice),
+            front,
+            receipt,
+            candidate.model,
+            path,
+            lines,
+        )
+
+    def _receipt(self, task: Task, original: Path, path: Path) -> Receipt:
+        before, after = measure_all(
+            [original, path], self.space.example_inputs, names=["original", "found"]
+        )
+        file = open_file(path)
+        metric = evaluated(self.evaluate, file, f"the file {path.name}")
+        before, after = replace(before, metric=task.baseline), replace(after, metric=metric)
+        return take_receipt(before, after, notes=self._notes(task.baseline - metric))
+
+    def _notes(self, lost: float) -> tuple[str, ...]:
+        """Return what a reader should know where the file loses more than its simulation did."""
+        drop = self.limits.get("drop")
+        if drop is None or lost <= drop.value:
+            return ()
+        return (f"the executed file loses {lost:.4g}, more than the drop of {drop.value:g}",)
+
+
+def _nearest(task: Task, least: float) -> Trial | None:
+    """Return the trial of the tightest budget, looser than asked, at which the metric is kept."""
+    for step in range(1, _SWEEP + 1):
+        trial = task.solve_measured(looser=1 + step / _SWEEP)
+        if trial is not None and trial.metric >= least:
+            return trial
+    return None
+
+
+def _check(evaluate: Any, recover: Any, trials: Any, networks: Any) -> None:
+    if not callable(evaluate):
+        raise ConfigError(f"evaluate: received {evaluate!r}, expected a function of the model.")
+    if recover not in RECOVERIES:
+        raise ConfigError(
+            f"recover: received {recover!r}, expected {', '.join(RECOVERIES)}."
+            f"{nearest(recover, RECOVERIES)}"
+        )
+    for name, value in (("trials", trials), ("networks", networks)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name}: received {value!r}, expected a whole number from 1.")
+
+
+def _check_bits(limits: Mapping[str, Any], space: Space) -> None:
+    if "average_bits" in limits and not any(d.key == "quant_bits" for d in space.decisions):
+        raise ConfigError("budget: average_bits needs a rule with 'quant_bits' as a choice.")

@@ -1,0 +1,48 @@
+"""Steps from one choice to another that strategies have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from lilliput.search.solve import Choice
+from lilliput.search.task import Task
+
+
+def moved(choice: Choice, decision: int, step: int) -> Choice:
+    """Return a choice with one decision some alternatives further.
+
+    Examples
+    --------
+    >>> moved((0, 2, 1), 1, -1)
+    (0, 1, 1)
+    """
+    return tuple(x + step if d == decision else x for d, x in enumerate(choice))
+
+
+def steps(task: Task, choice: Choice, step: int) -> list[Choice]:
+    """Return every choice that is one alternative stronger (1) or milder (-1) in one decision."""
+    return [
+        moved(choice, d, step) for d, n in enumerate(task.space.sizes) if 0 <= choice[d] + step < n
+    ]
+
+
+def exchanges(task: Task, choice: Choice) -> Iterator[Choice]:
+    """Return choices with one decision milder, and at most one other stronger."""
+    for milder in steps(task, choice, -1):
+        yield milder
+        yield from (x for x in steps(task, milder, 1) if x != choice)
+
+
+def repaired(task: Task, choice: Choice, rng: np.random.Generator) -> Choice | None:
+    """Return a choice that is expected to keep the budget, by random steps to stronger alternatives.
+
+    None if even the strongest alternatives do not keep it.
+    """
+    while not task.may_fit(choice):
+        stronger = steps(task, choice, 1)
+        if not stronger:
+            return None
+        choice = stronger[int(rng.integers(len(stronger)))]
+    return choice

@@ -1,0 +1,58 @@
+"""NetAdapt: step by step to the budget, each step where the metric loses least.
+
+Yang et al., "NetAdapt: platform-aware neural network adaptation for mobile applications", 2018. From the
+mildest choice on, each round makes one decision stronger, by so many alternatives that the round saves its
+share of what is over the budget. The proposals of least score are evaluated, and the best one is kept; the
+share of a round falls by 0.96 each time.
+"""
+
+from __future__ import annotations
+
+from lilliput.search.solve import Choice
+from lilliput.search.strategies.moves import moved
+from lilliput.search.task import Task, Trial
+
+_SHARE, _DECAY = 0.15, 0.96
+_EVALUATED = 2  # proposals of each round, as long as trials are left
+
+
+def search(task: Task) -> Trial:
+    """Return the trial at which the budget is kept, or raise if it cannot be met."""
+    choice: Choice = (0,) * len(task.space.decisions)
+    least, whole = _SHARE, _excess(task, choice)
+    while True:
+        if task.may_fit(choice):
+            costs = task.measure(choice)
+            if task.keeps(costs):
+                return task.trial(choice)
+            task.learn(choice, costs)
+            continue
+        proposals = _proposals(task, choice, least * whole)
+        if not proposals:
+            raise task.refuse()
+        ranked = sorted(proposals, key=lambda x: (task.score(x), x))[:_EVALUATED]
+        is_open = len(ranked) > 1 and not task.is_exhausted
+        choice = max(ranked, key=lambda x: task.trial(x).metric) if is_open else ranked[0]
+        least *= _DECAY
+
+
+def _proposals(task: Task, choice: Choice, saving: float) -> list[Choice]:
+    """Return, for each decision, the mildest change that saves enough; or all that saves anything."""
+    before = _excess(task, choice)
+    found, smaller = [], []
+    for d, size in enumerate(task.space.sizes):
+        changes = [moved(choice, d, step) for step in range(1, size - choice[d])]
+        saved = [(x, before - _excess(task, x)) for x in changes]
+        enough = [x for x, s in saved if s >= saving]
+        found += enough[:1]
+        smaller += [x for x, s in saved if s > 0][-1:]
+    return found or smaller
+
+
+def _excess(task: Task, choice: Choice) -> float:
+    """Return by how much a choice is expected to exceed budgets, in shares of what the original takes."""
+    over = 0.0
+    for name, bound in task.bounds.items():
+        unit = task.whole.get(name) or task.whole["params"]
+        over += max(task.estimate(name, choice) - bound, 0.0) / unit
+    return over

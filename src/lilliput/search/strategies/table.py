@@ -1,0 +1,21 @@
+"""All strategies by name: the only list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from lilliput.errors import ConfigError, nearest
+
+STRATEGIES = ("knapsack", "evolution", "netadapt", "annealing")
+
+
+def strategy_named(name: Any) -> Callable[[Any], Any]:
+    """Return the function of a strategy."""
+    if name not in STRATEGIES:
+        raise ConfigError(
+            f"strategy: received {name!r}, expected {', '.join(STRATEGIES)}.{nearest(name, STRATEGIES)}"
+        )
+    found: Callable[[Any], Any] = import_module(f"lilliput.search.strategies.{name}").search
+    return found

@@ -1,0 +1,363 @@
+"""What a strategy works with: scores, estimated costs, and trials that measure a choice for real."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from lilliput.errors import AlgorithmError
+from lilliput.search.budget import Limit, amount
+from lilliput.search.candidate import Candidate, Maker, evaluated
+from lilliput.search.costs import Counts
+from lilliput.search.executors import outcome, submitted
+from lilliput.search.journal import Journal
+from lilliput.search.scores import find_scores
+from lilliput.search.solve import Array, Choice, Term, nearest_to, solve, total
+from lilliput.search.timing import Clock
+
+log = logging.getLogger("lilliput")
+_ROUNDING = 1e-6  # of a limit: what a measured number may exceed it by
+_MEASURED = 4  # networks that are measured for each trial that is allowed, at most
+_ROUNDS = 8  # of solving, measuring, and solving again with what was learned
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One config list that was tried.
+
+    Parameters
+    ----------
+    choice : tuple of int
+        Which alternative of each decision.
+    costs : dict
+        ``params``, ``macs``, ``average_bits`` and, where a budget asks for it, ``bytes`` of the file and
+        ``latency`` in terms of the original's, as measured.
+    metric : float
+        What the user's evaluation gave.
+    """
+
+    choice: Choice
+    costs: dict[str, float]
+    metric: float
+
+
+class Task:
+    """One search: a space, its limits, and all that was measured.
+
+    Parameters
+    ----------
+    maker : Maker
+        Makes networks.
+    limits : mapping of str to Limit
+        The budget.
+    evaluate : callable
+        The user's metric of a model, higher being better.
+    journal : Journal
+        Keeps what was measured.
+    clock : Clock, optional
+        Times networks, where there is a budget of latency.
+    networks : int
+        How many networks are timed for the latency table.
+    trials : int
+        How many config lists may be evaluated.
+    seed : int
+        For strategies that draw numbers.
+    executor : concurrent.futures.Executor, optional
+        Evaluates trials.
+    """
+
+    def __init__(
+        self,
+        maker: Maker,
+        counts: Counts,
+        limits: Mapping[str, Limit],
+        evaluate: Callable[[Any], Any],
+        journal: Journal,
+        clock: Clock | None,
+        networks: int,
+        trials: int,
+        seed: int,
+        executor: Any = None,
+    ) -> None:
+        self.maker, self.counts, self.space = maker, counts, maker.space
+        self.limits, self.evaluate, self.journal = limits, evaluate, journal
+        self.clock, self.networks, self.seed = clock, networks, seed
+        self.executor = executor
+        self.deadline: float | None = None  # by the monotonic clock: no trial is begun after it
+        self.allowed, self.tried = trials, dict[Choice, Trial]()
+        self.known: dict[Choice, dict[str, float]] = {}  # the real costs of choices
+        self.shift: dict[str, float] = {}  # what measured costs exceeded their estimates by
+        self._last: tuple[Choice, Candidate] | None = None
+
+    # -- what is known beforehand ------------------------------------------------------------------------
+
+    @cached_property
+    def baseline(self) -> float:
+        """The metric of the original."""
+        held = self.journal.get("baseline")
+        if held is None:
+            held = evaluated(self.evaluate, self.space.model, "the original model")
+            self.journal.note("baseline", held)
+        return float(held)
+
+    @cached_property
+    def scores(self) -> list[Array]:
+        """What each alternative is expected to lose."""
+        held = self.journal.get("scores")
+        if held is None:
+            log.info("finding the sensitivity of %d decisions", len(self.space.decisions))
+            held = [x.tolist() for x in find_scores(self.space, self.maker.data)]
+            self.journal.note("scores", held)
+        return [np.asarray(x, float) for x in held]
+
+    @cached_property
+    def whole(self) -> dict[str, float]:
+        """What the original takes."""
+        groups = self.space.groups
+        found = {
+            "params": float(groups.count_parameters()),
+            "macs": groups.count_macs() / self.counts.batch(),
+            "latency": 1.0,
+        }
+        if "bytes" in self.limits:
+            found["bytes"] = float(self._bytes_of_original())
+        return found
+
+    @cached_property
+    def costs(self) -> dict[str, list[Term]]:
+        """The estimated costs of choices, those that the budget limits."""
+        found: dict[str, list[Term]] = {}
+        if "params" in self.limits:
+            found["params"] = self.counts.parameters()
+        if "macs" in self.limits:
+            found["macs"] = self.counts.macs()
+        if "bytes" in self.limits:
+            found["bytes"] = self.counts.bytes()
+        if "average_bits" in self.limits:
+            found["average_bits"] = self.counts.bits_above(self.limits["average_bits"].value)
+        if self.clock is not None:
+            found["latency"] = self._latency_terms(self.clock)
+        return found
+
+    def _latency_terms(self, clock: Clock) -> list[Term]:
+        """Return estimates of latency, the same ones whenever this search is continued."""
+        held = self.journal.get("latency")
+        if held is None:
+            clock.fill(self.networks, self.seed)
+            held = [[list(t.decisions), t.values.tolist()] for t in clock.terms()]
+            self.journal.note("latency", held)
+        return [Term(tuple(d), np.asarray(values, float)) for d, values in held]
+
+    @property
+    def limited(self) -> list[str]:
+        """The names of all budgets but the drop of the metric."""
+        return [name for name in self.limits if name != "drop"]
+
+    @cached_property
+    def bounds(self) -> dict[str, float]:
+        """The most that each cost may come to."""
+        found = {}
+        for name in self.limited:
+            limit = self.limits[name]
+            if name == "average_bits":
+                found[name] = 0.0
+            elif name == "latency" and not limit.is_share and self.clock is not None:
+                found[name] = limit.value / self.clock.milliseconds
+            else:
+                found[name] = limit.of(self.whole[name])
+        return found
+
+    # -- what is estimated -------------------------------------------------------------------------------
+
+    def estimate(self, name: str, choice: Sequence[int]) -> float:
+        """Return a cost as estimated, with what measurements have taught."""
+        return total(self.costs[name], choice) + self.shift.get(name, 0.0)
+
+    def may_fit(self, choice: Sequence[int]) -> bool:
+        """Whether a choice is expected to keep all budgets."""
+        return all(
+            self.estimate(name, choice) <= bound + _ROUNDING * abs(bound)
+            for name, bound in self.bounds.items()
+        )
+
+    def score(self, choice: Sequence[int]) -> float:
+        """Return the score of a whole choice."""
+        return float(sum(x[i] for x, i in zip(self.scores, choice, strict=True)))
+
+    def solve(self, looser: float = 1.0) -> Choice | None:
+        """Return the choice of least score that is expected to keep the budgets, or these times a factor."""
+        bounds = {
+            name: (self.bounds[name] * looser if self.bounds[name] > 0 else self.bounds[name])
+            - self.shift.get(name, 0.0)
+            for name in self.costs
+        }
+        return solve(self.scores, self.costs, bounds)
+
+    def solve_measured(self, looser: float = 1.0) -> Trial | None:
+        """Solve, measure, and solve again with what was learned, until the budget is really kept."""
+        for _ in range(_ROUNDS):
+            choice = self.solve(looser)
+            if choice is None:
+                break
+            costs = self.measure(choice)
+            if self.keeps(costs, looser):
+                return self.trial(choice)
+            self.learn(choice, costs)
+        # Estimates may be too high as well: the smallest network decides whether it can be done.
+        near = nearest_to(self.scores, self.costs, self.bounds)
+        return self.trial(near) if self.keeps(self.measure(near), looser) else None
+
+    def learn(self, choice: Choice, costs: Mapping[str, float]) -> None:
+        """Correct estimates by what a choice really takes."""
+        for name in ("bytes", "latency"):
+            if name in self.costs:
+                more = costs[name] - total(self.costs[name], choice)
+                # Never less than before: two choices that are both too slow must not alternate.
+                held = self.shift.get(name)
+                self.shift[name] = more if held is None else max(held, more) + 1e-4 * abs(more)
+
+    # -- what is measured --------------------------------------------------------------------------------
+
+    def candidate(self, choice: Choice) -> Candidate:
+        """Return the network of a choice."""
+        if self._last is None or self._last[0] != choice:
+            self._last = (choice, self.maker.order(choice).make())
+        return self._last[1]
+
+    def measure(self, choice: Choice) -> dict[str, float]:
+        """Return the real costs of a choice: counted, of the file, and timed."""
+        if choice not in self.known:
+            name = f"costs {_key(choice)}"
+            held = self.journal.get(name)
+            if held is None:
+                held = self._measured(choice)
+                self.journal.note(name, held)
+            self.known[choice] = dict(held)
+        return self.known[choice]
+
+    def _measured(self, choice: Choice) -> dict[str, float]:
+        found = {
+            "params": total(self.counts.parameters(), choice),
+            "macs": total(self.counts.macs(), choice),
+            "average_bits": self.counts.average_bits(choice),
+        }
+        if self.clock is not None:
+            found["latency"], found["bytes"] = self.clock.measure(choice, self.candidate(choice))
+        elif "bytes" in self.limits:
+            found["bytes"] = float(self.maker.bytes_of(self.candidate(choice)))
+        return found
+
+    def keeps(self, costs: Mapping[str, float], looser: float = 1.0) -> bool:
+        """Whether measured costs keep all budgets."""
+        return all(value <= bound for _, value, bound in self.compared(costs, looser))
+
+    def compared(
+        self, costs: Mapping[str, float], looser: float = 1.0
+    ) -> list[tuple[str, float, float]]:
+        """Return each limited cost as measured, and the most that is allowed."""
+        rows = []
+        for name in self.limited:
+            is_bits = name == "average_bits"
+            bound = self.limits[name].value if is_bits else self.bounds[name] * looser
+            rows.append((name, costs[name], bound + _ROUNDING * abs(bound)))
+        return rows
+
+    def trial(self, choice: Choice) -> Trial:
+        """Measure a choice, the metric included."""
+        return self.trials([choice])[0]
+
+    def trials(self, choices: Sequence[Choice]) -> list[Trial]:
+        """Measure several choices; their metrics are found by the executor, if there is one."""
+        costs = {choice: self.measure(choice) for choice in choices}
+        due = [x for x in costs if x not in self.tried and self._metric(x) is None]
+        for choice, metric in zip(due, self._evaluated(due), strict=True):
+            self.journal.note(f"metric {_key(choice)}", metric)
+        for choice in costs:
+            if choice not in self.tried:
+                metric = float(self._metric(choice))
+                self.tried[choice] = Trial(choice, costs[choice], metric)
+                shown = (len(self.tried), metric, self.baseline)
+                log.info("trial %d: metric %.4g (original %.4g)", *shown)
+        return [self.tried[choice] for choice in choices]
+
+    def _metric(self, choice: Choice) -> Any:
+        return self.journal.get(f"metric {_key(choice)}")
+
+    def _evaluated(self, choices: Sequence[Choice]) -> Iterator[float]:
+        """Yield metrics in the order of the choices, however the executor orders its work."""
+        names = [f"the config list {_key(choice)}" for choice in choices]
+        if self.executor is None or len(choices) < 2:
+            for choice, name in zip(choices, names, strict=True):
+                yield evaluated(self.evaluate, self.candidate(choice).model, name)
+            return
+        orders = [self.maker.order(choice) for choice in choices]
+        futures = [
+            submitted(self.executor, order, self.evaluate, name)
+            for order, name in zip(orders, names, strict=True)
+        ]
+        for future, order, name in zip(futures, orders, names, strict=True):
+            yield outcome(future, order, self.evaluate, name)
+
+    @property
+    def left(self) -> int:
+        """How many trials may still be made."""
+        return max(self.allowed - len(self.tried), 0)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether all allowed trials were made, or too many networks turned out to be too large."""
+        is_late = self.deadline is not None and time.monotonic() > self.deadline
+        return is_late or not self.left or len(self.known) >= _MEASURED * self.allowed
+
+    # -- what cannot be had ------------------------------------------------------------------------------
+
+    def refuse(self) -> AlgorithmError:
+        """Return an error that says which budget cannot be met, and what can be had."""
+        near = nearest_to(self.scores, self.costs, self.bounds)
+        lines = []
+        for name, value, bound in self.compared(self.measure(near)):
+            mark = "" if value <= bound else "  ← over"
+            lines.append(f"{self.limits[name]}: {self._shown(name, value)} can be had{mark}")
+        return AlgorithmError(
+            f"the budget cannot be met with these choices. The nearest: {'; '.join(lines)}. Loosen the "
+            "budget, or add stronger choices."
+        )
+
+    def refuse_drop(self, best: Trial, nearest: Trial | None) -> AlgorithmError:
+        """Return an error that says how much would be lost, and what can be had for the drop."""
+        allowed = self.limits["drop"].value
+        text = (
+            f"drop {allowed:g}: within the rest of the budget the best that was found loses "
+            f"{self.baseline - best.metric:.4g} ({self.baseline:.4g} → {best.metric:.4g})."
+        )
+        if nearest is not None:
+            had = ", ".join(
+                f"{name} {self._shown(name, value)}"
+                for name, value, _ in self.compared(nearest.costs)
+            )
+            text += f" The nearest that keeps the drop has {had}."
+        return AlgorithmError(f"{text} Loosen the budget, or train the network after the search.")
+
+    def _shown(self, name: str, value: float) -> str:
+        whole = self.whole.get(name)
+        if name == "latency" and self.clock is not None:
+            return f"{value:.3g} of the original's {amount(name, self.clock.milliseconds)}"
+        share = f" ({value / whole:.3g} of the original's)" if whole else ""
+        return f"{amount(name, value)}{share}"
+
+    def _bytes_of_original(self) -> int:
+        held = self.journal.get("original bytes")
+        if held is None:
+            held = self.maker.bytes_of(None)
+            self.journal.note("original bytes", held)
+        return int(held)
+
+
+def _key(choice: Sequence[int]) -> str:
+    return "-".join(map(str, choice))

@@ -1,0 +1,232 @@
+"""Time networks against their original, whole and layer by layer, and fill the latency table with them."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lilliput.errors import ConfigError
+from lilliput.export.targets.executed import open_file
+from lilliput.frameworks.work import default_threads
+from lilliput.measure.timing import time_calls
+from lilliput.report.environment import environment
+from lilliput.report.measure import how_to_measure
+from lilliput.search.candidate import Candidate, Maker
+from lilliput.search.costs import Counts, expand, merged
+from lilliput.search.latency import LatencyTable, Network, Shape, TimedLayer, Times
+from lilliput.search.solve import Choice, Term
+from lilliput.store import digest_of
+
+log = logging.getLogger("lilliput")
+
+_RUNS = 40  # of the whole network and of the original, in turns
+_SECONDS = 1.5  # for each
+_PROFILED = 15
+_TRIED = 24  # random networks of which the one that shows most is timed
+
+
+class Clock:
+    """Times the networks of one search.
+
+    Parameters
+    ----------
+    maker : Maker
+        Makes and writes them.
+    counts : Counts
+        The shapes that choices lead to.
+    folder : Path
+        Where the original's file is written.
+    tables : Path
+        Where latency tables are.
+    """
+
+    def __init__(self, maker: Maker, counts: Counts, folder: Path, tables: Path) -> None:
+        if maker.target.runtime != "onnxruntime":
+            raise ConfigError(
+                f"budget: latency: {maker.target.title} does not tell what its layers take; expected "
+                "target 'onnxruntime'."
+            )
+        self.maker, self.counts, self.space = maker, counts, maker.space
+        self.original = folder / f"original{maker.target.suffix}"
+        if not self.original.exists():
+            maker.write(None, self.original)
+        self.file: Any = open_file(self.original)
+        cpu = str(environment()["cpu"])
+        self.table = LatencyTable.open(tables, self.file.runtime, cpu, default_threads())
+        self.inputs = self.space.example_inputs
+        graph = self.space.groups.analysis.graph
+        described = [[name, list(t.shape)] for name, t in graph.parameters.items()]
+        described += [list(x.shape) for x in graph.inputs]
+        self.id = digest_of(repr(described).encode())[:16]
+
+    @property
+    def times(self) -> Times:
+        """What the table knows of this model."""
+        return self.table.times(self.id)
+
+    @property
+    def milliseconds(self) -> float:
+        """The latency of the original."""
+        held = self.table.document.models.get(self.id)
+        return held.milliseconds if held else 0.0
+
+    def terms(self) -> list[Term]:
+        """Return the estimated latency of choices, in terms of the original's."""
+        times, terms = self.times, []
+        for name, layer in self.layers.items():
+            decisions = [d for d in self.counts.touching.get(layer, ()) if self.space.removed[d]]
+            number = self.space.bits_decision(name)
+            kinds = self.kinds(name)
+
+            def time(
+                chosen: dict[int, int], kind: str, name: str = name, layer: str = layer
+            ) -> float:
+                return times.factor * times.layer(name, self.counts.shape(layer, chosen), kind)
+
+            by_kind = {
+                kind: expand(decisions, self.space.sizes, lambda c, k=kind: time(c, k))  # type: ignore[misc]
+                for kind in dict.fromkeys(kinds)
+            }
+            if number is None:
+                terms += by_kind[kinds[0]]
+            else:
+                parts = [merged(by_kind[kind]) for kind in kinds]
+                terms += _stacked(parts, number)
+        return merged(terms)
+
+    @property
+    def layers(self) -> dict[str, str]:
+        """The layers with a weight that is executed, each with the name of the weight."""
+        axes = self.counts.analysis.axes
+        return {
+            name: layer.tensor_name
+            for name, layer in self.space.layers.items()
+            if layer.tensor_name in axes and len(layer.shape) > 1
+        }
+
+    def kinds(self, layer: str) -> list[str]:
+        """Return in which arithmetic a layer is executed, for each choice of its bits."""
+        number = self.space.bits_decision(layer)
+        if number is None:
+            return ["float"]
+        group = self.space.settings["quant_bits"][layer].get("group_size")
+        return [kind_of(x, group) for x in self.space.decisions[number].choices]
+
+    def describe(self, choice: Sequence[int]) -> dict[str, tuple[Shape, str]]:
+        """Return the shape of each layer's weight and its kind of arithmetic."""
+        found = {}
+        for name, tensor in self.layers.items():
+            touching = {d: choice[d] for d in self.counts.touching.get(tensor, ())}
+            number = self.space.bits_decision(name)
+            kind = self.kinds(name)[0 if number is None else choice[number]]
+            found[name] = (self.counts.shape(tensor, touching), kind)
+        return found
+
+    def fill(self, networks: int, seed: int = 0) -> None:
+        """Time networks until so many were timed, each chosen to show layers at new shapes."""
+        rng = np.random.default_rng(seed)
+        for done in range(networks):
+            choice = self._next(done, rng)
+            if done < len(self.times.networks):
+                continue  # an earlier run has timed it; the numbers drawn stay the same
+            log.info("timing network %d of %d for the latency table", done + 1, networks)
+            self.measure(choice, self.maker.draft(choice))
+
+    def _next(self, done: int, rng: np.random.Generator) -> Choice:
+        """Return the mildest choice, then the strongest, then random ones that show most."""
+        sizes = self.space.sizes
+        if done < 2:
+            return tuple(0 if done == 0 else n - 1 for n in sizes)
+        tried = [tuple(int(rng.integers(n)) for n in sizes) for _ in range(_TRIED)]
+        known = {
+            (name, tuple(layer.shape), layer.kind)
+            for network in self.times.networks[:done]
+            for name, layer in network.layers.items()
+        }
+
+        def shows(choice: Choice) -> int:
+            found = self.describe(choice).items()
+            return sum((name, *layer) not in known for name, layer in found)
+
+        return max(tried, key=shows)
+
+    def measure(self, choice: Sequence[int], candidate: Candidate) -> tuple[float, int]:
+        """Return the latency of a network in terms of the original's, and the bytes of its file."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, f"network{self.maker.target.suffix}")
+            result = self.maker.write(candidate, path)
+            ratio, milliseconds = self.compare(path)
+            self._add(choice, path, ratio, milliseconds)
+        return ratio, int(result.bytes)
+
+    def compare(self, path: Path) -> tuple[float, float]:
+        """Return the latency of a file in terms of the original's, in turns, and that in milliseconds."""
+        files = [self.file, open_file(path)]
+        calls = [how_to_measure(x).caller(x, self.inputs) for x in files]
+        one, two = (float(np.median(x)) for x in time_calls(calls, _RUNS, _SECONDS))
+        return two / one, one
+
+    def _add(self, choice: Sequence[int], path: Path, ratio: float, milliseconds: float) -> None:
+        """Note what each layer takes."""
+        from lilliput.export.profile import Profile
+
+        profiles = [Profile(x, default_threads()) for x in (self.original, path)]
+        arrays = _arrays(self.inputs)
+        for _ in range(_PROFILED):
+            for profile in profiles:
+                profile.run(arrays)
+        before, after = (profile.finish() for profile in profiles)
+        whole = sum(before.values())
+        described = self.describe(choice)
+        layers = {
+            name: TimedLayer(
+                shape=list(described[name][0]), kind=described[name][1], share=time / whole
+            )
+            for name, time in after.items()
+            if name in described
+        }
+        self.table.add(
+            self.id, milliseconds, Network(choice=list(choice), layers=layers, ratio=ratio)
+        )
+
+
+def kind_of(bits: Any, group_size: int | None = None) -> str:
+    """Return in which arithmetic ONNX Runtime executes a layer of so many bits.
+
+    Weights of fewer than eight bits are stored and multiplied as eight, unless groups of them share scales.
+
+    Examples
+    --------
+    >>> kind_of(None), kind_of(4), kind_of({"weight": 4, "input": 16}), kind_of(4, group_size=32)
+    ('float', 'int8', 'int16', 'int4 in groups of 32')
+    """
+    if bits is None:
+        return "float"
+    most = max(bits.values()) if isinstance(bits, Mapping) else int(bits)
+    if group_size is not None:
+        own = bits.get("weight", 8) if isinstance(bits, Mapping) else bits
+        return f"int{own} in groups of {group_size}"
+    return "int8" if most <= 8 else "int16"
+
+
+def _stacked(parts: Sequence[Sequence[Term]], number: int) -> list[Term]:
+    """Return terms that depend on one more decision, given those of each of its choices."""
+    keys = dict.fromkeys(term.decisions for part in parts for term in part)
+    found = []
+    for key in keys:
+        tables = [next((t.values for t in part if t.decisions == key), None) for part in parts]
+        shape = next(t.shape for t in tables if t is not None)
+        filled = [np.zeros(shape) if t is None else t for t in tables]
+        found.append(Term((*key, number), np.stack(filled, axis=-1)))
+    return found
+
+
+def _arrays(inputs: Any) -> list[Any]:
+    given = inputs.values() if isinstance(inputs, Mapping) else inputs
+    given = given if isinstance(inputs, (Mapping, tuple, list)) else [inputs]
+    return [x.detach().cpu().numpy() if hasattr(x, "detach") else np.asarray(x) for x in given]

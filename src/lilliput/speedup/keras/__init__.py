@@ -1,1 +1,0 @@
-"""Channel groups of Keras models, and cutting masked channels out of them."""

@@ -1,0 +1,159 @@
+"""SVDFactorizer: against NumPy's decomposition, executed, trained and exported."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lilliput.errors import AlgorithmError, ConfigError, StageError, UnsupportedModelError
+from lilliput.torch import LevelPruner, SVDFactorizer, export_onnx
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, padding=1)
+        self.depthwise = nn.Conv2d(16, 16, 3, groups=16)
+        self.conv2 = nn.Conv2d(16, 32, 3, 2, (1, 2), 2, bias=False, padding_mode="reflect")
+        self.fc = nn.Linear(32, 24)
+        self.head = nn.Linear(24, 10)
+
+    def forward(self, x):
+        x = F.relu(self.conv2(F.relu(self.depthwise(F.relu(self.conv1(x))))))
+        return self.head(F.relu(self.fc(x.mean((2, 3)))))
+
+
+def truncated(weight, rank):
+    matrix = weight.detach().double().numpy().reshape(len(weight), -1)
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    return torch.tensor((left[:, :rank] * values[:rank]) @ right[:rank]).reshape(weight.shape)
+
+
+def test_the_model_computes_what_it_computes_with_the_truncated_weights():
+    torch.manual_seed(0)
+    model = Net().eval()
+    expected = copy.deepcopy(model)
+    factorizer = SVDFactorizer(model, [{"rank": 7}])
+    assert factorizer.compress() is model
+    assert factorizer.result.ranks == {"conv1": 7, "conv2": 7, "fc": 7, "head": 7} | {}
+    assert "groups" in factorizer.result.left["depthwise"]
+    with torch.no_grad():
+        for name in factorizer.result.ranks:
+            weight = getattr(expected, name).weight
+            weight.copy_(truncated(weight, 7))
+    x = torch.randn(5, 3, 12, 12)
+    assert torch.allclose(model(x), expected(x), atol=1e-5)
+    assert model.head[1].bias is not None and model.conv2[1].bias is None
+    before = sum(p.numel() for p in expected.parameters())
+    after = sum(p.numel() for p in model.parameters())
+    receipt = factorizer.result.receipt
+    assert (receipt.before.parameters, receipt.after.parameters) == (before, after)
+    assert receipt.after.bytes == 4 * after and after < before
+    assert "rank 7" in str(factorizer.result) and "×" in str(receipt)
+
+
+@pytest.mark.parametrize(
+    ("rule", "rank"), [({"parameters": 0.5}, 4), ({"energy": 0.9}, 3), ({"rank": 5}, 5)]
+)
+def test_the_rank_is_the_one_asked_for(rule, rank):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 12))
+    values = np.array([8.0, 4.0, 3.2, *[1.0] * 9])  # 64 + 16 + 10.24 of 99.24: 91 %
+    left, right = (
+        np.linalg.qr(np.random.default_rng(i).standard_normal((n, 12)))[0]
+        for i, n in enumerate((12, 24))
+    )
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor((left * values) @ right.T))
+    factorizer = SVDFactorizer(model, [rule])
+    factorizer.compress()
+    assert factorizer.result.ranks == {"0": rank}
+    assert factorizer.result.energies["0"] == pytest.approx(
+        np.square(values[:rank]).sum() / 99.24, 1e-5
+    )
+    assert model[0][0].out_features == rank
+
+
+def test_what_would_not_be_smaller_stays():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 64))
+    factorizer = SVDFactorizer(model, [{"energy": 0.999}])
+    factorizer.compress()
+    assert type(model[0]) is nn.Linear and set(factorizer.result.left) >= {"0"}
+
+
+def test_it_trains_is_pruned_saved_and_exported(tmp_path):
+    torch.manual_seed(0)
+    model = Net().eval()
+    factorizer = SVDFactorizer(model, [{"op_names": ["conv2", "fc"], "parameters": 0.5}])
+    factorizer.compress()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(8, 3, 12, 12)
+    before = model.fc[0].weight.detach().clone()
+    F.cross_entropy(model(x), torch.arange(8)).backward()
+    optimizer.step()
+    assert not torch.equal(model.fc[0].weight, before)
+    pruner = LevelPruner(model, [{"op_names": ["fc.*"], "sparsity": 0.5}])
+    pruner.compress()
+    pruner.strip()
+    factorizer.export_model(str(tmp_path / "model.safetensors"))
+    other = Net().eval()
+    SVDFactorizer(other, factorizer.result.config_list()).compress()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(x), model(x))
+    file = export_onnx(model, tmp_path / "model.onnx", x)
+    assert file is not None and (tmp_path / "model.onnx").stat().st_size > 0
+
+
+def test_a_layer_in_two_places_is_replaced_in_both():
+    shared = nn.Linear(16, 16)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
+    SVDFactorizer(model, [{"rank": 2}]).compress()
+    assert isinstance(model[0], nn.Sequential) and model[0] is model[2]
+
+
+def test_half_precision_and_frozen_layers():
+    model = nn.Sequential(nn.Linear(32, 32)).to(torch.bfloat16)
+    model[0].weight.requires_grad_(False)
+    SVDFactorizer(model, [{"rank": 4}]).compress()
+    assert model[0][0].weight.dtype == torch.bfloat16
+    assert not model[0][0].weight.requires_grad and model[0][1].bias.requires_grad
+
+
+def test_what_cannot_be_done_is_refused_and_nothing_changes():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for rule, words in (
+        ({}, "expected one of 'rank', 'energy' and 'parameters', received none"),
+        ({"rank": 2, "energy": 0.5}, "received"),
+        ({"rank": 0}, "rank"),
+        ({"energy": 1.5}, "fraction"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            SVDFactorizer(model, [rule])
+    with pytest.raises(ConfigError, match="is the whole model"):
+        SVDFactorizer(nn.Linear(4, 4), [{"rank": 1}])
+    pruner = LevelPruner(model, [{"op_names": ["0"], "sparsity": 0.5}])
+    pruner.compress()
+    with pytest.raises(ConfigError, match="under a pruner or a quantizer"):
+        SVDFactorizer(model, [{"rank": 2}])
+    pruner.strip()
+    with torch.no_grad():
+        model[1].weight[0, 0] = torch.nan
+    with pytest.raises(AlgorithmError, match="NaN or infinity"):
+        SVDFactorizer(model, [{"rank": 2}]).compress()
+    assert type(model[0]) is nn.Linear
+    with pytest.raises(StageError, match="no state beside the model"):
+        SVDFactorizer(model, [{"rank": 2}]).state()
+    handle = model[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(ConfigError, match="has hooks"):
+        SVDFactorizer(model, [{"rank": 2}])
+    handle.remove()
+
+
+def test_keras_models_are_refused():
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+    with pytest.raises(UnsupportedModelError, match="works on torch models"):
+        SVDFactorizer(model, [{"rank": 2}])

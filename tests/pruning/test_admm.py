@@ -1,0 +1,176 @@
+"""ADMMPruner: against the method written out in plain PyTorch."""
+
+import copy
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+
+from lilliput.errors import ConfigError, StageError
+from lilliput.torch import ADMMPruner
+
+RULE = {"op_types": ["Linear"], "sparsity": 0.8, "rho": 0.02}
+
+
+def data():
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images[:400], dtype=torch.float32) / 16, torch.tensor(labels[:400])
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), 0.2)
+
+
+def train_epoch(model, optimizer, epoch, pull=lambda: None):
+    x, y = data()
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(epoch))
+    for part in order.split(50):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[part]), y[part]).backward()
+        pull()
+        optimizer.step()
+
+
+def run(model, pruner, optimizer, epochs):
+    for epoch in epochs:
+        pruner.update_epoch(epoch)
+        train_epoch(model, optimizer, epoch)
+
+
+def project(value, sparsity):
+    order = value.abs().flatten().argsort(stable=True)
+    mask = torch.ones(value.numel())
+    mask[order[: round(value.numel() * sparsity)]] = 0
+    return value * mask.view_as(value)
+
+
+def test_it_is_the_papers_procedure():
+    model = net()
+    optimizer = sgd(model)
+    pruner = ADMMPruner(model, [RULE], optimizer, iterations=4, epochs_per_iteration=2)
+    pruner.compress()
+    run(model, pruner, optimizer, range(8))
+
+    plain = net()
+    weights = [plain[0].weight, plain[2].weight]
+    targets = [project(w.detach(), 0.8) for w in weights]
+    duals = [torch.zeros_like(w) for w in weights]
+
+    def pull():
+        for w, z, u in zip(weights, targets, duals, strict=True):
+            w.grad += 0.02 * (w.detach() - z + u)
+
+    theirs = sgd(plain)
+    for epoch in range(8):
+        if epoch and epoch % 2 == 0:
+            for i, w in enumerate(weights):
+                targets[i] = project(w.detach() + duals[i], 0.8)
+                duals[i] = duals[i] + w.detach() - targets[i]
+        train_epoch(plain, theirs, epoch, pull)
+    for ours, reference in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours, reference, atol=1e-5)
+    pruner.update_epoch(8)
+    for layer, w in zip((model[0], model[2]), weights, strict=True):
+        assert torch.allclose(layer.weight, project(w.detach(), 0.8), atol=1e-5)
+    assert [int((layer.weight == 0).sum()) for layer in (model[0], model[2])] == [1229, 192]
+
+
+def test_pruning_costs_less_after_it():
+    """The control trains for as long without a pull worth the name."""
+    trained = net()
+    optimizer = sgd(trained)
+    for epoch in range(15):
+        train_epoch(trained, optimizer, 100 + epoch)
+
+    def pruned(rho):
+        model = copy.deepcopy(trained)
+        optimizer = sgd(model)
+        pruner = ADMMPruner(model, [{**RULE, "rho": rho}], optimizer, iterations=15)
+        pruner.compress()
+        run(model, pruner, optimizer, range(15))
+        pruner.update_epoch(15)
+        x, y = data()
+        outputs = model(x).detach()
+        return F.cross_entropy(outputs, y).item(), float((outputs.argmax(1) == y).float().mean())
+
+    (loss, accuracy), (its_loss, its_accuracy) = pruned(0.2), pruned(1e-9)
+    assert loss < 0.6 * its_loss and accuracy > 0.95 > 0.9 > its_accuracy
+
+
+def test_channels_are_pulled_as_a_whole():
+    model = nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
+    optimizer = sgd(model)
+    pruner = ADMMPruner(
+        model,
+        [{"op_names": ["0"], "sparsity": 0.5, "rho": 0.1}],
+        optimizer,
+        "l1",
+        example_inputs=torch.zeros(1, 64),
+        iterations=3,
+    )
+    pruner.compress()
+    (wrapper,) = pruner.get_modules_wrapper()
+    before = model[0].weight.detach().clone()
+    rows = (wrapper.sparse_target == 0).all(1)
+    assert int(rows.sum()) == 12
+    assert set(rows.nonzero().flatten().tolist()) == set(
+        before.abs().sum(1).argsort()[:12].tolist()
+    )
+    assert torch.equal(model[0].weight, before)  # the projection has left the weights as they are
+    run(model, pruner, optimizer, range(4))
+    gone = (model[0].weight == 0).all(1)
+    assert int(gone.sum()) == 12 and bool((model[2].weight[:, gone] == 0).all())
+
+
+def test_it_resumes_exactly(tmp_path):
+    model = net()
+    optimizer = sgd(model)
+    pruner = ADMMPruner(model, [RULE], optimizer, iterations=4)
+    pruner.compress()
+    run(model, pruner, optimizer, range(3))
+    pruner.state().save(tmp_path / "state")
+    saved = copy.deepcopy(model.state_dict())
+    run(model, pruner, optimizer, range(3, 6))
+    other = net()
+    its_optimizer = sgd(other)
+    second = ADMMPruner(other, [RULE], its_optimizer, iterations=4)
+    second.compress()
+    second.load_state(tmp_path / "state")
+    other.load_state_dict(saved)
+    run(other, second, its_optimizer, range(3, 6))
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+    pruner.strip()
+    assert list(model.state_dict()) == list(net().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "rule", "words"),
+    [
+        ({"iterations": -1}, RULE, "iterations: received -1"),
+        ({"epochs_per_iteration": 0}, RULE, "epochs_per_iteration: received 0"),
+        ({}, RULE, "acts through the optimizer"),
+        ({"iterations": 0, "pruning_algorithm": "taylorfo"}, RULE, "looks at more than weights"),
+        ({"iterations": 0, "pruning_algorithm": "second_order"}, RULE, "prunes once"),
+        ({"iterations": 0}, {**RULE, "rho": 0.0}, "rho"),
+        ({"iterations": 0}, {"op_types": ["Linear"]}, "'sparsity' is missing"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, rule, words):
+    with pytest.raises(ConfigError, match=words):
+        ADMMPruner(net(), [rule], **options)
+
+
+def test_masks_that_have_yet_to_come_are_not_exported(tmp_path):
+    model = net()
+    pruner = ADMMPruner(model, [RULE], sgd(model), iterations=4)
+    pruner.compress()
+    with pytest.raises(StageError, match="4 epochs under the penalty are missing"):
+        pruner.export_model(str(tmp_path / "model.safetensors"))

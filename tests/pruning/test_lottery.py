@@ -1,0 +1,175 @@
+"""LotteryTicketPruner: against the procedure written out in plain PyTorch, on real digits."""
+
+import copy
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+
+from lilliput.errors import ConfigError, StageError
+from lilliput.pruning.lottery import rounds
+from lilliput.torch import LotteryTicketPruner
+
+RULE = {"op_types": ["Linear"], "sparsity": 0.6, "prune_iterations": 3}
+
+
+def data():
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images[:300], dtype=torch.float32) / 16, torch.tensor(labels[:300])
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 10))
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def train_epoch(model, optimizer, epoch, hold=lambda: None):
+    x, y = data()
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(epoch))
+    for part in order.split(50):
+        optimizer.zero_grad()
+        F.cross_entropy(model.train()(x[part]), y[part]).backward()
+        optimizer.step()
+        hold()
+
+
+def run(model, pruner, optimizer, epochs):
+    for epoch in epochs:
+        pruner.update_epoch(epoch)
+        train_epoch(model, optimizer, epoch)
+
+
+@pytest.mark.parametrize("rewind", [0, 2])
+def test_it_is_the_papers_procedure(rewind):
+    model, per_round = net(), 2
+    optimizer = sgd(model)
+    pruner = LotteryTicketPruner(
+        model, [RULE], optimizer, epochs_per_round=per_round, rewind_epoch=rewind
+    )
+    pruner.compress()
+    assert (pruner.rounds, pruner.epochs) == (3, rewind + 8)
+    run(model, pruner, optimizer, range(pruner.epochs))
+
+    plain = net()
+    layers, masks = (plain[0], plain[3]), [torch.ones(24, 64), torch.ones(10, 24)]
+
+    def hold():
+        with torch.no_grad():
+            for layer, mask in zip(layers, masks, strict=True):
+                layer.weight.mul_(mask)
+                if layer.weight.grad is not None:
+                    layer.weight.grad.mul_(mask)
+
+    theirs, epoch = sgd(plain), 0
+    for _ in range(rewind):
+        train_epoch(plain, theirs, epoch)
+        epoch += 1
+    early = [p.detach().clone() for p in plain.parameters()]
+    for number in range(4):
+        if number:
+            share = 1 - 0.4 ** (number / 3)
+            for layer, mask in zip(layers, masks, strict=True):
+                order = layer.weight.detach().abs().flatten().argsort(stable=True)
+                mask.view(-1)[order[: round(mask.numel() * share)]] = 0
+            with torch.no_grad():
+                for parameter, value in zip(plain.parameters(), early, strict=True):
+                    parameter.copy_(value)
+            hold()
+            theirs = sgd(plain)
+        for _ in range(per_round):
+            train_epoch(plain, theirs, epoch, hold)
+            epoch += 1
+    for ours, reference in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours, reference, atol=1e-5)
+    assert [int((w == 0).sum()) for w in (model[0].weight, model[3].weight)] == [922, 144]
+
+
+@pytest.mark.parametrize("killed", [1, 3, 4, 6])
+def test_a_run_that_was_killed_goes_on(tmp_path, killed):
+    model = net()
+    optimizer = sgd(model)
+    settings = {"epochs_per_round": 2, "rewind_epoch": 1}
+    pruner = LotteryTicketPruner(model, [RULE], optimizer, **settings)
+    pruner.compress()
+    run(model, pruner, optimizer, range(killed))
+    pruner.state().save(tmp_path / "state")
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    run(model, pruner, optimizer, range(killed, pruner.epochs))
+
+    other = net()
+    its_optimizer = sgd(other)
+    second = LotteryTicketPruner(other, [RULE], its_optimizer, **settings)
+    second.compress()
+    second.load_state(tmp_path / "state")
+    other.load_state_dict(saved[0])
+    its_optimizer.load_state_dict(saved[1])
+    run(other, second, its_optimizer, range(killed, second.epochs))
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_without_rewinding_the_trained_weights_stay():
+    model = net()
+    pruner = LotteryTicketPruner(model, [RULE], reset_weights=False)
+    pruner.compress()
+    with torch.no_grad():
+        model[3].bias.add_(1)
+        trained = model[3].weight.add_(1).clone()
+    pruner.update_epoch(1)
+    kept = model[3].weight != 0
+    assert torch.equal(model[3].weight[kept], trained[kept]) and not bool(kept.all())
+    assert pruner.get_modules_wrapper()[0].early_values is None
+
+
+def test_everything_goes_back_and_the_optimizer_forgets():
+    model = net()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = sgd(model)
+    pruner = LotteryTicketPruner(model, [{**RULE, "op_names": ["0"]}], optimizer)
+    pruner.compress()
+    run(model, pruner, optimizer, [0])
+    assert optimizer.state
+    pruner.update_epoch(1)
+    assert not optimizer.state
+    for parameter, value in zip(list(model.parameters())[1:], before[1:], strict=True):
+        assert torch.equal(parameter, value)  # also what no rule names
+
+
+@pytest.mark.parametrize(("sparsity", "count"), [(0.2, 1), (0.36, 2), (0.5, 4), (0.9, 11), (0, 1)])
+def test_a_fifth_goes_in_each_round(sparsity, count):
+    assert rounds(sparsity) == count
+    model = nn.Linear(100, 10)
+    pruner = LotteryTicketPruner(model, [{"sparsity": sparsity}])
+    pruner.compress()
+    left = 1000
+    for epoch in range(pruner.epochs):
+        pruner.update_epoch(epoch)
+        now = int((model.weight != 0).sum())
+        assert now >= 0.8 * left - 1
+        left = now
+    assert left == 1000 - round(1000 * sparsity)
+
+
+def test_what_makes_no_sense_is_refused():
+    for options, words in (
+        ({"epochs_per_round": 0}, "epochs_per_round: received 0"),
+        ({"rewind_epoch": -1}, "rewind_epoch: received -1"),
+        ({"pruning_algorithm": "agp"}, "has no scores"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            LotteryTicketPruner(nn.Linear(4, 4), [{"sparsity": 0.5}], **options)
+    with pytest.raises(ConfigError, match="'sparsity' is missing"):
+        LotteryTicketPruner(nn.Linear(4, 4), [{"prune_iterations": 2}])
+    model = nn.Linear(4, 4)
+    pruner = LotteryTicketPruner(model, [{"sparsity": 0.5}], rewind_epoch=2)
+    pruner.compress()
+    before = model.weight.detach().clone()
+    with pytest.raises(StageError, match=r"update_epoch\(2\) never came"):
+        pruner.update_epoch(3)
+    assert torch.equal(model.weight, before)

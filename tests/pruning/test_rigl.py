@@ -1,0 +1,235 @@
+"""RigL: where connections move, against a loop that is written out here."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from digits_training import accuracy, network, sparsity, train
+from torch import nn
+
+from lilliput.core.state import CompressionState
+from lilliput.errors import ConfigError, StageError
+from lilliput.ops.erk import erk_counts
+from lilliput.torch import AGPPruner, RigLPruner
+
+LR, MOMENTUM, DECAY = 0.01, 0.9, 1e-3
+
+
+def two_layers():
+    torch.manual_seed(0)
+    layers = nn.Linear(20, 30, bias=False), nn.Tanh(), nn.Linear(30, 10, bias=False)
+    return nn.Sequential(*layers).double()
+
+
+def batches(count):
+    made = torch.Generator().manual_seed(1)
+    return [torch.randn(8, 20, generator=made, dtype=torch.float64) for _ in range(count)]
+
+
+def one_step(model, optimizer, x, parts=1):
+    optimizer.zero_grad()
+    for part in x.chunk(parts):
+        (model(part) - part[:, :10].sin()).square().sum().backward()
+    optimizer.step()
+
+
+def gradients(weights, x):
+    first, second = weights
+    hidden = np.tanh(x @ first.T)
+    error = 2 * (hidden @ second.T - np.sin(x[:, :10]))
+    back = (error @ second) * (1 - hidden**2)
+    return back.T @ x, error.T @ hidden
+
+
+def reference(weights, masks, steps, every, end):
+    """Yield weights and masks after each step of plain NumPy."""
+    weights = [w * m for w, m in zip(weights, masks, strict=True)]
+    speed = [np.zeros_like(w) for w in weights]
+    for step, x in enumerate(batches(steps), 1):
+        dense = gradients(weights, x.numpy())
+        for i, mask in enumerate(masks):
+            speed[i] = MOMENTUM * speed[i] + dense[i] * mask + DECAY * weights[i]
+            weights[i] = weights[i] - LR * speed[i]
+        if step % every == 0 and step < end:
+            for i, mask in enumerate(masks):
+                connected = np.flatnonzero(mask)
+                count = round(0.15 * (1 + math.cos(math.pi * step / end)) * len(connected))
+                by_size = connected[np.argsort(np.abs(weights[i]).ravel()[connected])]
+                kept = set(by_size[count:])
+                free = np.array([j for j in range(mask.size) if j not in kept])
+                grown = free[np.argsort(-np.abs(dense[i]).ravel()[free])][:count]
+                masks[i] = np.zeros(mask.size)
+                masks[i][[*kept, *grown]] = 1
+                masks[i] = masks[i].reshape(weights[i].shape)
+                weights[i], speed[i] = weights[i] * masks[i], speed[i] * masks[i]
+        yield weights, masks
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_each_step_is_that_of_the_paper(parts):
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    before = [p.detach().numpy().copy() for p in model.parameters()]
+    pruner = RigLPruner(
+        model, [{"total_sparsity": 0.8}], optimizer, training_steps=40, update_every=4
+    )
+    pruner.compress()
+    masks = [w.weight_mask.numpy().copy() for w in pruner.get_modules_wrapper()]
+    first = [mask.copy() for mask in masks]
+    assert [int(m.sum()) for m in masks] == erk_counts([(30, 20), (10, 30)], 180)
+    wanted = reference(before, masks, 36, 4, 0.75 * 40)
+    for step, x in enumerate(batches(36), 1):
+        one_step(model, optimizer, x, parts)
+        weights, masks = next(wanted)
+        for i, wrapper in enumerate(pruner.get_modules_wrapper()):
+            message = f"step {step}, layer {i}"
+            np.testing.assert_array_equal(wrapper.weight_mask.numpy(), masks[i], message)
+            np.testing.assert_allclose(
+                wrapper.weight.detach().numpy(), weights[i], atol=1e-10, err_msg=message
+            )
+        assert sum(int(m.sum()) for m in masks) == 180
+    moved = [int((a != b).sum()) for a, b in zip(first, masks, strict=True)]
+    assert all(moved), "the test needs connections that move"
+
+
+def test_a_compiled_model_moves_the_same_connections():
+    masks = []
+    for is_compiled in (False, True):
+        model = two_layers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        pruner = RigLPruner(
+            model, [{"sparsity": 0.8}], optimizer, training_steps=40, update_every=3
+        )
+        pruner.compress()
+        run = torch.compile(model, backend="aot_eager") if is_compiled else model
+        for x in batches(7):
+            optimizer.zero_grad()
+            (run(x) - x[:, :10].sin()).square().sum().backward()
+            optimizer.step()
+        masks.append([w.weight_mask.clone() for w in pruner.get_modules_wrapper()])
+    torch._dynamo.reset()
+    assert all(torch.equal(a, b) for a, b in zip(*masks, strict=True))
+
+
+@pytest.mark.parametrize("stop", [5, 6])
+def test_a_resumed_training_is_one_that_never_stopped(stop, tmp_path):
+    def make():
+        model = two_layers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+        pruner = RigLPruner(
+            model, [{"sparsity": 0.8}], optimizer, training_steps=40, update_every=3
+        )
+        pruner.compress()
+        return model, optimizer, pruner
+
+    given = batches(14)
+    model, optimizer, pruner = make()
+    for x in given[:stop]:
+        one_step(model, optimizer, x)
+    pruner.state().save(tmp_path / "state")
+    other, its_optimizer, second = make()
+    other.load_state_dict(model.state_dict())
+    its_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    second.load_state(CompressionState.load(tmp_path / "state"))
+    for x in given[stop:]:
+        one_step(model, optimizer, x)
+        one_step(other, its_optimizer, x)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_blocks_move_as_a_whole():
+    model = nn.Linear(16, 8, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rule = {"sparsity": 0.75, "granularity": [4, 2]}
+    pruner = RigLPruner(model, [rule], optimizer, training_steps=100, update_every=2)
+    pruner.compress()
+    masks = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        x = torch.randn(8, 16)
+        (model(x) - x[:, :8]).square().sum().backward()
+        optimizer.step()
+        mask = pruner.get_modules_wrapper()[0].weight_mask
+        blocks = mask.reshape(2, 4, 8, 2).transpose(1, 2).flatten(2)
+        assert bool((blocks == blocks[..., :1]).all())
+        assert int(mask.sum()) == 32
+        masks.append(mask.clone())
+    assert not torch.equal(masks[0], masks[-1])
+
+
+def test_new_connections_start_at_zero_without_momentum():
+    model = two_layers()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    pruner = RigLPruner(model, [{"sparsity": 0.9}], optimizer, training_steps=100, update_every=2)
+    pruner.compress()
+    grown = 0
+    wrapper = pruner.get_modules_wrapper()[0]
+    for x in batches(10):
+        before = wrapper.weight_mask.clone()
+        one_step(model, optimizer, x)
+        new = (wrapper.weight_mask == 1) & (before == 0)
+        state = optimizer.state[wrapper.weight]
+        for tensor in (wrapper.weight.detach(), state["exp_avg"], state["exp_avg_sq"]):
+            assert bool((tensor[new] == 0).all())
+            assert bool((tensor[wrapper.weight_mask == 0] == 0).all())
+        grown += int(new.sum())
+    assert grown
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "training_steps: received None"),
+        ({"training_steps": 0}, "training_steps: received 0"),
+        ({"training_steps": 9, "update_every": 0}, "update_every: received 0"),
+        ({"training_steps": 9, "drop_fraction": 1.5}, "drop_fraction: received 1.5"),
+        ({"training_steps": 9, "stop_at": 0}, "stop_at: received 0"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options, text):
+    with pytest.raises(ConfigError, match=text):
+        RigLPruner(nn.Linear(4, 4), [{"sparsity": 0.5}], **options)
+
+
+def test_rules_that_make_no_sense_are_refused():
+    for rule, text in (
+        ({"granularity": "2:4", "sparsity": 0.5}, "RigL has no use for an N:M pattern"),
+        ({"granularity": [3, 1], "sparsity": 0.5}, "blocks of 3×1 do not divide"),
+        ({}, "received neither"),
+        ({"sparsity": 0.5, "total_sparsity": 0.5}, "received both"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            RigLPruner(nn.Linear(4, 4), [rule], training_steps=10)
+
+
+def test_without_an_optimizer_it_says_that_it_sees_no_gradients():
+    pruner = RigLPruner(nn.Linear(4, 4), [{"sparsity": 0.5}], training_steps=10, update_every=2)
+    pruner.compress()
+    pruner.step()
+    with pytest.raises(StageError, match="has no optimizer to see them"):
+        pruner.step()
+
+
+def test_digits_are_read_with_a_tenth_of_the_weights_from_the_first_step():
+    """Within 3 points of AGP, which trains all weights at first, and better than if nothing moved."""
+    found, steps = {}, 15 * 38
+    for name in ("agp", "rigl", "fixed"):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        if name == "agp":
+            pruner = AGPPruner(model, [{"final_sparsity": 0.9, "end_epoch": 8}], optimizer)
+        else:
+            every = 5 if name == "rigl" else steps
+            pruner = RigLPruner(
+                model, [{"total_sparsity": 0.9}], optimizer, steps, update_every=every
+            )
+        pruner.compress()
+        train(model, optimizer, 15, pruner.update_epoch)
+        plain = pruner.strip()
+        assert sparsity(plain) == pytest.approx(0.9, abs=1e-3)
+        found[name] = accuracy(plain)
+    assert found["rigl"] >= found["agp"] - 0.03, found
+    assert found["rigl"] > found["fixed"], found

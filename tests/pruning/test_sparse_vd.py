@@ -1,0 +1,190 @@
+"""SparseVDPruner: its formulas against NumPy and autograd, its noise against sampling, real digits."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+
+from lilliput.errors import ConfigError
+from lilliput.pruning.sparse_vd import divergence, divergence_gradient, log_alpha
+from lilliput.torch import SparseVDPruner
+
+RULES = [{"op_types": ["Linear", "Conv2d"]}]
+
+
+def start(model, epochs=10, examples=100, rules=RULES, optimizer=None, **options):
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), 5e-3)
+    pruner = SparseVDPruner(
+        model, rules, optimizer, training_epochs=epochs, training_examples=examples, **options
+    )
+    pruner.compress()
+    return pruner, optimizer
+
+
+def test_the_divergence_is_the_papers():
+    alphas = np.linspace(-12, 12, 49)
+    sigmoid = 1 / (1 + np.exp(-(1.87320 + 1.48695 * alphas)))
+    minus_kl = 0.63576 * sigmoid - 0.5 * np.log1p(np.exp(-alphas)) - 0.63576
+    assert np.allclose(divergence(torch.tensor(alphas)).numpy(), -minus_kl, atol=1e-12)
+    variable = torch.tensor(alphas, requires_grad=True)
+    divergence(variable).sum().backward()
+    assert torch.allclose(divergence_gradient(variable.detach()), variable.grad, atol=1e-12)
+
+
+def test_the_divergence_reaches_the_gradients_of_weights_and_variances():
+    """What autograd gives for loss + beta / N * KL."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    pruner, optimizer = start(
+        model, examples=50, warm_up_epochs=4, optimizer=torch.optim.SGD(model.parameters(), 0.0)
+    )
+    pruner.update_epoch(3)  # beta is 3/4
+    (wrapper,) = pruner.get_modules_wrapper()
+    seen = {}
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.update(w=model.weight.grad.clone(), v=wrapper.log_variance.grad.clone())
+    )
+    model.eval()  # without noise
+    optimizer.zero_grad()
+    (model(torch.ones(1, 4)).sum() + 0 * wrapper.log_variance.sum()).backward()
+    optimizer.step()
+    weight = model.weight.detach().clone().requires_grad_()
+    variance = torch.full((3, 4), -10.0, requires_grad=True)
+    total = F.linear(torch.ones(1, 4), weight).sum()
+    (total + 0.75 / 50 * divergence(log_alpha(weight, variance)).sum()).backward()
+    assert torch.allclose(seen["w"], weight.grad, atol=1e-5)
+    assert torch.allclose(seen["v"], variance.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: nn.Linear(6, 4), (6,)),
+        (lambda: nn.Conv2d(4, 6, 3, 2, 1, groups=2, padding_mode="circular"), (4, 7, 7)),
+        (lambda: nn.Conv1d(3, 5, 3, dilation=2), (3, 11)),
+    ],
+)
+def test_the_noise_is_that_of_sampled_weights(layer, shape):
+    """Mean and variance over many draws are those of drawing each weight."""
+    torch.manual_seed(0)
+    model = layer()
+    start(model, rules=[{"op_types": [type(model).__name__]}])
+    wrapper = next(m for m in model.modules() if hasattr(m, "log_variance"))
+    with torch.no_grad():
+        wrapper.log_variance.copy_(torch.randn_like(wrapper.log_variance) - 3)
+        x = torch.randn(1, *shape)
+        got = model.train()(x.expand(4000, *shape))
+        twin, samples = layer(), []
+        twin.bias.copy_(model.bias)
+        for _ in range(4000):
+            noise = torch.randn_like(model.weight) * (wrapper.log_variance / 2).exp()
+            twin.weight.copy_(model.weight + noise)
+            samples.append(twin(x)[0])
+        expected = torch.stack(samples)
+        assert torch.allclose(
+            got.mean(0), expected.mean(0), atol=0.1 * float(expected.std(0).max())
+        )
+        assert torch.allclose(got.var(0), expected.var(0), rtol=0.15)
+        model.eval()
+        assert torch.equal(model(x), model(x))
+
+
+def test_useless_inputs_go_and_the_digits_are_still_read():
+    torch.manual_seed(0)
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+    order = torch.randperm(len(x))
+    x, y = x[order], y[order]
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    pruner, optimizer = start(model, 30, 1300, warm_up_epochs=10)
+    for epoch in range(34):
+        pruner.update_epoch(epoch)
+        for part in torch.randperm(1300).split(50):
+            optimizer.zero_grad()
+            F.cross_entropy(model.train()(x[part]), y[part]).backward()
+            optimizer.step()
+    model = pruner.strip().eval()
+    weights = torch.cat([model[0].weight.flatten(), model[2].weight.flatten()])
+    assert float((weights == 0).float().mean()) > 0.6
+    assert bool((model[0].weight[:, (x == 0).all(0)] == 0).all())  # pixels that are always empty
+    assert float((model(x[1300:]).argmax(1) == y[1300:]).float().mean()) > 0.92
+
+
+def test_a_share_and_a_threshold():
+    torch.manual_seed(0)
+    weight = nn.Linear(20, 10).weight.detach()
+    for rule, count in (({"sparsity": 0.3}, 60), ({"total_sparsity": 0.3}, 60)):
+        model = nn.Linear(20, 10)
+        model.weight.data.copy_(weight)
+        SparseVDPruner(model, [rule]).compress()
+        assert int((model.weight == 0).sum()) == count
+    model = nn.Linear(20, 10)
+    model.weight.data.copy_(weight)
+    SparseVDPruner(model, [{"threshold": -6.0}]).compress()
+    # log alpha = -10 - log w² > -6  <=>  |w| < exp(-2)
+    assert torch.equal(model.weight == 0, weight.abs() < math.exp(-2))
+
+
+def test_it_resumes_exactly(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(64, 6)
+
+    def run(model, pruner, optimizer, epochs):
+        for epoch in epochs:
+            torch.manual_seed(epoch)
+            pruner.update_epoch(epoch)
+            for part in x.split(16):
+                optimizer.zero_grad()
+                (model.train()(part) - part[:, :1]).square().mean().backward()
+                optimizer.step()
+
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+    other = copy.deepcopy(model)
+    pruner, optimizer = start(model, 6, 64)
+    run(model, pruner, optimizer, range(4))
+    pruner.state().save(tmp_path / "state")
+    saved, optimized = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    run(model, pruner, optimizer, range(4, 8))
+    second, its_optimizer = start(other, 6, 64)
+    second.load_state(tmp_path / "state")
+    other.load_state_dict(saved)
+    its_optimizer.load_state_dict(optimized)
+    run(other, second, its_optimizer, range(4, 8))
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert (
+        len(list(model.parameters())) == 4
+    )  # once weights are dropped, variances are no parameters
+    pruner.state().save(tmp_path / "last")
+    third, _ = start(net := nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1)), 6, 64)
+    third.load_state(tmp_path / "last")
+    net.load_state_dict(model.state_dict())
+    assert len(list(net.parameters())) == 4 and torch.equal(net.eval()(x), model.eval()(x))
+    pruner.strip()
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "rule", "words"),
+    [
+        ({"training_epochs": -1}, {}, "training_epochs: received -1"),
+        ({"training_epochs": 3}, {}, "training_examples: received 0"),
+        ({"training_epochs": 3, "training_examples": 9}, {}, "give the optimizer"),
+        ({}, {"sparsity": 0.5, "threshold": 3.0}, "exclude each other"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, rule, words):
+    with pytest.raises(ConfigError, match=words):
+        SparseVDPruner(nn.Linear(4, 4), [rule], **options)
+
+
+def test_layers_without_an_output_of_their_own_are_refused():
+    with pytest.raises(ConfigError, match="never called as a layer"):
+        start(nn.MultiheadAttention(4, 2), rules=[{"op_names": ["out_proj"]}])
+    with pytest.raises(ConfigError, match="not a Conv1d"):
+        start(nn.Embedding(4, 4), rules=[{"op_types": ["Embedding"]}])

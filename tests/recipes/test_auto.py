@@ -1,0 +1,84 @@
+"""compress: a goal in, a file out."""
+
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+
+from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.measure.receipt import Receipt
+from lilliput.recipes import auto
+from lilliput.torch import compress
+
+for name in ("scipy", "sklearn", "onnxscript"):
+    pytest.importorskip(name)
+sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
+
+from digits_search import accuracy, batches, digits, trained  # noqa: E402
+
+RULES = [
+    {"op_types": ["Conv2d", "Linear"], "sparsity": {"choose": [0, 0.5, 0.75]}, "quant_bits": 8}
+]
+
+
+def goal(folder, budget, model=None, **others):
+    given = {"data": batches(10), "evaluate": accuracy, "config_list": RULES, "trials": 1, **others}
+    return compress(model or trained(), budget=budget, folder=folder, **given)
+
+
+def test_training_gives_back_what_pruning_took(tmp_path):
+    done = goal(tmp_path, {"macs": 0.15, "drop": 0.0}, epochs=4, data=batches(18))
+    whats = [entry["what"] for entry in done.history]
+    assert whats[0] == "without pruning" and "found by the search" in whats
+    before = next(x["metric"] for x in done.history if x["what"] == "found by the search")
+    assert any(what.startswith("trained for") for what in whats)
+    assert done.receipt.after.metric > before
+    session = onnxruntime.InferenceSession(done.path)
+    _, _, x, y = digits()
+    answers = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0].argmax(1)
+    assert float((answers == y.numpy()).mean()) == pytest.approx(done.receipt.after.metric)
+    assert done.receipt.after.macs <= 0.15 * done.receipt.before.macs
+    assert Receipt.load(tmp_path / "receipt.json").after == done.receipt.after
+    assert "trial 1" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert done.is_met == (accuracy(trained()) <= done.receipt.after.metric)
+
+
+def test_a_goal_that_needs_no_training_is_not_trained_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(auto, "_train", None)
+    done = goal(tmp_path, {"macs": 0.9, "drop": 0.5})
+    assert done.is_met and str(done).endswith(f"the budget is met; the file is {done.path}")
+
+
+def test_ctrl_c_keeps_the_best_so_far(tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(auto, "_train", interrupted)
+    model = trained()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    done = goal(tmp_path, {"macs": 0.15, "drop": 0.0}, model)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert done.history[-1]["what"] == "found by the search" and not done.is_met
+    assert done.path.exists() and not (tmp_path / "next.onnx").exists()
+
+
+def test_what_cannot_be_met_says_so_and_where_the_file_is(tmp_path):
+    with pytest.raises(AlgorithmError, match=r"cannot be met.*without pruning is in .*model\.onnx"):
+        goal(tmp_path, {"macs": 0.001})
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"data": iter([])}, "received an iterator"),
+        ({"data": []}, "received no batch"),
+        ({"hours": 0}, "hours: received 0"),
+        ({"epochs": -1}, "epochs: received -1"),
+    ],
+)
+def test_bad_arguments_are_refused(others, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        goal(tmp_path / "new", {"macs": 0.5}, **others)
+    assert not (tmp_path / "new").exists()

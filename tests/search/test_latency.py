@@ -1,0 +1,133 @@
+"""The latency table: what is kept, what estimates are worth, and what a real runtime says."""
+
+import json
+
+import numpy as np
+import pytest
+from digits_search import accuracy, batches, digits, trained
+
+from lilliput.errors import StateError
+from lilliput.search import timing
+from lilliput.search.candidate import Maker, target_of
+from lilliput.search.costs import Counts
+from lilliput.search.latency import LatencyTable, Network, TimedLayer, Times
+from lilliput.search.solve import total
+from lilliput.search.space import Space
+from lilliput.search.timing import Clock
+from lilliput.torch import Search
+
+WIDTHS = (8, 12, 16, 24, 32)
+
+
+def made_up(outputs, inputs, kind="float"):
+    """A layer whose time is known: a constant, its outputs, and the work."""
+    time = 0.01 + 0.001 * outputs + 0.0002 * outputs * inputs
+    return TimedLayer(shape=[outputs, inputs], kind=kind, share=time)
+
+
+def network(rng, factor=1.1):
+    layers = {name: made_up(*map(int, rng.choice(WIDTHS, 2))) for name in "abc"}
+    whole = factor * sum(layer.share for layer in layers.values())
+    return Network(choice=[0], layers=layers, ratio=whole)
+
+
+def test_estimates_at_shapes_that_were_never_timed_follow_the_work():
+    rng = np.random.default_rng(0)
+    times = Times([network(rng) for _ in range(12)])
+    assert times.factor == pytest.approx(1.1)
+    found = times.estimate(dict.fromkeys("abc", ((20, 28), "float")))
+    assert found == pytest.approx(3 * 1.1 * made_up(20, 28).share, rel=0.02)
+    assert times.error() < 0.02
+
+
+def test_the_error_is_what_others_say_of_a_network():
+    rng = np.random.default_rng(0)
+    networks = [network(rng) for _ in range(10)]
+    noisy = [
+        n.model_copy(update={"ratio": n.ratio * (1.2 if i % 2 else 0.8)})
+        for i, n in enumerate(networks)
+    ]
+    assert Times(networks).error() < 0.05 < 0.15 < Times(noisy).error()
+    assert Times([]).error() is None
+
+
+def test_a_kind_that_a_layer_was_not_timed_in_is_scaled_as_others_were():
+    layers = {"a": made_up(8, 8), "b": made_up(16, 16)}
+    half = {"a": TimedLayer(shape=[8, 8], kind="int8", share=layers["a"].share / 2)}
+    times = Times([Network(choice=[0], layers=x, ratio=1.0) for x in (layers, half)])
+    assert times.layer("b", (16, 16), "int8") == pytest.approx(layers["b"].share / 2)
+
+
+def test_a_table_is_one_file_per_runtime_processor_and_threads(tmp_path):
+    table = LatencyTable.open(tmp_path, "ONNX Runtime 1.31", "AMD EPYC", 2)
+    table.add("model", 1.5, network(np.random.default_rng(0)))
+    assert table.path.name == "latency-onnx-runtime-1.31-amd-epyc-2-threads.json"
+    again = LatencyTable.open(tmp_path, "ONNX Runtime 1.31", "AMD EPYC", 2)
+    assert again.times("model").known == table.times("model").known
+    assert not LatencyTable.open(tmp_path, "ONNX Runtime 1.31", "AMD EPYC", 1).document.models
+
+
+@pytest.mark.parametrize("content", ["{", "[]", json.dumps({"format": 1, "runtime": 3})])
+def test_a_damaged_table_is_refused(content, tmp_path):
+    path = tmp_path / "latency-x.json"
+    path.write_text(content)
+    with pytest.raises(StateError, match="not a latency table"):
+        LatencyTable.read(path)
+
+
+@pytest.fixture(scope="module")
+def clock(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clock")
+    rules = [
+        {"op_types": ["Conv2d", "Linear"], "sparsity": {"choose": [0, 0.5, 0.75]}, "quant_bits": 8}
+    ]
+    space = Space(trained(), rules, digits()[0][:16])
+    maker = Maker(space, batches(1), "none", {}, target_of("onnxruntime", "torch"))
+    clock = Clock(maker, Counts(space), folder, folder)
+    with pytest.MonkeyPatch.context() as patch:  # what is measured does not matter here
+        patch.setattr(timing, "_SECONDS", 0.02)
+        clock.fill(2)
+    return clock
+
+
+def test_terms_add_up_to_the_estimate(clock):
+    terms = clock.terms()
+    for choice in ((0, 0, 0, *[0] * 5), (1, 2, 0, *[0] * 5), (2, 2, 2, *[0] * 5)):
+        assert total(terms, choice) == pytest.approx(clock.times.estimate(clock.describe(choice)))
+
+
+def test_every_layer_is_timed_inside_the_network(clock):
+    for timed in clock.times.networks:
+        assert set(timed.layers) == {"stem", "inner", "outer", "down", "head"}
+        assert all(layer.share > 0 and layer.kind == "int8" for layer in timed.layers.values())
+    assert clock.times.networks[1].layers["outer"].shape == [4, 4, 3, 3]  # the strongest choice
+
+
+@pytest.mark.slow
+def test_a_budget_of_latency_is_kept_as_measured(tmp_path):
+    rules = [{"op_types": ["Conv2d", "Linear"], "sparsity": {"choose": [0, 0.25, 0.5, 0.75]}}]
+    search = Search(
+        trained(),
+        rules,
+        budget={"latency": 0.6},
+        evaluate=accuracy,
+        data=batches(),
+        example_inputs=digits()[0][:64],
+        networks=6,
+        trials=2,
+    )
+    found = search.run(tmp_path)
+    import onnxruntime
+
+    from lilliput.report.measure import time_calls
+
+    x = digits()[0][:64].numpy()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    sessions = [
+        onnxruntime.InferenceSession(tmp_path / name, options)
+        for name in ("original.onnx", found.path.name)
+    ]
+    calls = [lambda s=s: s.run(None, {s.get_inputs()[0].name: x}) for s in sessions]
+    before, after = (np.median(x) for x in time_calls(calls, 100, 4.0))
+    assert after / before <= 0.6 * 1.1  # of a machine that others use as well

@@ -1,0 +1,77 @@
+"""Scores from one backward against the divergence of networks that are really changed."""
+
+import copy
+
+import numpy as np
+import torch
+from digits_search import batches, digits, trained
+from scipy.stats import spearmanr
+
+from lilliput.search.scores import find_scores
+from lilliput.search.space import Space
+from lilliput.torch import L1NormPruner, PTQQuantizer
+
+RULES = [
+    {
+        "op_types": ["Conv2d", "Linear"],
+        "sparsity": {"choose": [0, 0.25, 0.5, 0.75]},
+        "quant_bits": {"choose": [{"weight": b, "input": 8} for b in (3, 4, 8)]},
+    }
+]
+
+
+def divergence(model, reference, x):
+    with torch.no_grad():
+        one, two = reference(x).log_softmax(1), model(x).log_softmax(1)
+    return float((one.exp() * (one - two)).sum(1).mean())
+
+
+def test_scores_rank_choices_as_the_real_divergence_does():
+    model, x = trained(), digits()[0]
+    space = Space(model, RULES, x[:2])
+    scores = find_scores(space, batches())
+    expected, real = [], []
+    for number, decision in enumerate(space.decisions):
+        for index in range(1, len(decision.choices)):
+            choice = [0] * len(space.decisions)
+            choice[number] = index
+            changed = copy.deepcopy(model)
+            if decision.key == "sparsity":
+                rules = space.pruning(choice)
+                changed = L1NormPruner(changed, rules, example_inputs=x[:2]).compress()
+            else:
+                rules = [{"op_names": [decision.layers[0]], "quant_bits": decision.choices[index]}]
+                quantizer = PTQQuantizer(changed, rules, weights="mse")
+                changed = quantizer.compress()
+                quantizer.calibrate(batches(), progress=False)
+            expected.append(scores[number][index])
+            real.append(divergence(changed, model, x))
+    assert spearmanr(expected, real).statistic >= 0.9
+
+
+def test_a_score_is_the_squared_change_of_the_loss():
+    """One linear layer: the change of the log-likelihood by rounding is known in closed form."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(6, 4), torch.randn(4096, 6)
+    rules = [{"op_types": ["Linear"], "quant_types": ["weight"], "quant_bits": {"choose": [3, 8]}}]
+    scores = find_scores(Space(model, rules, x[:2]), [x])
+    quantizer = PTQQuantizer(
+        copy.deepcopy(model),
+        [{"op_types": ["Linear"], "quant_types": ["weight"], "quant_bits": 3}],
+        weights="mse",
+    )
+    rounded = quantizer.compress()
+    # mean over examples of ΔᵀFΔ with the Fisher information F = diag(p) - ppᵀ of the softmax
+    with torch.no_grad():
+        p, change = model(x).softmax(1), rounded(x) - model(x)
+        fisher = ((p * change**2).sum(1) - (p * change).sum(1) ** 2).mean()
+    assert np.isclose(scores[0][1], float(fisher), rtol=0.1)
+
+
+def test_nothing_is_left_in_the_model():
+    model, x = trained(), digits()[0]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    find_scores(Space(model, RULES, x[:2]), batches(1))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

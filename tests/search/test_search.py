@@ -1,0 +1,271 @@
+"""Whole searches: budgets kept as measured, exact against all choices, resumed, and refused."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from digits_search import accuracy, batches, digits, trained
+
+from lilliput.errors import AlgorithmError, ConfigError, StateError, UnsupportedModelError
+from lilliput.search.solve import total
+from lilliput.torch import L1NormPruner, PTQQuantizer, Search, speedup
+
+X = digits()[0][:4]
+CHOICES = [{"op_types": ["Conv2d", "Linear"], "sparsity": {"choose": [0, 0.25, 0.5, 0.75]}}]
+
+
+def search(budget, rules=CHOICES, evaluate=accuracy, **others):
+    given = {"data": batches(), "example_inputs": X, "trials": 4, **others}
+    return Search(trained(), rules, budget=budget, evaluate=evaluate, **given)
+
+
+def test_the_budget_holds_in_the_written_file(tmp_path):
+    given = search({"macs": 0.5, "params": 0.6, "drop": 0.1}, trials=2)
+    before = {name: tensor.clone() for name, tensor in given.space.model.state_dict().items()}
+    found = given.run(tmp_path)
+    now = given.space.model.state_dict()
+    assert all(torch.equal(before[name], tensor) for name, tensor in now.items())
+    file = onnx.load(found.path)
+    held = {x.name: onnx.numpy_helper.to_array(x) for x in file.graph.initializer}
+    weights = [held[n.input[1]] for n in file.graph.node if n.op_type == "Conv"]
+    sides = (64, 64, 64, 16)  # places of each convolution's output
+    macs = sum(w.size * side for w, side in zip(weights, sides, strict=True))
+    whole = 16 * 64 * (9 + 144 + 144) + 32 * 144 * 16
+    assert macs + 10 * 32 <= 0.5 * (whole + 320)
+    session = onnxruntime.InferenceSession(found.path)
+    _, _, x, y = digits()
+    answers = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0].argmax(1)
+    assert float((answers == y.numpy()).mean()) == pytest.approx(found.receipt.after.metric)
+    assert accuracy(trained()) - found.receipt.after.metric <= 0.1
+    assert "trial 1" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert found.front[0]["metric"] >= found.receipt.after.metric - 0.01
+
+
+def test_the_first_choice_is_the_best_of_all_by_its_scores(tmp_path):
+    task = search({"macs": 0.4, "bytes": 0.35}).start(tmp_path)
+    first = task.solve()
+    fitting = [c for c in product(*map(range, task.space.sizes)) if task.may_fit(c)]
+    assert first == min(fitting, key=task.score)
+    assert len(fitting) < task.space.count
+
+
+def test_the_config_lists_are_ordinary_ones(tmp_path):
+    rules = [{**CHOICES[0], "quant_bits": {"choose": [8, {"weight": 4, "input": 8, "output": 8}]}}]
+    found = search({"average_bits": 6, "macs": 0.6}, rules, trials=1).run(tmp_path)
+    model = trained()
+    model = L1NormPruner(model, found.pruning, example_inputs=X).compress()
+    model = speedup(model, X).model
+    quantizer = PTQQuantizer(model, found.quantization, example_inputs=X)
+    model = quantizer.compress()
+    quantizer.calibrate(batches(), progress=False)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert shapes == {name: tuple(p.shape) for name, p in found.model.named_parameters()}
+    bits = [
+        (w.layer_info.shape, quantizer.grid(w, "weight").bits)
+        for w in quantizer.get_modules_wrapper()
+    ]
+    sizes = [np.prod(shape) for shape, _ in bits]
+    assert np.average([b for _, b in bits], weights=sizes) <= 6
+
+
+def test_exchanges_are_judged_by_the_metric(tmp_path):
+    """With scores that say nothing, the metric alone leads away from the first choice."""
+    task = search({"macs": 0.5}, evaluate=_keeps_stem, trials=12).start(tmp_path)
+    task.journal.note("scores", [[0.0, 1e-3, 2e-3, 3e-3] for _ in task.space.decisions])
+    from lilliput.search.strategies.knapsack import search as run
+
+    first = task.solve()
+    best = run(task)
+    assert first[0] > 0 and best.choice[0] < first[0]
+    assert task.keeps(best.costs)
+
+
+def _keeps_stem(model):
+    return float(model.stem.weight.shape[0])
+
+
+def test_a_budget_that_cannot_be_met_names_the_nearest(tmp_path):
+    task = search({"macs": 0.01, "params": 0.9}).start(tmp_path)
+    with pytest.raises(AlgorithmError, match="The nearest") as caught:
+        search({"macs": 0.01, "params": 0.9}).run(tmp_path)
+    smallest = total(task.costs["macs"], [n - 1 for n in task.space.sizes])
+    assert f"{smallest:,.0f}" in str(caught.value)
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_a_drop_that_cannot_be_kept_says_what_can_be_had(tmp_path):
+    with pytest.raises(AlgorithmError, match=r"drop 0: .* loses 0\.\d+ .*train"):
+        search({"macs": 0.1, "drop": 0}, recover="none", trials=1).run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(float("nan"), "returned nan on the original"), ("good", "returned str, expected one number")],
+)
+def test_an_evaluation_that_is_no_number_is_refused(value, message, tmp_path):
+    with pytest.raises((AlgorithmError, ConfigError), match=message):
+        search({"macs": 0.5}, evaluate=lambda model: value).run(tmp_path)
+
+
+def test_an_evaluation_that_raises_is_named(tmp_path):
+    def broken(model):
+        raise RuntimeError("no data")
+
+    with pytest.raises(
+        AlgorithmError, match="evaluate raised RuntimeError on the original model: no data"
+    ):
+        search({"macs": 0.5}, evaluate=broken).run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"target": "tensorrt"}, "target: received 'tensorrt', expected onnxruntime"),
+        ({"strategy": "knapsak"}, "Did you mean 'knapsack'"),
+        ({"recover": "train"}, "recover: received 'train'"),
+        ({"trials": 0}, "trials: received 0"),
+        ({"data": []}, "data: received no batch"),
+    ],
+)
+def test_bad_arguments_are_refused(others, message):
+    with pytest.raises(ConfigError, match=message):
+        search({"macs": 0.5}, **others)
+
+
+def test_latency_in_a_runtime_that_does_not_tell_is_refused(tmp_path):
+    pytest.importorskip("openvino")
+    with pytest.raises(ConfigError, match="OpenVINO does not tell"):
+        search({"latency": 0.5}, target="openvino").run(tmp_path)
+
+
+@pytest.mark.slow  # imports TensorFlow
+def test_keras_models_are_refused():
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    with pytest.raises(UnsupportedModelError, match="PyTorch models"):
+        Search(model, CHOICES, budget={"macs": 0.5}, evaluate=len, data=[1], example_inputs=None)
+
+
+def test_a_folder_of_another_search_is_refused(tmp_path):
+    search({"macs": 0.5}, trials=1).run(tmp_path)
+    with pytest.raises(StateError, match="begun with another choices"):
+        search({"macs": 0.5}, [{"op_types": ["Conv2d"], "sparsity": {"choose": [0, 0.5]}}]).run(
+            tmp_path
+        )
+
+
+PROGRAM = """
+    import os, sys
+    sys.path.insert(0, {tests!r})
+    from digits_search import *
+    from lilliput.torch import Search
+    calls = 0
+    def evaluate(model):
+        global calls
+        calls += 1
+        if calls == {kill}:
+            os.kill(os.getpid(), 9)
+        return accuracy(model)
+    rules = [{{"op_types": ["Conv2d", "Linear"], "sparsity": {{"choose": [0, 0.25, 0.5]}}}}]
+    found = Search(trained(), rules, budget={{"macs": 0.6, "bytes": 0.7}}, evaluate=evaluate,
+                   data=batches(), example_inputs=digits()[0][:4], trials=4).run({folder!r})
+    print(found.config_list, calls)
+"""
+
+
+def run(folder, kill):
+    tests = str(Path(__file__).parent)
+    code = textwrap.dedent(PROGRAM).format(tests=tests, kill=kill, folder=str(folder))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if kill:
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        return None
+    assert done.returncode == 0, done.stderr
+    config_list, _, calls = done.stdout.strip().rpartition(" ")
+    return config_list, int(calls)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
+def test_a_killed_search_goes_on_and_ends_in_the_same_config_list(tmp_path):
+    expected, calls = run(tmp_path / "whole", 0)
+    for kill in range(1, calls):
+        run(tmp_path / f"killed-{kill}", kill)
+        found, left = run(tmp_path / f"killed-{kill}", 0)
+        assert found == expected
+        assert left == calls - (kill - 1)  # nothing is evaluated twice, but what was under way
+
+
+@pytest.mark.parametrize("strategy", ["evolution", "netadapt", "annealing"])
+def test_every_strategy_keeps_the_budget_and_is_deterministic(strategy, tmp_path):
+    from lilliput.search.strategies.table import strategy_named
+
+    found = []
+    for name in ("one", "two"):
+        task = search({"macs": 0.5, "params": 0.6}, trials=3).start(tmp_path / name)
+        (tmp_path / name).mkdir()
+        found.append(strategy_named(strategy)(task))
+        assert task.keeps(found[-1].costs)
+        assert found[-1].costs["macs"] <= 0.5 * task.whole["macs"]
+        best = max(t.metric for t in task.tried.values() if task.keeps(t.costs))
+        assert strategy == "netadapt" or found[-1].metric == best
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("strategy", ["evolution", "netadapt", "annealing"])
+def test_every_strategy_refuses_what_cannot_be_met(strategy, tmp_path):
+    with pytest.raises(AlgorithmError, match="cannot be met"):
+        search({"macs": 0.01}, strategy=strategy).run(tmp_path)
+
+
+def _dies(model):
+    """Kill the worker at the first trial, and only there."""
+    if Path("died").exists() or os.getpid() == int(Path("parent").read_text()):
+        return accuracy(model)
+    Path("died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
+def test_workers_find_the_same_even_if_one_of_them_dies(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("parent").write_text(str(os.getpid()))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    budget, found = {"macs": 0.5}, []
+    found.append(search(budget, evaluate=accuracy, trials=6).run("alone"))
+    context = multiprocessing.get_context("spawn")
+    for name, evaluate in (("together", accuracy), ("dying", _dies)):
+        with ProcessPoolExecutor(2, mp_context=context) as executor:
+            given = search(budget, evaluate=evaluate, trials=6, executor=executor)
+            found.append(given.run(name))
+    assert Path("died").exists()
+    assert found[0].config_list == found[1].config_list == found[2].config_list
+    assert found[0].front == found[1].front == found[2].front
+
+
+def test_an_executor_without_submit_is_refused():
+    with pytest.raises(ConfigError, match=r"executor: received int, .*submit"):
+        search({"macs": 0.5}, executor=3)
+
+
+def test_trials_of_an_executor_are_those_of_one_machine(tmp_path):
+    """Threads, and results that come in the wrong order."""
+    with ThreadPoolExecutor(3) as executor:
+        task = search({"macs": 0.5}, executor=executor).start(tmp_path)
+        choices = [(0, 1, 1), (1, 0, 1), (1, 1, 0)]
+        together = task.trials(choices)
+    (tmp_path / "alone").mkdir()
+    alone = search({"macs": 0.5}).start(tmp_path / "alone")
+    assert together == [alone.trial(choice) for choice in choices]
