@@ -185,3 +185,27 @@ def test_the_receipt_shows_the_compact_file():
     (row,) = [row for row in receipt.rows() if row[0] == "file, entropy coded"]
     assert row[1:3] == (f"{before.coded:,}", f"{after.coded:,}")
     assert lt.Receipt.from_dict(receipt.to_dict()) == receipt
+
+
+def test_lenet_at_the_densities_of_sparsevd_takes_less_than_5600_bytes(tmp_path):
+    """266,610 weights, 3,807 left in 4 bits, border pixels dead: header, tables and biases counted."""
+    rng = np.random.default_rng(1)
+    sizes = (784, 300, 100, 10)
+    model = torch.nn.Sequential(*(torch.nn.Linear(*sizes[i : i + 2]) for i in range(3)))
+    alive = np.pad(np.ones((20, 20), bool), 4).ravel()
+    for layer, sparsity in zip(model, (0.989, 0.972, 0.62), strict=True):
+        shape = tuple(layer.weight.shape)
+        places = np.flatnonzero(np.broadcast_to(alive if shape[1] == 784 else True, shape))
+        kept = rng.choice(places, round((1 - sparsity) * layer.weight.numel()), replace=False)
+        table = np.sort(rng.standard_normal(15)).astype(np.float32)
+        values = np.zeros(shape, np.float32)
+        codes = np.clip(np.round(rng.laplace(scale=2, size=len(kept))), -7, 7).astype(int)
+        values.flat[kept] = table[codes + 7]
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(values))
+    assert sum(p.numel() for p in model.parameters()) == 266_610
+    assert sum(int((layer.weight != 0).sum()) for layer in model) == 3807
+    size = lt.save(model, tmp_path / "m.lil", compact=True, bias_bits=6)
+    again = lt.load(copy.deepcopy(model), tmp_path / "m.lil")
+    assert all(torch.equal(a.weight, b.weight) for a, b in zip(again, model, strict=True))
+    assert size <= 5600

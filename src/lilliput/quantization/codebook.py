@@ -82,7 +82,7 @@ class CodebookRule(BitsRule):
         return self
 
 
-@register_quantizer("codebook", "ClusterQuantizer")
+@register_quantizer("codebook")
 class CodebookQuantizer(Quantizer):
     """Let the weights of a layer share a few values, found by k-means and then trained.
 
