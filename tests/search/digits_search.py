@@ -1,6 +1,9 @@
 """A small residual network on scikit-learn's digits, trained once per session."""
 
+import os
+import signal
 from functools import cache
+from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
@@ -59,3 +62,12 @@ def accuracy(model):
 
 def batches(count=4):
     return list(digits()[0][: 64 * count].split(64))
+
+
+def dies_once(model):
+    """Kill the first worker that evaluates a network; the process named in 'parent' lives."""
+    if Path("died").exists() or os.getpid() == int(Path("parent").read_text()):
+        return accuracy(model)
+    Path("died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+    return None

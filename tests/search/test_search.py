@@ -15,9 +15,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from digits_search import accuracy, batches, digits, trained
+from digits_search import accuracy, batches, dies_once, digits, trained
 
 from lilliput.errors import AlgorithmError, ConfigError, StateError, UnsupportedModelError
+from lilliput.files import make_folder
 from lilliput.search.solve import total
 from lilliput.torch import L1NormPruner, PTQQuantizer, Search, speedup
 
@@ -229,30 +230,20 @@ def test_every_strategy_refuses_what_cannot_be_met(strategy, tmp_path):
         search({"macs": 0.01}, strategy=strategy).run(tmp_path)
 
 
-def _dies(model):
-    """Kill the worker at the first trial, and only there."""
-    if Path("died").exists() or os.getpid() == int(Path("parent").read_text()):
-        return accuracy(model)
-    Path("died").touch()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
 def test_workers_find_the_same_even_if_one_of_them_dies(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("parent").write_text(str(os.getpid()))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
-    budget, found = {"macs": 0.5}, []
-    found.append(search(budget, evaluate=accuracy, trials=6).run("alone"))
+    choices = [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 1)]
+    alone = search({"macs": 0.9}).start(make_folder("alone")).trials(choices)
     context = multiprocessing.get_context("spawn")
-    for name, evaluate in (("together", accuracy), ("dying", _dies)):
+    for name, evaluate in (("together", accuracy), ("dying", dies_once)):
         with ProcessPoolExecutor(2, mp_context=context) as executor:
-            given = search(budget, evaluate=evaluate, trials=6, executor=executor)
-            found.append(given.run(name))
+            task = search({"macs": 0.9}, evaluate=evaluate, executor=executor)
+            assert task.start(make_folder(name)).trials(choices) == alone
     assert Path("died").exists()
-    assert found[0].config_list == found[1].config_list == found[2].config_list
-    assert found[0].front == found[1].front == found[2].front
 
 
 def test_an_executor_without_submit_is_refused():
