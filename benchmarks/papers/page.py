@@ -19,9 +19,10 @@ What algorithms reach beside what the papers report that they are named after. T
 
 How it is measured, for every row:
 
-- Real data, with the checksum of the decoded images verified. Settings are chosen on 5,000 training images
-  that are set apart (`--valid`); then all training images train, and the test images are looked at **once,
-  after the last epoch**. An error is that of the final network, never the best one seen.
+- Real data, with the checksum of the decoded images verified. Where settings were compared, it
+  was on 5,000 training images that were set apart (`--valid`); most were not tuned at all. Then all training
+  images train, and the test images are looked at **once, after the last epoch**: an error is that of the
+  final network, never the best one seen. What was changed after a look at a test error is told below.
 - "dense" is the network before compression. "Same-budget control" is the same network, trained for the same
   epochs, by the same loss, learning rates and teacher, with nothing attached: more training alone must not
   pass for a gain.

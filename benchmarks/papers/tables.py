@@ -23,8 +23,8 @@ def spread(seeds: Record) -> str:
     return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f} %"
 
 
-def verdict(row: Row, seeds: Record, control: Record) -> str:
-    """Return the bar of a row and whether it is met; nothing if it has none."""
+def verdict(row: Row, seeds: Record, control: Record, wanted: int) -> str:
+    """Return the bar of a row and whether it is met, and by how many seeds; nothing without a bar."""
     error = mean_of(seeds)
     checks = [
         (f"{key} ≤ {limit:,}", mean_of(seeds, key) <= limit) for key, limit in row.limits.items()
@@ -32,16 +32,17 @@ def verdict(row: Row, seeds: Record, control: Record) -> str:
     if row.most is not None:
         checks.insert(0, (f"≤ {row.most:.2f} %", error <= row.most))
     if row.above_control is not None:
-        both = [seed for seed in seeds if seed in control]
-        if not both:
+        seeds = {seed: found for seed, found in seeds.items() if seed in control}
+        if not seeds:
             return f"≤ control + {row.above_control:.2f}: not measured"
-        far = statistics.fmean(seeds[x]["error"] - control[x]["error"] for x in both)
+        far = mean_of(seeds) - statistics.fmean(control[seed]["error"] for seed in seeds)
         text = f"≤ control + {row.above_control:.2f} ({far:+.2f})"
         checks.insert(0, (text, far <= row.above_control))
     if not checks:
         return ""
-    is_met = all(met for _, met in checks)
-    return f"{', '.join(text for text, _ in checks)}: {'met' if is_met else '**missed**'}"
+    result = "met" if all(met for _, met in checks) else "**missed**"
+    so_far = "" if len(seeds) >= wanted else f" by {len(seeds)} of {wanted} seeds, so far"
+    return f"{', '.join(text for text, _ in checks)}: {result}{so_far}"
 
 
 def shown(figures: Record) -> str:
@@ -63,5 +64,5 @@ def table(paper: Paper, record: Record) -> Iterator[str]:
         rate = f"{mean_of(seeds, 'rate'):.1f} ×" if "rate" in first else ""
         size = f"{mean_of(seeds, 'bytes'):,.0f}" if "bytes" in first else ""
         cells = [name, shown(row.paper), f"**{spread(seeds)}**", str(len(seeds)), rate, size]
-        cells += [spread(dense), spread(control), verdict(row, seeds, control)]
+        cells += [spread(dense), spread(control), verdict(row, seeds, control, paper.seeds)]
         yield f"| {' | '.join(cells)} |"

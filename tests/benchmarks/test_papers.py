@@ -232,9 +232,15 @@ def test_every_row_of_every_paper_runs_and_is_shown(name, data, monkeypatch):
 def test_a_bar_is_compared_with_the_mean_over_seeds(bars, expected):
     seeds = {"0": {"error": 1.4, "bytes": 100}, "1": {"error": 1.6, "bytes": 101}}
     control = {"0": {"error": 1.3}, "1": {"error": 1.3}, "2": {"error": 9.0}}
-    assert tables.verdict(Row(pruned, **bars), seeds, control) == expected
+    assert tables.verdict(Row(pruned, **bars), seeds, control, 2) == expected
 
 
 def test_a_bar_above_a_control_that_was_not_measured_is_not_met():
     row = Row(pruned, above_control=0.1)
-    assert tables.verdict(row, {"0": {"error": 1.0}}, {}) == "≤ control + 0.10: not measured"
+    assert tables.verdict(row, {"0": {"error": 1.0}}, {}, 1) == "≤ control + 0.10: not measured"
+
+
+def test_a_bar_met_by_fewer_seeds_than_wanted_says_so():
+    seeds, control = {"0": {"error": 1.0}, "1": {"error": 5.0}}, {"0": {"error": 1.0}}
+    row = Row(pruned, above_control=0.1)
+    assert tables.verdict(row, seeds, control, 5).endswith("(+0.00): met by 1 of 5 seeds, so far")
