@@ -134,7 +134,8 @@ def sizes_of(model: nn.Module) -> dict[str, Any]:
         raise RuntimeError("the file does not give the weights back")
     alone = encode({f"{i}": Stored.of(code) for i, code in enumerate(codes)})
     flat = np.concatenate([code.ravel() for code in codes])
-    packed = [flat.tobytes(), (flat[::2] << 4 | flat[1::2]).tobytes()]  # a byte or half of one each
+    # A byte for each, or half of one.
+    packed = [flat.tobytes(), ((flat[::2] & 15) << 4 | flat[1::2] & 15).astype(np.uint8).tobytes()]
     strongest = 9 | lzma.PRESET_EXTREME
     xz = [len(lzma.compress(data, preset=strongest)) for data in packed]
     row = {
@@ -156,9 +157,9 @@ def sizes_of(model: nn.Module) -> dict[str, Any]:
 
 
 def codes_of(weight: np.ndarray) -> np.ndarray:
-    """Return which of its values each weight is, 0 for zero."""
-    values = np.unique(weight[weight != 0])
-    return np.where(weight == 0, 0, np.searchsorted(values, weight) + 1).astype(np.uint8)
+    """Return which of its values each weight is: from 1 on above zero, from -1 on below, 0 for zero."""
+    values = np.unique(weight)
+    return (np.searchsorted(values, weight) - np.searchsorted(values, 0)).astype(np.int8)
 
 
 def entropy_bytes(codes: np.ndarray) -> float:

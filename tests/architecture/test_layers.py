@@ -11,9 +11,9 @@ import lilliput
 
 ROOT = Path(lilliput.__file__).parent
 STAGES = {
-    *("config", "ops", "graph", "core", "pruning", "quantization", "distillation", "speedup"),
-    *("factorization", "recovery", "compact", "measure", "export", "search", "report", "recipes"),
-    *("cli", "integrations", "testing"),
+    *("config", "ops", "charts", "graph", "core", "pruning", "quantization", "distillation"),
+    *("factorization", "speedup", "recovery", "compact", "measure", "export", "search", "report"),
+    *("recipes", "cli", "integrations", "testing"),
 }
 # What a framework may know of: errors, files and names at the top, plain data, numerics, protocols.
 BELOW = {"config", "ops", "graph"}

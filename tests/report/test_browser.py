@@ -12,7 +12,7 @@ import shutil
 
 import pytest
 
-from lilliput.report.charts.colors import DARK, LIGHT
+from lilliput.charts.colors import DARK, LIGHT
 from lilliput.report.document import Report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

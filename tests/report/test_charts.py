@@ -4,14 +4,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lilliput.report.charts import colors
-from lilliput.report.charts.bars import draw_bar
-from lilliput.report.charts.groups import draw_groups
-from lilliput.report.charts.heatmap import draw_strip, find_strips
-from lilliput.report.charts.histograms import draw_pair
-from lilliput.report.charts.lines import draw_lines, rank
-from lilliput.report.charts.scatter import costs_of, draw_scatter, front_of
-from lilliput.report.charts.svg import nice_ticks
+from lilliput.charts import colors
+from lilliput.charts.bars import draw_bar
+from lilliput.charts.groups import draw_groups
+from lilliput.charts.heatmap import draw_strip, find_strips
+from lilliput.charts.histograms import draw_pair
+from lilliput.charts.lines import draw_lines, rank
+from lilliput.charts.scatter import costs_of, draw_scatter, front_of
+from lilliput.charts.svg import nice_ticks
 from lilliput.report.document import ChannelGroup, Curve, HistogramPair, LayerRow, TriedPoint
 
 

@@ -2,8 +2,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lilliput.report.charts.colors import DARK, LIGHT, SERIES_DARK, SERIES_LIGHT
-from lilliput.report.charts.curves import draw_curves
+from lilliput.charts.colors import DARK, LIGHT, SERIES_DARK, SERIES_LIGHT
+from lilliput.charts.curves import draw_curves
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -31,7 +31,7 @@ def search(budget, rules=CHOICES, evaluate=accuracy, **others):
 
 
 def test_the_budget_holds_in_the_written_file(tmp_path):
-    given = search({"macs": 0.5, "params": 0.6, "drop": 0.1})
+    given = search({"macs": 0.5, "params": 0.6, "drop": 0.1}, trials=2)
     before = {name: tensor.clone() for name, tensor in given.space.model.state_dict().items()}
     found = given.run(tmp_path)
     now = given.space.model.state_dict()
@@ -62,7 +62,7 @@ def test_the_first_choice_is_the_best_of_all_by_its_scores(tmp_path):
 
 def test_the_config_lists_are_ordinary_ones(tmp_path):
     rules = [{**CHOICES[0], "quant_bits": {"choose": [8, {"weight": 4, "input": 8, "output": 8}]}}]
-    found = search({"average_bits": 6, "macs": 0.6}, rules).run(tmp_path)
+    found = search({"average_bits": 6, "macs": 0.6}, rules, trials=1).run(tmp_path)
     model = trained()
     model = L1NormPruner(model, found.pruning, example_inputs=X).compress()
     model = speedup(model, X).model
@@ -149,6 +149,7 @@ def test_latency_in_a_runtime_that_does_not_tell_is_refused(tmp_path):
         search({"latency": 0.5}, target="openvino").run(tmp_path)
 
 
+@pytest.mark.slow  # imports TensorFlow
 def test_keras_models_are_refused():
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])

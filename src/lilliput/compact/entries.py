@@ -10,16 +10,14 @@ import numpy as np
 
 from lilliput.compact.ans import Port, damaged
 from lilliput.compact.fields import Bytes, Planes, Source
+from lilliput.compact.layouts import Layout, Links, View, choose_layout
 from lilliput.compact.rows import STRENGTHS, Settings, code_matrix
 from lilliput.compact.tensors import (
     DTYPES,
     FORMS,
     Form,
-    Layout,
     Stored,
-    View,
     choose_form,
-    choose_layout,
     count_groups,
     grid_signs,
     plain_bits,
@@ -77,6 +75,7 @@ class Entry:
         view, settings = self.layout.view, self.layout.settings
         flags = [self.layout.has_mask, view.by_last, view.is_turned]
         flags += [settings.has_rows, settings.has_signs]
+        flags += [self.layout.link == 1, self.layout.link == 2]
         out.number(FORMS.index(self.form.name) + sum(x << i + 2 for i, x in enumerate(flags)))
         if self.layout.has_mask:
             out.number(self.held)
@@ -102,13 +101,16 @@ class Entry:
         total, width = prod(shape), 8 * DTYPES[dtype][0]
         if total > _LARGEST:
             raise damaged(f"tensor {name!r} has the shape {shape}")
-        flags = source.number(127)
-        form_name, flag = FORMS[flags & 3], [bool(flags >> i + 2 & 1) for i in range(5)]
+        flags = source.number(511)
+        form_name, flag = FORMS[flags & 3], [bool(flags >> i + 2 & 1) for i in range(7)]
         held = source.number(total) if flag[0] else total
         strength = source.number(len(STRENGTHS) - 1) if flag[0] else Settings.strength
         stride = source.number(_LARGEST) if flag[0] or flag[4] else 0
+        if stride == 1:  # the row before is a neighbour anyway
+            raise damaged(f"tensor {name!r} has lines of one row")
+        link = 1 if flag[5] else 2 if flag[6] else 0
         layout = Layout(
-            View(flag[1], flag[2]), Settings(strength, stride, flag[3], flag[4]), flag[0]
+            View(flag[1], flag[2]), Settings(strength, stride, flag[3], flag[4]), flag[0], link
         )
         planes = Planes.read(source, width)
         form = _read_form(form_name, dtype, shape, source)
@@ -131,7 +133,9 @@ def _read_form(name: str, dtype: str, shape: tuple[int, ...], source: Source) ->
     return Form(name, count, low, group=group)
 
 
-def write_tensor(name: str, stored: Stored, head: Bytes, port: Port, plain: bytearray) -> None:
+def write_tensor(
+    name: str, stored: Stored, head: Bytes, port: Port, plain: bytearray, links: Links
+) -> None:
     """Write a tensor in the form that takes the fewest bytes."""
     if stored.dtype not in DTYPES:
         raise StateError(
@@ -140,7 +144,7 @@ def write_tensor(name: str, stored: Stored, head: Bytes, port: Port, plain: byte
         )
     bits = stored.bits
     form, codes, has_mask = choose_form(stored)
-    layout = choose_layout(form, codes, bits, has_mask)
+    layout = choose_layout(form, codes, bits, has_mask, links)
     values = (bits[bits != 0] if has_mask else bits).ravel()
     rest = plain_bits(form, values)
     planes, side = Planes.of(rest), Planes.of(form.side)
@@ -149,19 +153,21 @@ def write_tensor(name: str, stored: Stored, head: Bytes, port: Port, plain: byte
     plain += side.pack(form.side) + planes.pack(rest)
     matrix = layout.view.matrix(np.where(bits == 0, -1, codes) if has_mask else codes)
     count = values.size if has_mask else None
-    code_matrix(port, layout.settings, matrix.shape, form.signs, count, matrix)
+    hints = _hints(layout, links, bits.shape)
+    code_matrix(port, layout.settings, matrix.shape, form.signs, count, matrix, hints)
+    links.take(bits)
 
 
-def read_tensor(entry: Entry, port: Port, plain: Source) -> Stored:
+def read_tensor(entry: Entry, port: Port, plain: Source, links: Links) -> Stored:
     """Read a tensor of which the header has been read."""
     form = _with_side(entry, plain)
     kind = f"u{DTYPES[entry.dtype][0]}"
-    rest = Planes(entry.plain.varying, entry.plain.base)
     is_plain = form.name in ("raw", "float")
-    values = rest.unpack(plain, entry.held, kind) if is_plain else np.zeros(0, kind)
+    values = entry.plain.unpack(plain, entry.held, kind) if is_plain else np.zeros(0, kind)
     shape = entry.layout.view.shape(entry.shape)
     count = entry.held if entry.layout.has_mask else None
-    masks, codes = code_matrix(port, entry.layout.settings, shape, form.signs, count, None)
+    hints = _hints(entry.layout, links, entry.shape)
+    masks, codes = code_matrix(port, entry.layout.settings, shape, form.signs, count, None, hints)
     mask, codes = (entry.layout.view.tensor(x, entry.shape) for x in (masks, codes))
     if np.count_nonzero(mask) != entry.held:
         raise damaged(f"tensor {entry.name!r} does not have as many values as it should")
@@ -174,7 +180,18 @@ def read_tensor(entry: Entry, port: Port, plain: Source) -> Stored:
         bits[mask] = values
     else:
         bits[mask] = restore(form, codes, entry.dtype, entry.shape)[mask]
+    links.take(bits)
     return Stored(entry.dtype, bits)
+
+
+def _hints(layout: Layout, links: Links, shape: tuple[int, ...]) -> Array | None:
+    """Return what the layer before tells of each place, if the layout uses it."""
+    if not layout.link:
+        return None
+    hint = links.hint(layout.link, shape)
+    if hint is None:
+        raise damaged(f"a tensor of shape {shape} is said to follow another one, and does not")
+    return np.ascontiguousarray(layout.view.matrix(hint))
 
 
 def _with_side(entry: Entry, plain: Source) -> Form:

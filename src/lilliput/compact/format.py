@@ -29,6 +29,7 @@ import numpy as np
 from lilliput.compact.ans import Reader, Writer, damaged
 from lilliput.compact.entries import Entry, read_tensor, write_tensor
 from lilliput.compact.fields import Bytes, Source
+from lilliput.compact.layouts import Links
 from lilliput.compact.tensors import Stored
 from lilliput.errors import StateError
 
@@ -68,10 +69,11 @@ def encode(tensors: Mapping[str, Stored], note: str = "") -> bytes:
         head.number(number)
     chunks = list(_chunks(tensors))
     head.number(len(chunks))
+    links = Links()
     for names in chunks:
         entries, writer, plain = Bytes(), Writer(), bytearray()
         for name in names:
-            write_tensor(name, tensors[name], entries, writer, plain)
+            write_tensor(name, tensors[name], entries, writer, plain, links)
         lanes = writer.best_lanes()
         stream = writer.finish(lanes) if writer.cost else b""
         for number in (len(names), lanes, len(stream) // 4, len(plain)):
@@ -100,8 +102,7 @@ def decode(
     limit : int
         The most bytes that all tensors may take together.
     """
-    source = _opened(data)
-    header = Source(_inflate(source.take(source.number(len(data)))))
+    source, header = _opened(data)
     note = header.text()
     entries: list[Entry] = []
     chunks = []
@@ -122,8 +123,13 @@ def decode(
     if check is not None:
         check(entries)
     tensors: dict[str, Stored] = {}
+    links = Links()
     for found, lanes, stream, plain in chunks:
-        tensors |= _read_chunk(found, lanes, stream, plain)
+        reader = Reader(stream or _EMPTY, lanes)
+        for entry in found:
+            tensors[entry.name] = read_tensor(entry, reader, plain, links)
+        reader.close()
+        plain.close()
     tensors |= {name: tensors[entries[number].name] for name, number in twins}
     return Content(tensors, note)
 
@@ -133,7 +139,13 @@ def is_compact(data: bytes) -> bool:
     return data[: len(MAGIC)] == MAGIC
 
 
-def _opened(data: bytes) -> Source:
+def read_note(data: bytes) -> str:
+    """Return what the writer of a file had to say, without reading its tensors."""
+    return _opened(data)[1].text()
+
+
+def _opened(data: bytes) -> tuple[Source, Source]:
+    """Return what follows the header, and the header."""
     if not is_compact(data):
         raise StateError("not a compact file: it does not start with 'LILC'.")
     if len(data) > 4 and data[4] > VERSION:
@@ -145,7 +157,8 @@ def _opened(data: bytes) -> Source:
         raise damaged("it ends too early")
     if zlib.crc32(data[9:]) != struct.unpack("<I", data[5:9])[0]:
         raise damaged("its checksum differs")
-    return Source(data[9:])
+    source = Source(data[9:])
+    return source, Source(_inflate(source.take(source.number(len(data)))))
 
 
 def _inflate(data: bytes) -> bytes:
@@ -202,13 +215,3 @@ def _chunks(tensors: Mapping[str, Stored]) -> Iterator[list[str]]:
             names, count = [], 0
     if names:
         yield names
-
-
-def _read_chunk(
-    entries: list[Entry], lanes: int, stream: bytes, plain: Source
-) -> dict[str, Stored]:
-    reader = Reader(stream, lanes) if stream else Reader(_EMPTY, 1)
-    found = {entry.name: read_tensor(entry, reader, plain) for entry in entries}
-    reader.close()
-    plain.close()
-    return found

@@ -3,7 +3,8 @@
 A matrix is read row after row. Where weights are left is predicted by how many were left in the column so
 far, and by which neighbours were left: those one and two rows earlier and, for layers that look at images,
 those around the same place one line earlier (``stride`` rows). Which value is left is predicted by the values
-before it, and by the signs of the same neighbours. Nothing has to be sent but the settings.
+before it, and by the signs of the same neighbours. A unit that has few weights in the layer before has few
+readers in the next one: how many it has there is a hint. Nothing has to be sent but the settings.
 
 All sums are of integers and everything else is one IEEE operation at a time: the two ends compute the same
 numbers on any machine.
@@ -23,9 +24,12 @@ Array = Any
 
 STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)  # of the belief that columns are alike
 _RAREST = 1 << 8  # slots of the least likely bit
-_PATTERNS, _COUNTS = 24, 12  # of neighbours, and of weights in the column so far
+_PATTERNS, _COUNTS = 24, 24  # contexts by neighbours, and by the column so far
 _STEPS = np.array([1, 2, 4, 8, 16])  # classes of counts
 _MOST_CLASSES = 48
+HINTS = 6
+# How many neighbours a pattern has, three being many.
+_NEAR = np.array([min((i & 1) + (i >> 1 & 1) + (i >> 2 & 1) + (i >> 3), 3) for i in range(24)])
 
 
 @dataclass(frozen=True)
@@ -123,11 +127,12 @@ class MaskModel:
         self._rows = 0
         self._by_pattern = Correction(_PATTERNS, doubt=0.5)
         self._by_count = Correction(_COUNTS, doubt=4.0)
+        self._by_hint = Correction(HINTS, doubt=2.0)
         self._classes = SymbolModel(_MOST_CLASSES)
         self._sums = np.zeros(_MOST_CLASSES)
         self._seen = np.zeros(_MOST_CLASSES)
 
-    def code(self, port: Port, before: Array, known: Array | None) -> Array:
+    def code(self, port: Port, before: Array, hint: Array | None, known: Array | None) -> Array:
         """Write or read the next row; ``before`` holds all earlier ones."""
         kind = self._code_class(port, known) if self._settings.has_rows else -1
         if kind == 0:
@@ -135,14 +140,17 @@ class MaskModel:
             return np.zeros(len(self._counts), bool)
         pattern = neighbours(before, self._settings.stride)
         # The column alone, then with its neighbours: these know of the column as well, which is corrected.
-        count = np.searchsorted(_STEPS, self._counts, "right") + 6 * (pattern & 1)
-        first = (self._counts + self._prior * self._density) / (self._rows + self._prior)
+        count = classes_of(self._counts) + 6 * _NEAR[pattern]
+        start = (self._counts + self._prior * self._density) / (self._rows + self._prior)
+        first = start if hint is None else self._by_hint.apply(start, hint)
         second = self._by_pattern.apply(first, pattern)
         third = self._by_count.apply(second, count)
         if kind > 0:
             factor = self._mean(kind) * SLOTS / int(_slots(third).sum())
-            first, second, third = first * factor, second * factor, third * factor
+            start, first, second, third = (x * factor for x in (start, first, second, third))
         row = port.bits(SLOTS - _slots(third), known)
+        if hint is not None:
+            self._by_hint.learn(start, hint, row)
         self._by_pattern.learn(first, pattern, row)
         self._by_count.learn(second, count, row)
         self._counts += row
@@ -171,6 +179,7 @@ def code_matrix(
     signs: Array,
     nonzeros: int | None,
     codes: Array | None,
+    hints: Array | None = None,
 ) -> tuple[Array, Array]:
     """Write or read a matrix; return where it has values, and their codes, 0 elsewhere.
 
@@ -188,10 +197,14 @@ def code_matrix(
         How many values there are; None: everywhere.
     codes : array, optional
         What to write: codes, -1 where there is no value.
+    hints : array, optional
+        For each place, how much is known to depend on it, as one of ``HINTS`` classes.
     """
     rows, columns = shape
     masks = np.ones(shape, bool) if nonzeros is None else np.zeros(shape, bool)
     found = np.zeros(shape, np.int32)
+    if not found.size:
+        return masks, found
     density = (nonzeros or 0) + 1
     model = MaskModel(columns, density / (rows * columns + 2), settings)
     values = SymbolModel(len(signs), 3 if settings.has_signs else 1)
@@ -199,7 +212,8 @@ def code_matrix(
     for i in range(rows):
         known = None if codes is None else codes[i]
         if nonzeros is not None:
-            masks[i] = model.code(port, masks[:i], None if known is None else known >= 0)
+            hint = None if hints is None else hints[i]
+            masks[i] = model.code(port, masks[:i], hint, None if known is None else known >= 0)
         places = np.flatnonzero(masks[i])
         if not len(places):
             continue
@@ -226,6 +240,17 @@ def neighbours(before: Array, stride: int) -> Array:
     return found
 
 
+def classes_of(counts: Array) -> Array:
+    """Return to which of ``HINTS`` classes each count belongs.
+
+    Examples
+    --------
+    >>> classes_of(np.array([0, 1, 3, 40]))
+    array([0, 1, 2, 5])
+    """
+    return np.searchsorted(_STEPS, counts, "right")
+
+
 def find_stride(mask: Array, most: int = 512) -> int:
     """Return how many rows apart are most alike beyond neighbours, 0 if none are.
 
@@ -247,12 +272,15 @@ def find_stride(mask: Array, most: int = 512) -> int:
 
 def _sign_context(before: Array, stride: int) -> Array:
     """Return 0, 1 or 2 for neighbours that are negative, of no sign, or positive."""
-    none = np.zeros(before.shape[1], np.int64)
-    total = before[-1].astype(np.int64) if len(before) else none
-    if 0 < stride <= len(before):
-        total = total + before[len(before) - stride]
+    total = np.zeros(before.shape[1], np.int64)
+    around = (stride - 1, stride, stride + 1, 2 * stride) if stride else ()
+    for back in (1, 2, *around):
+        if back <= len(before):
+            total += before[len(before) - back]
     return np.sign(total) + 1
 
 
 def _slots(shares: Array) -> Array:
-    return np.clip((shares * SLOTS).astype(np.int64), _RAREST, SLOTS - _RAREST)
+    """Return probabilities as whole numbers of slots, none of them impossible or certain."""
+    slots = (np.minimum(shares, 1.0) * SLOTS).astype(np.int64)
+    return np.clip(slots, _RAREST, SLOTS - _RAREST)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from lilliput.compact.entries import Entry
-from lilliput.compact.format import LIMIT, Content, decode, encode, is_compact
+from lilliput.compact.format import LIMIT, Content, decode, encode, is_compact, read_note
 from lilliput.compact.tensors import DTYPES, Stored
 from lilliput.errors import ConfigError, StateError
 from lilliput.files import write_atomically
@@ -119,11 +119,7 @@ def read_weights(
     limit : int
         The most bytes that all tensors of a compact file may take.
     """
-    name = os.fspath(path)
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise StateError(f"{name}: no readable file ({error}).") from error
+    name, data = os.fspath(path), _bytes_of(path)
     try:
         if is_compact(data):
             return decode(data, lambda entries: _compare(entries, expected), limit)
@@ -132,6 +128,22 @@ def read_weights(
         return content
     except StateError as error:
         raise StateError(f"{name}: {error}") from error
+
+
+def has_plan(path: str | os.PathLike[str]) -> bool:
+    """Whether a file says how a model was shrunk."""
+    data = _bytes_of(path)
+    try:
+        return is_compact(data) and bool(read_note(data))
+    except StateError as error:
+        raise StateError(f"{os.fspath(path)}: {error}") from error
+
+
+def _bytes_of(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StateError(f"{os.fspath(path)}: no readable file ({error}).") from error
 
 
 def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""One tensor: which of four forms is the smallest, how it is laid out as a matrix, and back.
+"""One tensor: which of four forms is the smallest, and back.
 
 ===== ==========================================================  =========================
 form  for                                                         what is entropy coded
@@ -14,16 +14,15 @@ Each can have a mask of the zeros on top.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from lilliput.compact.ans import Meter, entropy
+from lilliput.compact.ans import entropy
 from lilliput.compact.fields import Planes
 from lilliput.compact.grids import find_grid, products
-from lilliput.compact.rows import STRENGTHS, Settings, code_matrix, find_stride
 
 Array = Any
 
@@ -42,8 +41,6 @@ DTYPES = {
 FORMS = ("raw", "float", "table", "grid")
 GROUPS = {3: 32, 4: 64, 5: 128, 6: 256}  # neighbouring weights that share a scale
 _MOST_VALUES = 1 << 12
-_WHOLE = 1 << 19  # larger tensors are compared by a part of them
-_PART = (1024, 512)
 _SAMPLE = 1 << 14
 
 
@@ -75,41 +72,6 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class View:
-    """How a tensor is laid out as a matrix.
-
-    Parameters
-    ----------
-    by_last : bool
-        Whether its columns are the last axis, and not all but the first.
-    is_turned : bool
-        Whether rows and columns are exchanged.
-    """
-
-    by_last: bool = False
-    is_turned: bool = False
-
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return rows and columns."""
-        if len(shape) < 2:
-            return 1, prod(shape)
-        cut = len(shape) - 1 if self.by_last else 1
-        rows, columns = prod(shape[:cut]), prod(shape[cut:])
-        return (columns, rows) if self.is_turned else (rows, columns)
-
-    def matrix(self, array: Array) -> Array:
-        """Return the tensor as that matrix."""
-        rows, columns = self.shape(array.shape)
-        turned = self.is_turned and array.ndim > 1
-        return array.reshape(columns, rows).T if turned else array.reshape(rows, columns)
-
-    def tensor(self, matrix: Array, shape: tuple[int, ...]) -> Array:
-        """Return the matrix as the tensor."""
-        turned = self.is_turned and len(shape) > 1
-        return np.ascontiguousarray(matrix.T if turned else matrix).reshape(shape)
-
-
-@dataclass(frozen=True)
 class Form:
     """What stands for a tensor, but for the codes themselves.
 
@@ -136,15 +98,6 @@ class Form:
     side: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     group: int = 0
     signs: Array = field(default_factory=lambda: np.zeros(1, np.int8))
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the codes of a tensor are read."""
-
-    view: View
-    settings: Settings
-    has_mask: bool
 
 
 def rotated(bits: Array) -> Array:
@@ -174,48 +127,15 @@ def choose_form(stored: Stored) -> tuple[Form, Array, bool]:
     return min(found, key=lambda one: _size(one[0], one[1], one[2], bits))
 
 
-def choose_layout(form: Form, codes: Array, bits: Array, has_mask: bool) -> Layout:
-    """Return how the codes are read in the fewest bits, as far as a part of them shows."""
-    masked = np.where(bits == 0, -1, codes) if has_mask else codes
-    if form.name in ("raw", "float") and not has_mask:
-        return Layout(View(), Settings(), has_mask)
-
-    def part(view: View) -> Array:
-        matrix = view.matrix(masked)
-        rows, columns = _PART if masked.size > _WHOLE else matrix.shape
-        return np.ascontiguousarray(matrix[:rows, :columns])
-
-    def cost(view: View, settings: Settings) -> float:
-        matrix, meter = part(view), Meter()
-        count = int(np.count_nonzero(matrix >= 0)) if has_mask else None
-        code_matrix(meter, settings, matrix.shape, form.signs, count, matrix)
-        return meter.cost / max(int(matrix.size), 1)
-
-    best = (float("inf"), View(), Settings())
-    for view in _views(bits.shape):
-        stride = find_stride(part(view) >= 0) if has_mask else 0
-        settings = Settings(stride=stride)
-        best = min(best, (cost(view, settings), view, settings), key=lambda one: one[0])
-    changes: list[dict[str, Any]] = [{"has_signs": True}] if (form.signs < 0).any() else []
-    if has_mask:
-        changes += [{"stride": 0}, {"has_rows": True}]
-        changes += [{"strength": i} for i in range(len(STRENGTHS))]
-    for change in changes:
-        settings = replace(best[2], **change)
-        if settings != best[2]:
-            trial = (cost(best[1], settings), best[1], settings)
-            best = min(best, trial, key=lambda one: one[0])
-    return Layout(best[1], best[2], has_mask)
-
-
 def restore(form: Form, codes: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     """Return the bits of a tensor in one of the forms table and grid."""
     if form.name == "table":
         return form.side[codes]
     scales = form.side.view(dtype)
     rows = group_rows(codes + form.low, form.group)
+    with np.errstate(all="ignore"):  # scales of a stranger's file may be anything
+        reals = ungroup_rows(products(scales, rows), form.group, shape)
     # Codes of pruned weights mean nothing; the mask is applied by the caller.
-    reals = ungroup_rows(products(scales, rows), form.group, shape)
     return np.ascontiguousarray(reals).view(f"u{DTYPES[dtype][0]}")
 
 
@@ -245,15 +165,6 @@ def count_groups(group: int, shape: tuple[int, ...]) -> int:
         return shape[0 if group == 1 else -1]
     size = GROUPS.get(group, 0)
     return prod(shape) // size if size and shape[-1] % size == 0 else 0
-
-
-def _views(shape: tuple[int, ...]) -> list[View]:
-    if len(shape) < 2:
-        return [View()]
-    cuts = [False] if len(shape) == 2 else [False, True]
-    found = [View(last, turned) for last in cuts for turned in (False, True)]
-    # Very short rows cost time and know too little of each other.
-    return [view for view in found if view.shape(shape)[1] >= 8] or [View()]
 
 
 def _table(stored: Stored, is_sparse: bool) -> tuple[Form, Array] | None:

@@ -162,8 +162,8 @@ class ChannelGroups:
 
     def save_svg(self, path: str | os.PathLike[str]) -> None:
         """Draw which layers make and read the channels of each group, as an SVG file."""
+        from lilliput.charts.metro import draw
         from lilliput.files import write_atomically
-        from lilliput.graph.picture import draw
 
         write_atomically(path, draw(self).encode())
 

@@ -109,8 +109,6 @@ class ADMMPruner(OneShotPruner):
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: received {value!r}, expected an integer from {least}.")
-        if iterations and optimizer is None and model is not None:
-            raise ConfigError("iterations: the penalty acts through the optimizer; give it.")
         self.iterations, self.epochs_per_iteration = iterations, epochs_per_iteration
         super().__init__(
             model,
@@ -121,6 +119,8 @@ class ADMMPruner(OneShotPruner):
             example_inputs=example_inputs,
             groups=groups,
         )
+        if iterations and optimizer is None and model is not None:
+            raise ConfigError("iterations: the penalty acts through the optimizer; give it.")
 
     @property
     def is_over(self) -> bool:

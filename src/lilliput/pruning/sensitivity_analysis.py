@@ -158,7 +158,7 @@ class SensitivityAnalysis:
         """Return the curves as an SVG drawing: sparsity against metric, a line per layer."""
         if not self.sensitivities:
             raise StageError("there are no curves yet; call analysis() first.")
-        from lilliput.report.charts.curves import draw_curves  # needed for drawing only
+        from lilliput.charts.curves import draw_curves  # needed for drawing only
 
         return draw_curves(self.sensitivities, self.ori_metric, self.limit)
 

@@ -311,6 +311,16 @@ class SparseVDPruner(OneShotPruner):
             return wrapper.config.get("sparsity")  # type: ignore[no-any-return]
         return self._share_of(wrapper)
 
+    def _stop_if_done(self) -> None:
+        """As in :class:`OneShotPruner`; the variances are no longer trained, and no parameters."""
+        super()._stop_if_done()
+        if self.masker is not None and not self._needs_criterion():
+            for wrapper in self.get_modules_wrapper():
+                if list(wrapper.parameters()):
+                    held = namespace(wrapper.log_variance).detach(wrapper.log_variance)
+                    del wrapper.log_variance
+                    wrapper.set_attribute("log_variance", held)
+
     def _after_step(self) -> None:
         """Keep the variances the same in all processes."""
         super()._after_step()

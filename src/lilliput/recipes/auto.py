@@ -34,7 +34,7 @@ from lilliput.measure.receipt import Receipt, take_receipt
 from lilliput.recipes.auto_training import Recovery, again
 from lilliput.report.measure import measure_all
 from lilliput.search.budget import parse_budget
-from lilliput.search.candidate import Candidate, evaluated, threads
+from lilliput.search.candidate import Candidate, evaluated
 from lilliput.search.report import write_report
 from lilliput.search.search import Search
 from lilliput.search.task import Task, Trial
@@ -211,7 +211,7 @@ class _Work:
         """Write a network if it is better than the best so far."""
         path = self.folder / f"next{self.suffix}"
         self.task.maker.write(candidate, path, check=True)
-        metric = evaluated(self.search.evaluate, open_file(path, threads()), what)
+        metric = evaluated(self.search.evaluate, open_file(path), what)
         over = self._over(costs, metric)
         self.points.append({"name": what, "metric": metric, "bytes": path.stat().st_size})
         log.info("%s: metric %.4g (original %.4g)", what, metric, self.task.baseline)

@@ -16,7 +16,6 @@ from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError, 
 from lilliput.export.targets.table import TARGETS
 from lilliput.export.targets.target import Target
 from lilliput.extras import require
-from lilliput.frameworks.work import default_threads
 from lilliput.measure.timing import run_evaluation
 from lilliput.registry import pruners, quantizers
 from lilliput.search.space import Space
@@ -196,11 +195,6 @@ def target_of(name: Any, framework: str) -> Target:
     for module in writer.modules:
         require(module, f"target {name!r} needs pip install 'lilliput[{writer.extra}]'")
     return known[name]
-
-
-def threads() -> int:
-    """Return how many threads files are executed with."""
-    return default_threads()
 
 
 def evaluated(evaluate: Callable[[Any], Any], model: Any, what: str) -> float:

@@ -31,7 +31,7 @@ from lilliput.pruning.sensitivity_files import fingerprint
 from lilliput.pruning.sensitivity_probe import name_of
 from lilliput.report.measure import measure_all
 from lilliput.search.budget import parse_budget
-from lilliput.search.candidate import RECOVERIES, Maker, evaluated, target_of, threads
+from lilliput.search.candidate import RECOVERIES, Maker, evaluated, target_of
 from lilliput.search.costs import Counts
 from lilliput.search.executors import check_executor
 from lilliput.search.journal import Journal
@@ -221,7 +221,7 @@ class Search:
         before, after = measure_all(
             [original, path], self.space.example_inputs, names=["original", "found"]
         )
-        file = open_file(path, threads())
+        file = open_file(path)
         metric = evaluated(self.evaluate, file, f"the file {path.name}")
         before, after = replace(before, metric=task.baseline), replace(after, metric=metric)
         return take_receipt(before, after, notes=self._notes(task.baseline - metric))

@@ -168,8 +168,8 @@ class Space:
         except ConfigError as error:
             return list(error.problems)
         if not self.probe.by_channel:
-            return [Problem("pruner", f"{self.pruner!r} removes single weights, which makes nothing "
-                            "smaller; expected a pruner of channels such as 'l1'.")]  # fmt: skip
+            text = f"{self.pruner!r} removes single weights, which makes nothing smaller; expected 'l1' or"
+            return [Problem("pruner", f"{text} another pruner of channels.")]
         takers = {d.layer.name: rules[d.rule] for d in _chosen(self.probe.selection)}
         problems = []
         for names, groups in _coupled(self.probe.layout.pruned):

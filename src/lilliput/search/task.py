@@ -204,12 +204,14 @@ class Task:
         for _ in range(_ROUNDS):
             choice = self.solve(looser)
             if choice is None:
-                return None
+                break
             costs = self.measure(choice)
             if self.keeps(costs, looser):
                 return self.trial(choice)
             self.learn(choice, costs)
-        return None
+        # Estimates may be too high as well: the smallest network decides whether it can be done.
+        near = nearest_to(self.scores, self.costs, self.bounds)
+        return self.trial(near) if self.keeps(self.measure(near), looser) else None
 
     def learn(self, choice: Choice, costs: Mapping[str, float]) -> None:
         """Correct estimates by what a choice really takes."""
@@ -323,9 +325,9 @@ class Task:
             mark = "" if value <= bound else "  ← over"
             lines.append(f"{self.limits[name]}: {self._shown(name, value)} can be had{mark}")
         return AlgorithmError(
-            "the budget cannot be met with these choices. The nearest: " + "; ".join(lines)
-            + ". Loosen the budget, or add stronger choices."
-        )  # fmt: skip
+            f"the budget cannot be met with these choices. The nearest: {'; '.join(lines)}. Loosen the "
+            "budget, or add stronger choices."
+        )
 
     def refuse_drop(self, best: Trial, nearest: Trial | None) -> AlgorithmError:
         """Return an error that says how much would be lost, and what can be had for the drop."""

@@ -12,10 +12,11 @@ import numpy as np
 
 from lilliput.errors import ConfigError
 from lilliput.export.targets.executed import open_file
+from lilliput.frameworks.work import default_threads
 from lilliput.measure.timing import time_calls
 from lilliput.report.environment import environment
 from lilliput.report.measure import how_to_measure
-from lilliput.search.candidate import Candidate, Maker, threads
+from lilliput.search.candidate import Candidate, Maker
 from lilliput.search.costs import Counts, expand, merged
 from lilliput.search.latency import LatencyTable, Network, Shape, TimedLayer, Times
 from lilliput.search.solve import Choice, Term
@@ -54,9 +55,9 @@ class Clock:
         self.original = folder / f"original{maker.target.suffix}"
         if not self.original.exists():
             maker.write(None, self.original)
-        self.file: Any = open_file(self.original, threads())
+        self.file: Any = open_file(self.original)
         cpu = str(environment()["cpu"])
-        self.table = LatencyTable.open(tables, self.file.runtime, cpu, threads())
+        self.table = LatencyTable.open(tables, self.file.runtime, cpu, default_threads())
         self.inputs = self.space.example_inputs
         graph = self.space.groups.analysis.graph
         described = [[name, list(t.shape)] for name, t in graph.parameters.items()]
@@ -159,24 +160,22 @@ class Clock:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"network{self.maker.target.suffix}")
             result = self.maker.write(candidate, path)
-            ratio = self.compare(path)
-            self._add(choice, path, ratio)
+            ratio, milliseconds = self.compare(path)
+            self._add(choice, path, ratio, milliseconds)
         return ratio, int(result.bytes)
 
-    def compare(self, path: Path) -> float:
-        """Return the latency of a file in terms of the original's, both executed in turns."""
-        files = [self.file, open_file(path, threads())]
+    def compare(self, path: Path) -> tuple[float, float]:
+        """Return the latency of a file in terms of the original's, in turns, and that in milliseconds."""
+        files = [self.file, open_file(path)]
         calls = [how_to_measure(x).caller(x, self.inputs) for x in files]
         one, two = (float(np.median(x)) for x in time_calls(calls, _RUNS, _SECONDS))
-        if not self.milliseconds:
-            self._first = one
-        return two / one
+        return two / one, one
 
-    def _add(self, choice: Sequence[int], path: Path, ratio: float) -> None:
+    def _add(self, choice: Sequence[int], path: Path, ratio: float, milliseconds: float) -> None:
         """Note what each layer takes."""
         from lilliput.export.profile import Profile
 
-        profiles = [Profile(x, threads()) for x in (self.original, path)]
+        profiles = [Profile(x, default_threads()) for x in (self.original, path)]
         arrays = _arrays(self.inputs)
         for _ in range(_PROFILED):
             for profile in profiles:
@@ -191,12 +190,9 @@ class Clock:
             for name, time in after.items()
             if name in described
         }
-        milliseconds = self.milliseconds or self._first
         self.table.add(
             self.id, milliseconds, Network(choice=list(choice), layers=layers, ratio=ratio)
         )
-
-    _first = 0.0
 
 
 def kind_of(bits: Any, group_size: int | None = None) -> str:

@@ -11,13 +11,14 @@ import numpy as np
 from pydantic import JsonValue, ValidationError
 
 from lilliput.compact.format import encode
-from lilliput.compact.saving import load as load_weights
 from lilliput.compact.saving import (
+    has_plan,
     parse_safetensors,
     read_weights,
     to_safetensors,
     without_negative_zeros,
 )
+from lilliput.compact.saving import load as load_weights
 from lilliput.compact.tensors import DTYPES
 from lilliput.errors import StateError
 from lilliput.files import make_folder, write_atomically
@@ -176,12 +177,12 @@ def _read_folder(model: Any, folder: Path) -> tuple[_Document, dict[str, Any]]:
 def _read_file(model: Any, path: Path) -> tuple[_Document, dict[str, Any]] | None:
     """Return the plan and the tensors of a compact file, None if it has no plan."""
     # A shrunk model is smaller than the one it is made from; a captured graph may hold some more.
+    if not has_plan(path):
+        return None
     backend = backend_of(model)
     types = backend.stored_types(model).values()
     own = sum(prod(shape) * DTYPES[dtype][0] for dtype, shape in types)
     content = read_weights(path, limit=2 * own + _LARGEST)
-    if not content.note:
-        return None
     try:
         document = _Document.model_validate_json(content.note)
     except ValidationError as error:

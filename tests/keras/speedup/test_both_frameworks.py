@@ -20,6 +20,10 @@ IMAGES = np.random.default_rng(0).standard_normal((2, 6, 6, 3)).astype("float32"
 RULES = [{"op_names": ["first", "second"], "sparsity": 0.5}]
 
 
+def array(x):
+    return np.array(keras.ops.convert_to_numpy(x.detach() if hasattr(x, "detach") else x))
+
+
 class TorchNet(nn.Module):
     def __init__(self, width=8):
         super().__init__()
@@ -46,10 +50,10 @@ def torch_copy(source):
     with torch.no_grad():
         for name in ("first", "second", "head"):
             layer, own = source.get_layer(name), getattr(model, name)
-            kernel = np.array(layer.kernel)
+            kernel = array(layer.kernel)
             order = (3, 2, 0, 1) if kernel.ndim == 4 else (1, 0)
             own.weight.copy_(torch.from_numpy(kernel.transpose(order).copy()))
-            own.bias.copy_(torch.from_numpy(np.array(layer.bias)))
+            own.bias.copy_(torch.from_numpy(array(layer.bias)))
     return model
 
 
@@ -60,10 +64,10 @@ def make(framework):
             x=IMAGES,
             model=keras_net(),
             net=keras_net,
-            run=lambda model: np.array(model(IMAGES, training=False)),
+            run=lambda model: array(model(IMAGES, training=False)),
             width=lambda model: model.get_layer("first").filters,
-            weights=lambda model: [np.array(x) for x in model.variables],
-            shift=lambda model: [x.assign_add(0.1 + 0 * x) for x in model.trainable_variables],
+            weights=lambda model: [array(x) for x in model.variables],
+            shift=lambda model: [x.assign(array(x) + 0.1) for x in model.trainable_variables],
         )
     x = torch.from_numpy(IMAGES.transpose(0, 3, 1, 2).copy())
     return SimpleNamespace(
@@ -281,6 +285,6 @@ def test_open_sizes_and_several_inputs_are_saved(tmp_path):
     result.save(tmp_path)
     again = lilliput.keras.load(net(), tmp_path)
     assert again.get_layer("conv").filters == 4 and again.get_layer("side").units == 2
-    assert np.array_equal(np.array(again(inputs)), np.array(result.model(inputs)))
+    assert np.array_equal(array(again(inputs)), array(result.model(inputs)))
     with pytest.raises(UnsupportedModelError, match="received"):
         lilliput.keras.load("no model", tmp_path)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lilliput.report.charts.bars import draw_bar
+from lilliput.charts.bars import draw_bar
 from lilliput.report.document import HistogramPair, LayerRow, Report
 from lilliput.report.page import words
 

@@ -10,13 +10,13 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from lilliput.charts.colors import variables
+from lilliput.charts.groups import count_rows, draw_groups
+from lilliput.charts.heatmap import draw_strip, find_strips
+from lilliput.charts.histograms import draw_pair
+from lilliput.charts.lines import NAMED, draw_lines, rank
+from lilliput.charts.scatter import AXES, costs_of, draw_scatter, named_of, spots_of
 from lilliput.errors import MissingExtraError
-from lilliput.report.charts.colors import variables
-from lilliput.report.charts.groups import count_rows, draw_groups
-from lilliput.report.charts.heatmap import draw_strip, find_strips
-from lilliput.report.charts.histograms import draw_pair
-from lilliput.report.charts.lines import NAMED, draw_lines, rank
-from lilliput.report.charts.scatter import AXES, costs_of, draw_scatter, named_of, spots_of
 from lilliput.report.document import Report, read_receipt
 from lilliput.report.page import layers, words
 

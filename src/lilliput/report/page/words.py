@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from lilliput.report.charts.bars import draw_bar
+from lilliput.charts.bars import draw_bar
 
 NOTHING = "–"
 _DENSE = 0.97  # a few zeros are no sparsity

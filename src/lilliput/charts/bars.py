@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lilliput.report.charts.svg import short
+from lilliput.charts.svg import short
 
 
 def draw_bar(after: float, before: float | None = None) -> str:

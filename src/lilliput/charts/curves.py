@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from lilliput.report.charts.colors import SERIES_LIGHT
-from lilliput.report.charts.lines import Frame, moved_area
-from lilliput.report.charts.svg import (
+from lilliput.charts.colors import SERIES_LIGHT
+from lilliput.charts.lines import Frame, moved_area
+from lilliput.charts.svg import (
     Place,
     Scale,
     as_file,

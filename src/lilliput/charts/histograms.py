@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from lilliput.report.charts.svg import drawing, path, short, text, tick_label
-from lilliput.report.document import HistogramPair
+from lilliput.charts.svg import drawing, path, short, text, tick_label
+
+if TYPE_CHECKING:
+    from lilliput.report.document import HistogramPair
 
 _WIDTH, _HEIGHT, _BASE = 260, 104, 84
 
@@ -15,6 +18,7 @@ def draw_pair(pair: HistogramPair, key: str) -> str:
 
     Examples
     --------
+    >>> from lilliput.report.document import HistogramPair
     >>> pair = HistogramPair(layer="fc", target="weight", low=-1, high=1, before=[500, 500])
     >>> draw_pair(pair, "hist-1")[:10]
     '<svg class'
@@ -45,6 +49,7 @@ def ceiling(pair: HistogramPair) -> float:
 
     Examples
     --------
+    >>> from lilliput.report.document import HistogramPair
     >>> ceiling(HistogramPair(layer="", target="input", low=0, high=1, before=[900, 50, 40, 10]))
     100.0
     """

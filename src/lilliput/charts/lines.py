@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from lilliput.report.charts.svg import (
+from lilliput.charts.svg import (
     Place,
     Scale,
     drawing,
@@ -17,7 +18,9 @@ from lilliput.report.charts.svg import (
     text,
     tick_labels,
 )
-from lilliput.report.document import Curve
+
+if TYPE_CHECKING:
+    from lilliput.report.document import Curve
 
 NAMED = 8
 
@@ -78,6 +81,7 @@ def draw_lines(curves: Sequence[Curve], metric: str) -> str:
 
     Examples
     --------
+    >>> from lilliput.report.document import Curve
     >>> draw_lines([Curve(layer="fc", baseline=0.9, points=[(0.5, 0.8)])], "accuracy")[:10]
     '<svg class'
     """

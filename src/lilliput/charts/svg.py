@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from lilliput.report.charts.colors import resolved
+from lilliput.charts.colors import resolved
 
 Place = tuple[float, float]
 Scale = Callable[[Place], Place]  # from values to a place in the drawing

@@ -1,17 +1,20 @@
 """Channel groups like a map of metro lines: layers in a column, a line past all that belongs together.
 
-The same picture as :mod:`lilliput.graph.picture`, drawn from the report's own data and in the
-page's colours.
+The picture of :mod:`lilliput.charts.metro` for the report's page: from the data of a report,
+which has no shapes, and in the page's colours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lilliput.report.charts.colors import SERIES_LIGHT
-from lilliput.report.charts.svg import drawing, hovering, path, shortened, text
-from lilliput.report.document import ChannelGroup
+from lilliput.charts.colors import SERIES_LIGHT
+from lilliput.charts.svg import drawing, hovering, path, shortened, text
+
+if TYPE_CHECKING:
+    from lilliput.report.document import ChannelGroup
 
 _ROW, _CHARACTER, _GAP, _MARGIN = 22, 7.0, 18, 8
 _LONGEST_NAME, _LONGEST_TEXT = 40, 64
@@ -33,6 +36,7 @@ def draw_groups(groups: Sequence[ChannelGroup], order: Sequence[str] = ()) -> st
 
     Examples
     --------
+    >>> from lilliput.report.document import ChannelGroup
     >>> group = ChannelGroup(name="0.weight", size=8, makes=["0"], reads=["2"])
     >>> draw_groups([group])[:10]
     '<svg class'

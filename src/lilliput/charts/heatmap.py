@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lilliput.report.charts.svg import drawing, path, short
-from lilliput.report.document import LayerRow
+from lilliput.charts.svg import drawing, path, short
+
+if TYPE_CHECKING:
+    from lilliput.report.document import LayerRow
 
 _WIDTH, _HEIGHT = 960, 28
 _STEPS = 6
@@ -36,6 +39,7 @@ def draw_strip(strip: Strip, layers: Sequence[LayerRow], number: int) -> str:
 
     Examples
     --------
+    >>> from lilliput.report.document import LayerRow
     >>> layers = [LayerRow(name="fc", parameters=4, nonzeros=2)]
     >>> draw_strip(find_strips(layers)[0], layers, 1)[:10]
     '<svg class'

@@ -15,8 +15,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from html import escape
+from typing import TYPE_CHECKING
 
-from lilliput.graph.groups import ChannelGroups, Group
+if TYPE_CHECKING:
+    from lilliput.graph.groups import ChannelGroups, Group
+
 
 _LINE, _CHARACTER, _MARGIN = 18, 7.25, 16  # heights and widths in pixels, of 12 px monospace
 _LONGEST_NAME, _LONGEST_TEXT = 52, 88

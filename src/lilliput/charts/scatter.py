@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from lilliput.report.charts.svg import (
+from lilliput.charts.svg import (
     Place,
     Scale,
     drawing,
@@ -17,7 +18,9 @@ from lilliput.report.charts.svg import (
     tick_label,
     tick_labels,
 )
-from lilliput.report.document import TriedPoint
+
+if TYPE_CHECKING:
+    from lilliput.report.document import TriedPoint
 
 _WIDTH, _HEIGHT = 600, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 586, 26, 288
@@ -71,6 +74,7 @@ def draw_scatter(points: Sequence[TriedPoint], cost: str, metric: str) -> str:
 
     Examples
     --------
+    >>> from lilliput.report.document import TriedPoint
     >>> tried = [TriedPoint(name="a", bytes=10, metric=0.8), TriedPoint(name="b", bytes=5, metric=0.7)]
     >>> draw_scatter(tried, "bytes", "accuracy")[:10]
     '<svg class'
