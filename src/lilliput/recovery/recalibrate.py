@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from lilliput.frameworks import backend_of, part_for
+from lilliput.frameworks import part_for
 from lilliput.recovery.norms import Moments, Renewal, check_model, check_original, renew
 
 Statistics = tuple[Any, Any]  # mean and variance of each channel, in float64
@@ -29,6 +29,9 @@ class Norms(Protocol):
 
     def norms_of(self, model: Any) -> dict[str, Any]:
         """Return the batch norms of a model that have running statistics, by name."""
+
+    def quantizers_in(self, model: Any) -> list[Any]:
+        """Return the wrappers of quantizers in a model, or in the one that it is a copy of."""
 
     def statistics(self, norm: Any) -> Statistics:
         """Return copies of the running statistics of a norm."""
@@ -88,7 +91,7 @@ def recalibrate(
     """
     part: Norms = part_for(model, "recalibrate")
     norms = part.norms_of(model)
-    check_model(model, norms, backend_of(model).quantizers_in(model))
+    check_model(model, norms, part.quantizers_in(model))
     others = {} if original is None else _norms_of_original(part, model, original, norms)
     before = {name: part.statistics(norm) for name, norm in norms.items()}
     renewals = {name: _renewal(part, name, x, others.get(name)) for name, x in norms.items()}

@@ -60,7 +60,7 @@ class SpeedupResult:
     notes: tuple[str, ...]
     source: dict[str, list[int]]  # names and shapes of the tensors there were
     example_inputs: Any
-    take_receipt: Callable[[], Receipt]
+    _take_receipt: Callable[[], Receipt]
 
     @property
     def kind(self) -> Kind:
@@ -75,7 +75,7 @@ class SpeedupResult:
     @cached_property
     def receipt(self) -> Receipt:
         """Before → after, with the time that both take here."""
-        return self.take_receipt()
+        return self._take_receipt()
 
     def save(self, folder: str | Path, *, compact: bool = False) -> None:
         """Write the model as it is now into a folder, for :func:`lilliput.torch.load`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from lilliput.errors import ConfigError
@@ -79,7 +80,6 @@ def speedup(
     part: Shrinking = part_for(model, "shrink")
     made = part.shrink(model, example_inputs, options)
     seconds = time.perf_counter() - start
-    receipt = take_receipt(made) if part.RUNS_AT_ONCE else None
     return SpeedupResult(
         model=made.model,
         plan=made.plan,
@@ -92,11 +92,20 @@ def speedup(
         notes=made.notes,
         source=made.source,
         example_inputs=example_inputs,
-        take_receipt=lambda: take_receipt(made) if receipt is None else receipt,
+        _take_receipt=_later(made) if not part.RUNS_AT_ONCE else _known(_receipt_of(made)),
     )
 
 
-def take_receipt(made: Shrunk) -> Receipt:
+def _later(made: Shrunk) -> Callable[[], Receipt]:
+    return lambda: _receipt_of(made)
+
+
+def _known(receipt: Receipt) -> Callable[[], Receipt]:
+    """Return what gives a receipt, without holding on to the larger model."""
+    return lambda: receipt
+
+
+def _receipt_of(made: Shrunk) -> Receipt:
     """Time the model before and after, for a moment, and put that beside the counts."""
     how = how_to_measure_model(made.before)
     models = (made.before, how.untouched(made.model))

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.keras import instrument
 from lilliput.frameworks.keras.discover import layers_by_path
 from lilliput.frameworks.keras.instrument import PreHook
 from lilliput.frameworks.keras.running import call as call
@@ -27,6 +28,11 @@ def norms_of(model: Any) -> dict[str, Any]:
     found = {id(layer): (path, layer) for path, layer in reversed(layers_by_path(model).items())}
     norms = [x for x in found.values() if isinstance(x[1], keras.layers.BatchNormalization)]
     return dict(reversed(norms))
+
+
+def quantizers_in(model: Any) -> list[Any]:
+    """Return the wrappers of quantizers in a model."""
+    return instrument.quantizers_in(layers_by_path(model).values())
 
 
 def statistics(norm: Any) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lilliput.frameworks.torch.batches import call as call
 from lilliput.frameworks.torch.statistics import sum_over_processes
+from lilliput.frameworks.torch.wrapper import QuantizerModuleWrapper
 
 NAMES_MAY_DIFFER = False
 
@@ -21,6 +22,11 @@ def norms_of(model: nn.Module) -> dict[str, Any]:
     """Return the batch norms of a model that have running statistics."""
     named = [(name, m) for name, m in model.named_modules() if isinstance(m, _Norm)]
     return {name: norm for name, norm in named if norm.running_mean is not None}
+
+
+def quantizers_in(model: nn.Module) -> list[Any]:
+    """Return the wrappers of quantizers in a model, copies of others included."""
+    return [module for module in model.modules() if isinstance(module, QuantizerModuleWrapper)]
 
 
 def statistics(norm: Any) -> tuple[Tensor, Tensor]:
