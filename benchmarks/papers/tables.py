@@ -41,7 +41,7 @@ def verdict(row: Row, seeds: Record, control: Record, wanted: int) -> str:
     if not checks:
         return ""
     result = "met" if all(met for _, met in checks) else "**missed**"
-    so_far = "" if len(seeds) >= wanted else f" by {len(seeds)} of {wanted} seeds, so far"
+    so_far = "" if len(seeds) >= wanted else f" so far, mean of {len(seeds)} of {wanted} seeds"
     return f"{', '.join(text for text, _ in checks)}: {result}{so_far}"
 
 

@@ -243,4 +243,6 @@ def test_a_bar_above_a_control_that_was_not_measured_is_not_met():
 def test_a_bar_met_by_fewer_seeds_than_wanted_says_so():
     seeds, control = {"0": {"error": 1.0}, "1": {"error": 5.0}}, {"0": {"error": 1.0}}
     row = Row(pruned, above_control=0.1)
-    assert tables.verdict(row, seeds, control, 5).endswith("(+0.00): met by 1 of 5 seeds, so far")
+    assert tables.verdict(row, seeds, control, 5).endswith(
+        "(+0.00): met so far, mean of 1 of 5 seeds"
+    )
