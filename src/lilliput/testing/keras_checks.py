@@ -220,7 +220,7 @@ def check_mixed_precision(subject: Subject) -> None:
     for half, kind in (("bfloat16", "cnn"), ("float16", "mlp")):
         with _policy(f"mixed_{half}"):
             for model in subject.models(kind):
-                check_training_in(subject, model, "float32", half)
+                check_training_in(subject, model, "float32", half, _used_optimizer(model))
 
 
 @seeded
@@ -237,7 +237,14 @@ def check_double_precision(subject: Subject) -> None:
         except UnsupportedModelError:
             anatomy.expect_same("after float64 was refused")
         else:
-            check_training_in(subject, model, "float64", "float64")
+            check_training_in(subject, model, "float64", "float64", _used_optimizer(model))
+
+
+def _used_optimizer(model: Any) -> Any:
+    """Return an optimizer that has made a step: what is made at the first one belongs to the model."""
+    optimizer = lab.optimizer(model)
+    train(model, optimizer, 1)
+    return optimizer
 
 
 @seeded

@@ -94,7 +94,7 @@ def check_dtypes(subject: Subject) -> None:
     for dtype in (torch.bfloat16, torch.float64):
         model = subject.model().to(dtype)
         name = str(dtype).removeprefix("torch.")
-        check_training_in(subject, model, name, name)
+        check_training_in(subject, model, name, name, lab.optimizer(model))
 
 
 @seeded
