@@ -223,7 +223,7 @@ def a_bad_function(draw):
     return line(name, MODEL, *RIGHT[name][1:], option, chosen), [option[2:], chosen]
 
 
-@fixed_by("Known: agp", "Known: bnn")
+@fixed_by("Known: admm", "Known: bnn")
 def an_unknown_algorithm(draw):
     name, option = draw.choice(
         [
@@ -237,13 +237,13 @@ def an_unknown_algorithm(draw):
     return line(name, *RIGHT[name], option, wrong), [wrong]
 
 
-@fixed_by("Known: agp")
+@fixed_by("Known: admm")
 def an_unknown_schema(draw):
     wrong = draw.choice(["agpp", "recipes", "x", "QATt"])
     return ["config", "schema", wrong], [wrong]
 
 
-@fixed_by("Known: agp")
+@fixed_by("Known: admm")
 def nothing_to_list(draw):
     return ["list", draw.choice(["zz*", "lev", "qatt"])], ["matches"]
 

@@ -240,7 +240,7 @@ def typo_in_a_step_key(draw):
     return (*dump(draw, value), [f"step {index + 1}"])
 
 
-@fixed_by("Known: agp", "Known: bnn", "but found")
+@fixed_by("Known: admm", "Known: bnn", "but found")
 def an_unknown_algorithm(draw):
     value = base(draw)
     index = draw.choice(
