@@ -68,8 +68,9 @@ FOLLOWED = {
     "agp of l1": Subject(AGPPruner, make=followed(partial(AGPPruner, pruning_algorithm="l1"))),
 }
 
-# Settings for algorithms whose defaults do not prune at once, by registered name.
-SAME = {"lamp", "lsq_plus", "random", "random_channels"}  # all but a line is another one's
+# All but a line of each is that of another one.
+SAME = {"l2", "fpgm", "lamp", "linear", "sensitivity", "mean_activation", "lsq_plus"}
+SAME |= {"random", "random_channels"}
 OWN = {
     "check_determinism",
     "check_exact_sparsity",
@@ -84,6 +85,7 @@ ENGINE = {
     "check_strip_restores_model",
 }
 THOROUGH = {"level", "agp of l1", "slim", "qat", "lsq", "dorefa"}
+# Settings for algorithms whose defaults do not prune at once, by registered name.
 SETTINGS: dict[str, dict[str, object]] = {
     # All activations at one bit stop every gradient in networks this small.
     "bnn": {"quant_types": ["weight"]},
