@@ -11,7 +11,23 @@ from torch import nn
 
 from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
 
-PRUNERS = {name: pruner(name) for name in list_pruners()}
+# What has to be said beside a rule.
+ARGUMENTS = {"movement": {"cool_down_beginning_step": 9}, "rigl": {"training_steps": 9}}
+
+
+def told(name: str) -> Any:
+    """Return the class of a pruner that needs no more than a model and rules."""
+    cls = pruner(name)
+    if name not in ARGUMENTS:
+        return cls
+
+    def __init__(self: Any, *args: Any, **given: Any) -> None:
+        cls.__init__(self, *args, **{**ARGUMENTS[name], **given})
+
+    return type(cls.__name__, (cls,), {"__init__": __init__, "__module__": cls.__module__})
+
+
+PRUNERS = {name: told(name) for name in list_pruners()}
 QUANTIZERS = {name: quantizer(name) for name in list_quantizers()}
 # With an evaluator it is a tool of its own, with tests of its own; without, it prunes as the others.
 ALL = {**PRUNERS, **QUANTIZERS}

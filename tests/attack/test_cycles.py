@@ -19,6 +19,7 @@ from torch import nn
 MOST_OBJECTS = 2.0
 MOST_OBJECTS_CAPTURED = 60.0
 WARM_UP = 20  # cycles in which caches fill
+SHRINKING = {"str"}  # whose thresholds take a little of every weight from the start
 
 
 def make_model() -> nn.Module:
@@ -69,7 +70,8 @@ def run(name: str, cycles: int, captured: bool = False) -> None:
             after = counts()
     finally:
         logging.disable(logging.NOTSET)
-    assert picture(model) == pruned
+    if name not in SHRINKING:
+        assert picture(model) == pruned
     grown = (after["objects"] - before["objects"]) / cycles
     assert grown <= (MOST_OBJECTS_CAPTURED if captured else MOST_OBJECTS), f"{grown} a cycle"
     assert after["classes"] <= before["classes"] + 2
