@@ -70,15 +70,15 @@ def check_masks(compressor: Any) -> dict[str, Tensor]:
     for wrapper in compressor._every_wrapper():
         info = wrapper.layer_info
         raw = wrapper.weight.detach()
+        is_soft = getattr(wrapper, "is_soft", False)  # computed while the raw weight trains
         if compressor.kind == "pruner":
             pruned = wrapper.weight_mask == 0
             for owner in info.owners:
                 seen = getattr(owner.module, owner.weight_name).detach()
                 expect(not seen[pruned].any(), f"{wrapper.name}: a pruned weight is not zero")
-                expect(
-                    torch.equal(seen[~pruned], raw[~pruned]), f"{wrapper.name}: kept weights differ"
-                )
-            raw = raw * (wrapper.weight_mask != 0)
+                is_kept = is_soft or torch.equal(seen[~pruned], raw[~pruned])
+                expect(is_kept, f"{wrapper.name}: kept weights differ")
+            raw = seen if is_soft else raw * (wrapper.weight_mask != 0)
         elif "weight" in wrapper.roles:
             check_levels(wrapper, getattr(info.module, info.weight_name).detach())
         weights[wrapper.name] = raw.clone()
@@ -126,7 +126,10 @@ def check_levels(wrapper: Any, seen: Tensor) -> None:
 def calibrate(compressor: Any, inputs: tuple[Any, ...]) -> None:
     if hasattr(compressor, "calibrate"):
         forward = lambda model, batch: model(*inputs)  # noqa: E731
-        if "loss" in compressor.calibrate.__code__.co_varnames:
+        names = compressor.calibrate.__code__.co_varnames
+        if "forward" not in names and "loss" not in names:
+            compressor.calibrate([inputs])
+        elif "loss" in names:
             compressor.calibrate([inputs], lambda model, batch: loss_of(model(*inputs)))
         else:
             compressor.calibrate([inputs], forward)
