@@ -90,6 +90,8 @@ def add_to_gradients(
                 "adds to its gradient is not; use DistributedDataParallel."
             )
         term = term if factor is None else term * factor.to(term.device)
+        if parameter.grad.is_sparse:  # of an Embedding(sparse=True)
+            parameter.grad = parameter.grad.to_dense()
         parameter.grad.add_(term.to(parameter.grad.dtype))
 
 

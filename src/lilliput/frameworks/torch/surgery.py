@@ -73,7 +73,9 @@ class Surgery(Work):
 
     def check_unchanged(self) -> None:
         """Raise if the model was trained or loaded since; what was fitted would undo it."""
-        names = {self.names[name]: name for name in self.wanted}
+        names = {
+            self.names[name]: name for name in self.wanted if name in self.names
+        }  # no constants
         for name in self.fitted:
             if not self.live[name].equal(self.wanted[names[name]]):
                 raise StageError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import AlgorithmError, StageError
-from lilliput.frameworks.torch.grad import straight_through
+from lilliput.frameworks.torch.grad import map_gradient, straight_through
 from lilliput.frameworks.torch.recompute import is_recomputing
 from lilliput.frameworks.torch.replicated import replicate, replicated_class
 from lilliput.frameworks.torch.weights import is_binary, is_sharded, peek, raw, whole
@@ -267,7 +267,8 @@ class PrunerModuleWrapper(ModuleWrapper):
             return value
         masks.append(mask)
         if self.keeps_raw(role):
-            return self._pruner().compute_weight(self, value, mask)  # type: ignore[no-any-return]
+            computed: Tensor = self._pruner().compute_weight(self, value, mask)
+            return with_dense_gradient(computed, self.module)
         if self._shows_gradient:
             return straight_through(value, value.detach() * mask)
         return value * mask
@@ -298,6 +299,13 @@ class PrunerModuleWrapper(ModuleWrapper):
         return mask
 
 
+def with_dense_gradient(weight: Tensor, module: Any) -> Tensor:
+    """Return a computed weight; what computes it cannot take the gradient of ``Embedding(sparse=True)``."""
+    if getattr(module, "sparse", False) is not True:
+        return weight
+    return map_gradient(weight, lambda grad: grad.to_dense() if grad.is_sparse else grad)
+
+
 class QuantizerModuleWrapper(ModuleWrapper):
     """A layer under a quantizer."""
 
@@ -312,6 +320,7 @@ class QuantizerModuleWrapper(ModuleWrapper):
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
         """Quantize a raw weight."""
         (result,) = self._run(QuantType.WEIGHT, (value,))
+        result = with_dense_gradient(result, self.module)
         if not self._quantizer().keeps_zero:
             for mask in masks:
                 result = result * mask
