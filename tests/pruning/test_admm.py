@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
-from lilliput.errors import ConfigError, StageError
+from lilliput.errors import AlgorithmError, ConfigError, StageError
 from lilliput.torch import ADMMPruner
 
 RULE = {"op_types": ["Linear"], "sparsity": 0.8, "rho": 0.02}
@@ -156,7 +156,6 @@ def test_it_resumes_exactly(tmp_path):
     [
         ({"iterations": -1}, RULE, "iterations: received -1"),
         ({"epochs_per_iteration": 0}, RULE, "epochs_per_iteration: received 0"),
-        ({}, RULE, "acts through the optimizer"),
         ({"iterations": 0, "pruning_algorithm": "taylorfo"}, RULE, "looks at more than weights"),
         ({"iterations": 0, "pruning_algorithm": "second_order"}, RULE, "prunes once"),
         ({"iterations": 0}, {**RULE, "rho": 0.0}, "rho"),
@@ -174,3 +173,47 @@ def test_masks_that_have_yet_to_come_are_not_exported(tmp_path):
     pruner.compress()
     with pytest.raises(StageError, match="4 epochs under the penalty are missing"):
         pruner.export_model(str(tmp_path / "model.safetensors"))
+
+
+def test_the_penalty_needs_an_optimizer_when_training_begins():
+    pruner = ADMMPruner(net(), [RULE])
+    model = pruner.compress()
+    for follow in (pruner.step, lambda: pruner.update_epoch(0)):
+        with pytest.raises(StageError, match="acts through the optimizer"):
+            follow()
+    pruner.bind_optimizer(sgd(model))  # as a recipe does
+    pruner.update_epoch(0)
+
+
+def test_a_refused_compress_leaves_the_model_and_the_next_one_has_targets():
+    model = net()
+    good = model[0].weight[0, 0].item()
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("nan")
+    pruner = ADMMPruner(model, [RULE], sgd(model))
+    with pytest.raises(AlgorithmError, match="NaN"):
+        pruner.compress()
+    assert not pruner.is_wrapped and list(model.state_dict()) == list(net().state_dict())
+    with torch.no_grad():
+        model[0].weight[0, 0] = good
+    pruner.compress()
+    for wrapper, layer in zip(pruner.get_modules_wrapper(), (net()[0], net()[2]), strict=True):
+        assert torch.equal(wrapper.sparse_target, project(layer.weight.detach(), 0.8))
+
+
+def test_a_loaded_target_stays_at_compress():
+    model = net()
+    optimizer = sgd(model)
+    pruner = ADMMPruner(model, [RULE], optimizer, epochs_per_iteration=2)
+    pruner.compress()
+    run(model, pruner, optimizer, range(1))
+    another = net()
+    with torch.no_grad():  # the trained weights, whose own target is another one
+        for held, trained in zip(another.parameters(), model.parameters(), strict=True):
+            held.copy_(trained)
+    other = ADMMPruner(another, [RULE], sgd(another), epochs_per_iteration=2)
+    other.load_state(pruner.state())
+    other.compress()
+    for mine, its in zip(other.get_modules_wrapper(), pruner.get_modules_wrapper(), strict=True):
+        assert torch.equal(mine.sparse_target, its.sparse_target)
+        assert not torch.equal(its.sparse_target, project(its.weight.detach(), 0.8))

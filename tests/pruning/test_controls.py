@@ -132,3 +132,15 @@ def test_blocks_that_make_no_sense_are_refused(options, rule, words):
     with pytest.raises(ConfigError, match=words):
         LevelPruner(model, [rule], **options).compress()
     assert torch.equal(model.weight, before) and type(model) is nn.Linear
+
+
+@pytest.mark.parametrize("rule", [{"granularity": [4, 4]}, {}], ids=["blocks", "tiny weights"])
+def test_lamp_of_each_layer_on_its_own_is_magnitude(rule):
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)]
+    with torch.no_grad():
+        models[0].weight.mul_(1 if rule else 1e-23)  # the square of which is zero
+        models[1].weight.copy_(models[0].weight)
+    LAMPPruner(models[0], [{"sparsity": 0.5, **rule}]).compress()
+    LevelPruner(models[1], [{"sparsity": 0.5, **rule}]).compress()
+    assert torch.equal(models[0].weight == 0, models[1].weight == 0)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from lilliput.errors import AlgorithmError, ConfigError
-from lilliput.torch import LevelPruner, OneShotPruner, ScoreMasker
+from lilliput.torch import LAMPPruner, LevelPruner, OneShotPruner, ScoreMasker
 
 
 def zeros(tensor):
@@ -133,3 +133,21 @@ def test_a_limit_that_small_layers_cannot_meet_is_refused_or_exact():
     tiny = nn.Sequential(*(nn.Linear(1, 1) for _ in range(4)))
     with pytest.raises(AlgorithmError, match="asks to remove 2 weights.*allows 0"):
         LevelPruner(tiny, [{"total_sparsity": 0.5, "max_sparsity_per_layer": 0.5}]).compress()
+
+
+@pytest.mark.parametrize("kind", [LevelPruner, LAMPPruner])
+def test_a_finished_run_of_a_total_sparsity_is_restored(kind, tmp_path):
+    def make():
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        return kind(model, [{"op_types": ["Linear"], "total_sparsity": 0.5}])
+
+    first, second = make(), make()
+    first.compress()
+    unpruned = second.state()
+    first.state().save(tmp_path / "state")
+    second.load_state(tmp_path / "state")
+    second.compress()
+    for its, mine in zip(first.get_wrappers(), second.get_wrappers(), strict=True):
+        assert torch.equal(its.weight_mask, mine.weight_mask)
+    second.load_state(unpruned)  # back to where it was, too
+    assert all(wrapper.layer_sparsity is None for wrapper in second.get_wrappers())

@@ -248,3 +248,46 @@ def test_scores_that_nobody_trains_do_not_prune():
     one_step(model, optimizer, batches(1)[0])
     with pytest.raises(StageError, match="scores have not been trained"):
         pruner.step()
+
+
+class Idle(nn.Module):
+    """A model with a layer that has no part in the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_a_layer_without_a_part_in_the_loss_is_not_pruned_by_position():
+    model = Idle()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    pruner = MovementPruner(model, [{"sparsity": 0.5}], optimizer, 0, 3)
+    pruner.compress()
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).square().sum().backward()
+        optimizer.step()
+
+    step()
+    step()
+    masks = [wrapper.weight_mask for wrapper in pruner.get_modules_wrapper()]
+    assert not masks[0].all() and masks[1].all()
+    with pytest.raises(StageError, match="'idle': its scores have not been trained"):
+        step()
+
+
+def test_what_stops_before_the_end_of_its_schedule_says_so(tmp_path, caplog):
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    pruner = MovementPruner(model, [{"sparsity": 0.5}], optimizer, 0, 3)
+    pruner.compress()
+    for x in batches(2):
+        one_step(model, optimizer, x)
+    with pytest.raises(StageError, match="step 2 of 3"):
+        pruner.export_model(str(tmp_path / "model.safetensors"))
+    pruner.strip()
+    assert "stripped at step 2 of 3" in caplog.text

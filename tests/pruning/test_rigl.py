@@ -10,7 +10,7 @@ from digits_training import accuracy, network, sparsity, train
 from torch import nn
 
 from lilliput.core.state import CompressionState
-from lilliput.errors import ConfigError, StageError
+from lilliput.errors import AlgorithmError, ConfigError, StageError
 from lilliput.ops.erk import erk_counts
 from lilliput.torch import AGPPruner, RigLPruner
 
@@ -233,3 +233,35 @@ def test_digits_are_read_with_a_tenth_of_the_weights_from_the_first_step():
         found[name] = accuracy(plain)
     assert found["rigl"] >= found["agp"] - 0.03, found
     assert found["rigl"] > found["fixed"], found
+
+
+def short_run():
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    rules = [{"op_types": ["Linear"], "sparsity": 0.5}]
+    pruner = RigLPruner(model, rules, optimizer, 8, update_every=1, stop_at=0.5)
+    pruner.compress()
+    return model, optimizer, pruner
+
+
+def test_a_state_from_after_the_last_update_moves_nothing():
+    model, optimizer, pruner = short_run()
+    for x in batches(6):
+        one_step(model, optimizer, x)
+    other, steps, loaded = short_run()
+    loaded.load_state(pruner.state())
+    one_step(other, steps, batches(1)[0])
+    for mine, its in zip(loaded.get_modules_wrapper(), pruner.get_modules_wrapper(), strict=True):
+        assert torch.equal(mine.weight_mask, its.weight_mask)
+    hidden = loaded.get_modules_wrapper()[0]
+    assert not other[0].weight.grad[hidden.weight_mask == 0].any()
+
+
+def test_weights_that_are_not_numbers_are_refused():
+    model, optimizer, pruner = short_run()
+    with torch.no_grad():
+        model[0].weight[pruner.get_modules_wrapper()[0].weight_mask == 1] = float("nan")
+    optimizer.zero_grad()
+    (torch.nan_to_num(model[0].weight) * 2).sum().backward()
+    with pytest.raises(AlgorithmError, match="'0' has NaN among its weights"):
+        optimizer.step()

@@ -214,3 +214,27 @@ def test_what_makes_no_sense_is_refused():
     NaiveQuantizer(model, [{"quant_bits": 4}]).compress()
     with pytest.raises(StageError, match="quantize then"):
         pruner.calibrate([torch.randn(8, 4)])
+
+
+def test_a_second_calibration_shares_by_the_weights_as_they_are():
+    def make():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def start(model):
+        return SecondOrderPruner(model, [{"op_types": ["Linear"], "total_sparsity": 0.5}])
+
+    model, x = make(), torch.randn(128, 8)
+    pruner = start(model)
+    pruner.calibrate([x])
+    changed = make()
+    with torch.no_grad():
+        changed[0].weight[2:] *= 0.001
+    model.load_state_dict(changed.state_dict())
+    pruner.calibrate([x])
+    pruner.compress()
+    fresh = start(changed)
+    fresh.calibrate([x])
+    fresh.compress()
+    assert torch.equal(model[0].weight == 0, changed[0].weight == 0)
+    assert torch.equal(model[2].weight == 0, changed[2].weight == 0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.errors import AlgorithmError, ConfigError, StageError
 from lilliput.frameworks.torch.lab import sgd, train
 from lilliput.testing import TinyCNN
 from lilliput.torch import SlimPruner
@@ -53,8 +53,10 @@ def test_masks_come_at_the_epoch_and_the_penalty_ends():
 
 
 def test_the_penalty_needs_an_optimizer():
-    with pytest.raises(ConfigError, match="the penalty acts through the optimizer"):
-        SlimPruner(TinyCNN(), RULES, training_epochs=2)
+    pruner = SlimPruner(TinyCNN(), RULES, training_epochs=2)
+    pruner.compress()
+    with pytest.raises(StageError, match="acts through the optimizer"):
+        pruner.update_epoch(0)
 
 
 @pytest.mark.parametrize("arguments", [{"training_epochs": -1}, {"scale": -1.0}])

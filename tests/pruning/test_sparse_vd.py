@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
-from lilliput.errors import ConfigError
+from lilliput.errors import ConfigError, StageError
 from lilliput.pruning.sparse_vd import divergence, divergence_gradient, log_alpha
 from lilliput.torch import SparseVDPruner
 
@@ -174,7 +174,6 @@ def test_it_resumes_exactly(tmp_path):
     [
         ({"training_epochs": -1}, {}, "training_epochs: received -1"),
         ({"training_epochs": 3}, {}, "training_examples: received 0"),
-        ({"training_epochs": 3, "training_examples": 9}, {}, "give the optimizer"),
         ({}, {"sparsity": 0.5, "threshold": 3.0}, "exclude each other"),
     ],
 )
@@ -188,3 +187,10 @@ def test_layers_without_an_output_of_their_own_are_refused():
         start(nn.MultiheadAttention(4, 2), rules=[{"op_names": ["out_proj"]}])
     with pytest.raises(ConfigError, match="not a Conv1d"):
         start(nn.Embedding(4, 4), rules=[{"op_types": ["Embedding"]}])
+
+
+def test_the_noise_needs_an_optimizer_when_training_begins():
+    pruner = SparseVDPruner(nn.Linear(4, 4), [{}], training_epochs=3, training_examples=9)
+    pruner.compress()
+    with pytest.raises(StageError, match="acts through the optimizer"):
+        pruner.update_epoch(0)

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from lilliput.recipes import run
+from lilliput.torch import AGPPruner, LotteryTicketPruner
 
 TINY = Path(__file__).parent / "project" / "recipe_tiny.py"
 STEPS = {
@@ -14,6 +15,9 @@ STEPS = {
     "rigl": ("total_sparsity: 0.8", "training_steps: 48, update_every: 3"),
     "movement": ("sparsity: 0.8", "cool_down_beginning_step: 12"),
     "str": ("", "decay: 0.3, start: -2.5"),
+    "admm": ("sparsity: 0.8", "iterations: 2"),
+    "sparse_vd": ("sparsity: 0.8", "training_epochs: 2, training_examples: 96"),
+    "lottery_ticket": ("sparsity: 0.8, prune_iterations: 2", ""),
 }
 
 
@@ -60,3 +64,20 @@ def test_a_stopped_run_goes_on_as_if_it_never_stopped(name, tmp_path, digest):
     after = whole.receipt.after
     assert after.nonzeros < 0.75 * whole.receipt.before.nonzeros, (name, after)
     assert after.metric > 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "numbers"),
+    [("agp", AGPPruner, [1, 2, 3]), ("lottery_ticket", LotteryTicketPruner, [0, 1, 2])],
+)
+def test_epochs_are_counted_as_the_pruner_counts(name, kind, numbers, tmp_path, monkeypatch):
+    """A schedule moves before an epoch; tickets are drawn after the weights were trained."""
+    seen, follow = [], kind.update_epoch
+
+    def listen(self, epoch):
+        seen.append(epoch)
+        follow(self, epoch)
+
+    monkeypatch.setattr(kind, "update_epoch", listen)
+    run(recipe(tmp_path / "project", name), tmp_path / "run", progress=False)
+    assert seen == numbers

@@ -62,11 +62,12 @@ def _check_layer(wrapper: Any, state: Any, closed: bool) -> Iterable[Problem]:
 def _check_values(wrapper: Any, values: Mapping[str, Any]) -> dict[str, str]:
     """Return which plain attributes are of another kind than those that are here."""
     faults = {}
-    attributes = wrapper.attributes()
+    attributes, declared = wrapper.attributes(), wrapper.compressor._attributes
     for key, value in values.items():
         held = attributes.get(key)
         fault = _fault_of_number(key, value)
-        if not fault and isinstance(held, _PLAIN) and not _is_alike(value, held):
+        is_unset = value is None and key in declared and declared[key] is None
+        if not fault and not is_unset and isinstance(held, _PLAIN) and not _is_alike(value, held):
             fault = f"received {shown(value)}, expected a {type(held).__name__}"
         if fault:
             faults[key] = fault

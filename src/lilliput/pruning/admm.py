@@ -79,6 +79,8 @@ class ADMMPruner(OneShotPruner):
     paper = "Zhang et al. 2018, A systematic DNN weight pruning framework using ADMM"
     backends = ("torch",)
     rule: ClassVar[type[Rule]] = ADMMRule
+    first_epoch = 0
+    needs_optimizer = True
     tracked = ("now_epoch", "moves")
     now_epoch: int = 0
     moves: int = 0  # of the target so far
@@ -108,8 +110,7 @@ class ADMMPruner(OneShotPruner):
             example_inputs=example_inputs,
             groups=groups,
         )
-        if iterations and optimizer is None and model is not None:
-            raise ConfigError("iterations: the penalty acts through the optimizer; give it.")
+        self.set_wrappers_attribute("has_target", False)
 
     @property
     def is_over(self) -> bool:
@@ -123,6 +124,7 @@ class ADMMPruner(OneShotPruner):
     def update_epoch(self, epoch: int) -> None:
         """Follow the training; the target moves after each iteration, and masks come in the end."""
         self.now_epoch = checked_epoch(epoch)
+        self._check_optimizer()
         if self.is_wrapped and not self.is_over and self._penalized():
             while self.moves < self.now_epoch // self.epochs_per_iteration:
                 self._move_targets()
@@ -137,10 +139,7 @@ class ADMMPruner(OneShotPruner):
                 nothing = xp.zeros_like(xp.detach(weight))
                 wrapper.set_attribute("sparse_target", nothing)
                 wrapper.set_attribute("dual", nothing)
-
-    def _wrap_model(self) -> None:
-        super()._wrap_model()
-        if self.iterations and not self.moves and not self.is_over and self._penalized():
+        if not self.is_over and not all(w.has_target for w in self._penalized()):
             self._move_targets(is_first=True)
 
     def _penalized(self) -> list[Any]:
@@ -157,6 +156,7 @@ class ADMMPruner(OneShotPruner):
                 xp = namespace(total)
                 kept = total if mask is None else total * xp.to_float(mask, like=total)
                 wrapper.set_attribute("sparse_target", kept)
+                wrapper.has_target = True
                 if not is_first:
                     wrapper.set_attribute("dual", total - kept)
 

@@ -21,7 +21,8 @@ from __future__ import annotations
 from typing import Any
 
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
+from lilliput.pruning.level import LevelMasker
+from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.registry import register_pruner
 
 
@@ -48,11 +49,16 @@ def lamp_scores(weight: Tensor) -> Tensor:
     return xp.reshape(xp.from_numpy(scores, like=wide), xp.shape(wide))
 
 
-class LAMPMasker(ScoreMasker):
+class LAMPMasker(LevelMasker):
     """Score weights by their share of what would be left of their layer."""
 
     def score(self, wrapper: Any) -> Tensor:
-        """Return the LAMP scores of a layer."""
+        """Return the LAMP scores of a layer; ``|w|`` where layers are not ranked together.
+
+        Within a layer the order is the same, but sums of blocks and numbers that are too small to square.
+        """
+        if wrapper.config.get("total_sparsity") is None:
+            return super().score(wrapper)
         return lamp_scores(wrapper.weight)
 
 

@@ -25,6 +25,7 @@ and may come back.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
@@ -39,6 +40,8 @@ from lilliput.ops.schedule import cubic_sparsity
 from lilliput.pruning.granularity import find_misfits, find_patterns, spread_blocks, sum_blocks
 from lilliput.pruning.learning import LearningPruner, sigmoid
 from lilliput.registry import register_pruner
+
+log = logging.getLogger("lilliput")
 
 
 class MovementRule(PruneRule, PatternKeys):
@@ -144,8 +147,8 @@ class MovementPruner(LearningPruner):
         return cubic_sparsity(step, 0.0, 1.0, self.warm_up_step, self.cool_down_beginning_step)
 
     def step(self) -> None:
-        """Follow one training step."""
-        self.now_step += 1
+        """Follow one training step; the schedule ends where all layers are hardened."""
+        self.now_step += 1 if self.soft_wrappers() else 0
 
     def targets(self) -> Targets:
         """Return the layers that are still trained, with their sparsity or threshold at this step."""
@@ -158,11 +161,9 @@ class MovementPruner(LearningPruner):
             score = self.learned(wrapper)
             xp = namespace(score)
             score = xp.widen(xp.detach(score)) * self.score_scale
-            if target and self.optimizer is None and xp.count_nonzero(score) == 0:
-                raise StageError(
-                    f"layer {wrapper.name!r}: its scores have not been trained, so they rank nothing; give "
-                    "MovementPruner the optimizer that trains the model."
-                )
+            if target and xp.count_nonzero(score) == 0:
+                self._check_trains(wrapper)
+                target = 0.0  # scores that are all zero rank nothing yet
             if self.movement_mode == "hard":
                 mask = prune_smallest(score, prune_count(xp.size(score), float(target or 0)))
             else:
@@ -172,7 +173,45 @@ class MovementPruner(LearningPruner):
                 mask = spread_blocks(mask, block, wrapper.layer_info, wrapper.layer_info.shape)
             yield wrapper, {"weight_mask": mask}
 
+    def strip(self) -> Any:
+        """As in :meth:`Compressor.strip`; says so if the schedule has not come to its end."""
+        if self.is_wrapped and self.is_behind:
+            log.warning(
+                "MovementPruner: stripped at step %d of %d, before the sparsity asked for was reached; are "
+                "its steps followed? Give it the optimizer, or call step().",
+                self.now_step,
+                self.cool_down_beginning_step,
+            )
+        return super().strip()
+
+    def export_model(self, *args: Any, **kwargs: Any) -> None:
+        """As in :meth:`Compressor.export_model`; refuses before the schedule has come to its end."""
+        if self._has_compressed and self.is_behind:
+            raise StageError(
+                f"MovementPruner: export_model() came at step {self.now_step} of "
+                f"{self.cool_down_beginning_step}, so the file would have fewer zeros than asked for; train "
+                "further first, or strip() and save the model itself."
+            )
+        super().export_model(*args, **kwargs)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the sparsity (or threshold) that was asked for has not been reached."""
+        return self.now_step < self.cool_down_beginning_step
+
     # -- the engine room ---------------------------------------------------------------------------
+
+    def _check_trains(self, wrapper: Any) -> None:
+        """Raise if the scores of a layer are all zero, and nothing is going to change that.
+
+        A learning rate that starts at zero does not move them in the first steps.
+        """
+        if self.optimizer is None or not self.is_behind:
+            raise StageError(
+                f"layer {wrapper.name!r}: its scores have not been trained, so they rank nothing; give "
+                "MovementPruner the optimizer that trains the model, and exclude layers that have no part "
+                "in the loss."
+            )
 
     def update_mask(self) -> None:
         """Ask for masks, and move the weight of the penalty with them."""

@@ -123,12 +123,14 @@ class OneShotPruner(CriterionPruner):
 
     rule: ClassVar[type[Rule]] = OneShotRule
     masker_type: type[WeightMasker] = ScoreMasker
+    needs_optimizer: ClassVar[bool] = False  # until the masks are there
 
     def __init__(
         self, model: Any = None, config_list: Any = None, optimizer: Any = None, **criterion: Any
     ) -> None:
         super().__init__(model, config_list, optimizer, **criterion)
         self.set_wrappers_attribute("if_calculated", False)
+        self.set_wrappers_attribute("layer_sparsity", None)  # a layer's part of a total sparsity
 
     def targets(self) -> Targets:
         """Return the layers that have no mask yet, none before the criterion is ready."""
@@ -139,6 +141,10 @@ class OneShotPruner(CriterionPruner):
             for wrapper in self.get_modules_wrapper()
             if not wrapper.if_calculated
         ]
+
+    def step(self) -> None:
+        """Follow one training step; refuse one that the algorithm has no part in."""
+        self._check_optimizer()
 
     def strip(self) -> Any:
         """As in :meth:`Compressor.strip`; says so if the masks never came."""
@@ -187,6 +193,15 @@ class OneShotPruner(CriterionPruner):
             return ""
         return str(self.masker.what_is_missing())
 
+    def _check_optimizer(self) -> None:
+        # Here and not in the constructor: a recipe binds the optimizer later.
+        is_alone = self.needs_optimizer and self.is_wrapped and self.optimizer is None
+        if is_alone and (missing := self._missing()):
+            raise StageError(
+                f"{type(self).__name__} acts through the optimizer, and has none while {missing}; give it "
+                "the one that trains the model, or call bind_optimizer(optimizer)."
+            )
+
     def _needs_criterion(self) -> bool:
         wrappers = self.get_modules_wrapper()
         return not all(getattr(wrapper, "if_calculated", False) for wrapper in wrappers)
@@ -199,7 +214,7 @@ class OneShotPruner(CriterionPruner):
 
     def _share_of(self, wrapper: Any) -> float:
         """Return a layer's part of a total sparsity, ranking the layers of its rule together."""
-        if not hasattr(wrapper, "layer_sparsity"):
+        if wrapper.layer_sparsity is None:
             config = wrapper.config
             masker: Any = self.masker
             group = [w for w in self.get_modules_wrapper() if w.config == config]

@@ -214,8 +214,11 @@ class RigLPruner(Pruner):
         layer, block = wrapper.layer_info, wrapper.config.get("granularity")
         weight, gradient = wrapper.weight.detach(), wrapper.__dict__["_growth"]
         xp = namespace(weight)
-        if xp.any(xp.isnan(gradient)):
-            raise AlgorithmError(f"layer {wrapper.name!r} has NaN among its gradients.")
+        for what, values in (("weights", weight), ("gradients", gradient)):
+            if xp.any(xp.isnan(values)):
+                raise AlgorithmError(
+                    f"layer {wrapper.name!r} has NaN among its {what}, so nothing can be ranked."
+                )
         scores = [xp.widen(wrapper.weight_mask), xp.abs(xp.widen(weight)), xp.abs(gradient)]
         if block is not None:
             scores = [sum_blocks(score, block, layer) for score in scores]
@@ -274,6 +277,13 @@ class RigLPruner(Pruner):
 
     def _take_state(self) -> None:
         super()._take_state()
+        wrappers = self.get_modules_wrapper()
+        for wrapper in wrappers:
+            wrapper.__dict__.pop("_growth", None)
+        if any(
+            wrapper._shows_gradient for wrapper in wrappers
+        ):  # of a step that is another one now
+            self._backend.show_gradients(wrappers, False)
         self._show_gradients()
 
     def _follow_optimizer(self) -> None:

@@ -140,7 +140,10 @@ class SecondOrderPruner(OneShotPruner):
         """
         if self._wrappers is None:
             raise StageError("calibrate() came before a model was bound; call compress() first.")
-        due = [(w, self._sparsity_of(w)) for w in self.get_modules_wrapper() if not w.if_calculated]
+        wrappers = [w for w in self.get_modules_wrapper() if not w.if_calculated]
+        for wrapper in wrappers:
+            wrapper.layer_sparsity = None  # by the weights as they are now
+        due = [(wrapper, self._sparsity_of(wrapper)) for wrapper in wrappers]
         part = part_for(self.bound_model, "surgery")
         jobs = self._jobs(due, part.Task)
         surgery = part.Surgery(self.bound_model, batches, jobs, self.sum_over_processes)

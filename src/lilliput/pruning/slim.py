@@ -115,6 +115,8 @@ class SlimPruner(ChannelPruner):
 
     masker_type = SlimMasker
     default_types = SlimMasker.default_types
+    first_epoch = 0
+    needs_optimizer = True
     tracked = ("now_epoch",)
     now_epoch: int = 0
 
@@ -129,13 +131,10 @@ class SlimPruner(ChannelPruner):
         scale: float = 1e-4,
         **channel: Any,
     ) -> None:
-        if training_epochs and optimizer is None and model is not None:
-            raise ConfigError(
-                "training_epochs: the penalty acts through the optimizer; give it to SlimPruner."
-            )
         options = {"training_epochs": training_epochs, "scale": scale}
         super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
 
     def update_epoch(self, epoch: int) -> None:
         """Follow the training; masks come at epoch ``training_epochs``."""
         self.now_epoch = checked_epoch(epoch)
+        self._check_optimizer()

@@ -6,7 +6,8 @@ them, as it is::
 
     w' = r * sign(w) * max(|w| - t, 0)        dL/dw = dL/dw'
 
-with ``t`` the largest magnitude among those that the schedule prunes. So sparsity grows without jumps, and
+with ``t`` the largest magnitude among those that the schedule prunes (just below it if as large a one is
+kept). So sparsity grows without jumps, and
 a weight that was pruned too early comes back when its raw value grows. ``r`` makes up for what each output
 loses: with ``q`` the share of its magnitudes that is kept, ``r = 1.01 / (q + 0.01)``, as in the code of
 the authors. Blocks are shrunk as a whole: with ``|W|`` the sum of magnitudes in a block,
@@ -20,6 +21,7 @@ tensor([ 2., -1.,  0.])
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lilliput.config.layer import LayerInfo
@@ -31,6 +33,8 @@ from lilliput.pruning.criterion import checked_epoch
 from lilliput.pruning.granularity import find_patterns, spread_blocks, sum_blocks
 from lilliput.pruning.level import LevelMasker
 from lilliput.pruning.scheduled import ScheduledPruner
+
+_BELOW = 1 - 2**-7  # times a number, this is less in any precision that weights have
 
 
 def magnitudes(weight: Tensor, layer: LayerInfo) -> Tensor:
@@ -142,11 +146,13 @@ class SoftScheduledPruner(ScheduledPruner):
                 self._set_threshold(wrapper)
 
     def _set_threshold(self, wrapper: Any) -> None:
-        """Set a threshold to the largest magnitude that the mask prunes."""
+        """Set a threshold to the largest magnitude that the mask prunes, below any that it keeps."""
         size = magnitudes(self._backend.value_of(wrapper.weight), wrapper.layer_info)
         xp = namespace(size)
-        pruned = xp.where(wrapper.weight_mask == 0, size, xp.zeros_like(size))
-        wrapper.set_attribute("threshold", xp.max(pruned))
+        is_pruned = wrapper.weight_mask == 0
+        pruned = xp.max(xp.where(is_pruned, size, xp.zeros_like(size)))
+        kept = -xp.max(xp.where(is_pruned, -math.inf, -size))
+        wrapper.set_attribute("threshold", xp.where(pruned < kept, pruned, kept * _BELOW))
 
     def _soft(self) -> list[Any]:
         """Return the wrappers of layers that are shrunk."""

@@ -240,6 +240,8 @@ class SparseVDPruner(OneShotPruner):
     rule = SparseVDRule
 
     masker_type = SparseVDMasker
+    first_epoch = 0
+    needs_optimizer = True
     tracked = ("now_epoch",)
     now_epoch: int = 0
     _learns: bool = False
@@ -265,14 +267,13 @@ class SparseVDPruner(OneShotPruner):
                 "training_examples: received 0, expected how many examples an epoch has; the divergence "
                 "is weighed against them."
             )
-        if training_epochs and optimizer is None and model is not None:
-            raise ConfigError("training_epochs: the noise is learned; give the optimizer.")
         self._learns = training_epochs > 0
         super().__init__(model, config_list, optimizer, options=options)
 
     def update_epoch(self, epoch: int) -> None:
         """Follow the training; masks come at epoch ``training_epochs``."""
         self.now_epoch = checked_epoch(epoch)
+        self._check_optimizer()
 
     def add_noise(self) -> list[Any]:
         """Let the selected layers return noise in training; return handles to remove."""

@@ -25,7 +25,6 @@ DEFAULT = {
 class SoftPhase(AGPPruner):
     """AGP with soft thresholds, for checks that end before the masks are hard."""
 
-    exact_sparsity = False  # equal weights reach the threshold together
     regrows = True
     computes_weights = True
 

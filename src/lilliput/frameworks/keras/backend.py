@@ -206,7 +206,7 @@ class KerasBackend(Backend):
         return models.CompressionCallback(compressor)
 
     def restart_optimizer(self, model: Any, optimizer: Any) -> None:
-        """Give the optimizer the values that a new one has; it goes on counting its steps."""
+        """Give the optimizer the values that a new one has; its steps count from 0."""
         restart(model, getattr(model, "optimizer", None) if optimizer is None else optimizer)
 
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:

@@ -76,7 +76,10 @@ def moves_zeros(optimizer: Any) -> bool:
 
 
 def restart(model: Any, optimizer: Any) -> None:
-    """Give an optimizer the values that a new one has; it goes on counting its steps."""
+    """Give an optimizer the values that a new one has, and the averages those of the weights.
+
+    Its steps count from 0, since Adam divides by how much of its averages is still missing by then.
+    """
     sync(model)
     for part in [] if optimizer is None else parts_of(optimizer):
         trained = list(getattr(part, "_trainable_variables", None) or [])
@@ -84,10 +87,14 @@ def restart(model: Any, optimizer: Any) -> None:
             continue
         fresh = type(part).from_config(part.get_config())
         fresh.build(trained)
-        kept = {id(part.iterations), id(getattr(part, "_learning_rate", None))}
+        rate = getattr(part, "_learning_rate", None)
         for held, new in zip(part.variables, fresh.variables, strict=False):
-            if id(held) not in kept and _is_alive(held) and held.shape == new.shape:
+            if held is not rate and _is_alive(held) and held.shape == new.shape:
                 held.assign(new)
+        averages = getattr(part, "_model_variables_moving_average", ()) if part.use_ema else ()
+        for variable, average in zip(trained, averages, strict=False):
+            if average is not None and _is_alive(average):
+                average.assign(variable)
 
 
 def fault_of(wrapper: Any, key: str, mask: Any) -> str | None:

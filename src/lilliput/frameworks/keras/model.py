@@ -283,18 +283,18 @@ class StepFollower(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, tasks: list[Callable[[], None]]) -> None:
         super().__init__()
         self.tasks = tasks
-        self.done = 0  # steps that the tasks know of, where they come several at a time
+        self.done = 0  # steps before those that come at a time, where these are several
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Note how many steps the optimizer has made before."""
-        self.done = self._iterations()
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Note how many steps the optimizer has made before; a pruner may have set them to 0."""
+        if self.model.steps_per_execution > 1:
+            self.done = self._iterations()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Call the tasks; with ``steps_per_execution`` there were several steps."""
         count = 1
         if self.model.steps_per_execution > 1:
-            now = self._iterations()
-            count, self.done = now - self.done, now
+            count = self._iterations() - self.done
         for _ in range(count):
             for task in self.tasks:
                 task()
