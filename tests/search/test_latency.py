@@ -10,6 +10,7 @@ from lilliput.errors import StateError
 from lilliput.search import timing
 from lilliput.search.candidate import Maker, target_of
 from lilliput.search.costs import Counts
+from lilliput.search.journal import Journal
 from lilliput.search.latency import LatencyTable, Network, TimedLayer, Times
 from lilliput.search.solve import total
 from lilliput.search.space import Space
@@ -83,7 +84,7 @@ def clock(tmp_path_factory):
     ]
     space = Space(trained(), rules, digits()[0][:16])
     maker = Maker(space, batches(1), "none", {}, target_of("onnxruntime", "torch"))
-    clock = Clock(maker, Counts(space), folder, folder)
+    clock = Clock(maker, Counts(space), maker.write_original(folder, Journal(folder, {})), folder)
     with pytest.MonkeyPatch.context() as patch:  # what is measured does not matter here
         patch.setattr(timing, "_SECONDS", 0.02)
         clock.fill(2)

@@ -30,6 +30,9 @@ class Found:
         The network: cut, and with its quantizer at work.
     path : Path
         The file of the winner.
+    is_met : bool
+        Whether that file keeps the budget, by the figures of the receipt; what it does not keep is among the
+        notes there.
     """
 
     config_list: list[dict[str, Any]]
@@ -39,6 +42,7 @@ class Found:
     receipt: Receipt
     model: Any
     path: Path
+    is_met: bool
     _lines: tuple[str, ...] = ()
 
     def explain(self) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from lilliput.errors import ConfigError
 from lilliput.export.targets.executed import open_file
+from lilliput.export.targets.target import Target
 from lilliput.frameworks.work import default_threads
 from lilliput.measure.timing import time_calls
 from lilliput.report.environment import environment
@@ -39,22 +40,15 @@ class Clock:
         Makes and writes them.
     counts : Counts
         The shapes that choices lead to.
-    folder : Path
-        Where the original's file is written.
+    original : Path
+        The original's file.
     tables : Path
         Where latency tables are.
     """
 
-    def __init__(self, maker: Maker, counts: Counts, folder: Path, tables: Path) -> None:
-        if maker.target.runtime != "onnxruntime":
-            raise ConfigError(
-                f"budget: latency: {maker.target.title} does not tell what its layers take; expected "
-                "target 'onnxruntime'."
-            )
+    def __init__(self, maker: Maker, counts: Counts, original: Path, tables: Path) -> None:
         self.maker, self.counts, self.space = maker, counts, maker.space
-        self.original = folder / f"original{maker.target.suffix}"
-        if not self.original.exists():
-            maker.write(None, self.original)
+        self.original = original
         self.file: Any = open_file(self.original)
         cpu = str(environment()["cpu"])
         self.table = LatencyTable.open(tables, self.file.runtime, cpu, default_threads())
@@ -192,6 +186,15 @@ class Clock:
         }
         self.table.add(
             self.id, milliseconds, Network(choice=list(choice), layers=layers, ratio=ratio)
+        )
+
+
+def check_clock(target: Target) -> None:
+    """Refuse a runtime whose layers cannot be timed."""
+    if target.runtime != "onnxruntime":
+        raise ConfigError(
+            f"budget: latency: {target.title} does not tell what its layers take; expected target "
+            "'onnxruntime'."
         )
 
 
