@@ -76,6 +76,23 @@ def test_a_damaged_table_is_refused(content, tmp_path):
         LatencyTable.read(path)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"networks": [{"choice": [0], "layers": {}, "ratio": 1.0}]},
+        {"milliseconds": 0.0},
+        {"milliseconds": float("nan")},
+    ],
+)
+def test_a_table_of_nothing_is_refused(wrong, tmp_path):
+    path = tmp_path / "latency.json"
+    model = {"milliseconds": 1.0, "networks": [], **wrong}
+    held = {"format": 1, "runtime": "a", "cpu": "b", "threads": 1, "models": {"m": model}}
+    path.write_text(json.dumps(held))
+    with pytest.raises(StateError, match="not a latency table"):
+        LatencyTable.read(path)
+
+
 @pytest.fixture(scope="module")
 def clock(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clock")

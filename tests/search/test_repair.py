@@ -7,6 +7,7 @@ import pytest
 from digits_search import accuracy, batches, digits, trained
 
 from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.export.targets.executed import ExecutedFile
 from lilliput.search.solve import Term, cheapest, total
 from lilliput.torch import repair
 
@@ -65,3 +66,16 @@ def test_bad_arguments_are_refused(others, message, tmp_path):
     given = {"config_list": HARSH, "drop": 0.1, "cost": "bytes", **GIVEN, **others}
     with pytest.raises(ConfigError, match=message):
         repair(trained(), folder=tmp_path, **given)
+
+
+def test_the_executed_file_is_held_to_the_drop(tmp_path):
+    def worse(model):  # in its runtime
+        return accuracy(model) - 0.3 * isinstance(model, ExecutedFile)
+
+    rules = [{"op_types": ["Linear"], "quant_types": ["weight"], "quant_bits": 8}]
+    given = {**GIVEN, "evaluate": worse}
+    found = repair(trained(), rules, drop=0.05, folder=tmp_path, cost="params", **given)
+    assert not found.is_met
+    assert found.receipt.notes[0].startswith("the executed file loses 0.3")
+    assert "inf" not in found.explain() and "e+1" not in found.explain()
+    assert "params: " in found.explain()

@@ -1,5 +1,6 @@
 """Whole searches: budgets kept as measured, exact against all choices, resumed, and refused."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -267,6 +268,15 @@ def test_trials_of_an_executor_are_those_of_one_machine(tmp_path):
     (tmp_path / "alone").mkdir()
     alone = search({"macs": 0.5}).start(tmp_path / "alone")
     assert together == [alone.trial(choice) for choice in choices]
+
+
+def test_trials_are_never_more_than_allowed(tmp_path):
+    for strategy in ("knapsack", "netadapt"):
+        asked = search({"macs": 0.1, "drop": 0}, recover="none", trials=2, strategy=strategy)
+        with pytest.raises(AlgorithmError, match="drop 0"):
+            asked.run(tmp_path / strategy)
+        noted = json.loads((tmp_path / strategy / "search.json").read_text())["findings"]
+        assert len([x for x in noted if x.startswith("metric ")]) <= 2
 
 
 def _other(model):

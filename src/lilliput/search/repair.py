@@ -15,13 +15,13 @@ from typing import Any
 
 from lilliput.errors import AlgorithmError, ConfigError, nearest
 from lilliput.files import make_folder
+from lilliput.search.budget import Limit
 from lilliput.search.result import Found
 from lilliput.search.search import Search
 from lilliput.search.solve import Choice, cheapest
 from lilliput.search.task import Task, Trial
 
-# What is paid in, with an amount that no network reaches.
-COSTS: dict[str, Any] = {"latency": "1e9 s", "bytes": 1e15, "macs": 1e18, "params": 1e18}
+COSTS = ("latency", "bytes", "macs", "params")  # what is paid in
 _SHARES = (0.25, 0.5, 0.75, 1.0)  # of a sparsity
 
 
@@ -60,6 +60,12 @@ def repair(
     **others
         Further arguments of :class:`~lilliput.search.search.Search`.
 
+    Returns
+    -------
+    Found
+        :attr:`Found.is_met <lilliput.search.result.Found>` says whether the written file keeps the drop when
+        it is executed; a note of the receipt says so where it does not.
+
     Examples
     --------
     >>> import tempfile, torch
@@ -84,13 +90,16 @@ def repair(
     search = Search(
         model,
         milder(config_list),
-        budget={cost: COSTS[cost]},
+        budget={cost: 0.5, "drop": drop},
         evaluate=evaluate,
         data=data,
         example_inputs=example_inputs,
         trials=trials,
         **others,
     )
+    search.limits[cost] = Limit(
+        cost, math.inf, False
+    )  # it is measured, and there is no limit to it
     place: Path = make_folder(folder)
     task = search.start(place)
     return search.finish(task, _find(task, cost, task.baseline - drop), place)

@@ -237,6 +237,8 @@ class Search:
 def _nearest(task: Task, least: float) -> Trial | None:
     """Return the trial of the tightest budget, looser than asked, at which the metric is kept."""
     for step in range(1, _SWEEP + 1):
+        if task.is_exhausted:
+            break
         trial = task.solve_measured(looser=1 + step / _SWEEP)
         if trial is not None and trial.metric >= least:
             return trial

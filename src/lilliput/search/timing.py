@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lilliput.errors import ConfigError
+from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.export.targets.executed import open_file
 from lilliput.export.targets.target import Target
 from lilliput.frameworks.work import default_threads
@@ -184,6 +184,11 @@ class Clock:
             for name, time in after.items()
             if name in described
         }
+        if not any(layer.share > 0 for layer in layers.values()):
+            raise AlgorithmError(
+                "budget: latency: the profile of the runtime names no layer that the search knows; limit "
+                "macs or bytes instead."
+            )
         self.table.add(
             self.id, milliseconds, Network(choice=list(choice), layers=layers, ratio=ratio)
         )
