@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from digits_search import accuracy, batches, digits, trained
 
 from lilliput.errors import StateError
@@ -14,8 +15,8 @@ from lilliput.search.journal import Journal
 from lilliput.search.latency import LatencyTable, Network, TimedLayer, Times
 from lilliput.search.solve import total
 from lilliput.search.space import Space
-from lilliput.search.timing import Clock
-from lilliput.torch import Search
+from lilliput.search.timing import Clock, architecture_of
+from lilliput.torch import Search, export_onnx
 
 WIDTHS = (8, 12, 16, 24, 32)
 
@@ -119,6 +120,40 @@ def test_every_layer_is_timed_inside_the_network(clock):
         assert set(timed.layers) == {"stem", "inner", "outer", "down", "head"}
         assert all(layer.share > 0 and layer.kind == "int8" for layer in timed.layers.values())
     assert clock.times.networks[1].layers["outer"].shape == [4, 4, 3, 3]  # the strongest choice
+
+
+def test_the_original_is_timed_before_its_latency_is_asked_for(tmp_path, clock):
+    fresh = Clock(clock.maker, clock.counts, clock.original, tmp_path)
+    assert fresh.milliseconds > 0 and not fresh.times.networks
+    again = Clock(clock.maker, clock.counts, clock.original, tmp_path)
+    assert again.milliseconds == fresh.milliseconds  # from the table
+
+
+def test_netadapt_takes_a_latency_in_milliseconds(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "_SECONDS", 0.02)
+    rules = [{"op_types": ["Conv2d"], "sparsity": {"choose": [0, 0.5]}}]
+    search = Search(
+        trained(),
+        rules,
+        budget={"latency": "10 s"},
+        evaluate=accuracy,
+        data=batches(1),
+        example_inputs=digits()[0][:4],
+        networks=2,
+        trials=1,
+        strategy="netadapt",
+    )
+    best = search.run_strategy(search.start(tmp_path))
+    assert best.choice == (0, 0, 0)
+
+
+def test_a_table_tells_networks_apart_that_differ_in_more_than_shapes(tmp_path):
+    def written(name, stride):
+        x = torch.randn(2, 4, 16, 16)
+        model = torch.nn.Conv2d(4, 4, 3, stride, padding=1)
+        return architecture_of(export_onnx(model, tmp_path / f"{name}.onnx", x).path)
+
+    assert written("one", 1) == written("other weights", 1) != written("two", 4)
 
 
 @pytest.mark.slow

@@ -60,6 +60,28 @@ def test_a_drop_that_cannot_be_kept_is_refused(tmp_path):
         ({"cost": "euros"}, "cost: received 'euros'"),
         ({"drop": -1}, "drop: received -1"),
         ({"config_list": []}, "config_list: expected a list of rules"),
+        ({"config_list": ["conv"]}, "rule 0: received 'conv', expected a dict"),
+        ({"config_list": [{"op_types": ["Linear"], "quant_bits": "few"}]}, "quant_bits"),
+        ({"config_list": [{"op_types": ["Linear"], "sparsity": True}]}, "sparsity"),
+        # stem and outer make the channels of one sum
+        (
+            {
+                "config_list": [
+                    {"op_names": ["stem"], "sparsity": 0.4},
+                    {"op_names": ["outer"], "sparsity": 0.8},
+                ]
+            },
+            "the channels of 'stem', 'outer' go together, and their rules have different",
+        ),
+        (
+            {
+                "config_list": [
+                    {"op_names": ["stem"], "sparsity": 0.7},
+                    {"op_names": ["outer"], "sparsity": 0.5},
+                ]
+            },
+            "have no sparsity above 0 in common",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(others, message, tmp_path):

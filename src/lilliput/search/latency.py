@@ -125,9 +125,12 @@ class LatencyTable:
 
     def add(self, model: str, milliseconds: float, network: Network) -> None:
         """Add a timed network, and write the table."""
-        held = self.document.models.setdefault(model, Model(milliseconds=milliseconds))
-        held.networks.append(network)
+        self.begin(model, milliseconds).networks.append(network)
         self.save()
+
+    def begin(self, model: str, milliseconds: float) -> Model:
+        """Return what is held of a model; of a new one, what the original takes."""
+        return self.document.models.setdefault(model, Model(milliseconds=milliseconds))
 
 
 @dataclass
