@@ -175,6 +175,21 @@ def test_biases_are_rounded_if_asked_and_only_they(tmp_path):
         lt.save(model, tmp_path / "small.lil", compact=True, bias_bits=1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("largest", [6e-8, 1e-6, 3e-5, 1.0, 65504.0])
+@pytest.mark.parametrize("bits", [2, 6, 16])
+def test_rounded_biases_are_numbers_near_the_biases(dtype, largest, bits, tmp_path):
+    model = torch.nn.Linear(2, 5).to(dtype)
+    with torch.no_grad():
+        model.bias.copy_(torch.tensor([0.0, 0.3, -0.6, 1.0, -1.0]) * largest)
+    lt.save(model, tmp_path / "small.lil", compact=True, bias_bits=bits)
+    found = lt.load(torch.nn.Linear(2, 5).to(dtype), tmp_path / "small.lil").bias.double()
+    step = largest / (2 ** (bits - 1) - 1)
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    slack = max(step * 0.501, least) + 2e-3 * largest
+    assert float((found - model.bias.double()).detach().abs().max()) <= slack
+
+
 def test_the_receipt_shows_the_compact_file():
     model, x = net(), torch.randn(4, 40)
     before = lt.measure(model, x, runs=1, compact=True)

@@ -1,6 +1,8 @@
 """compress: a goal in, a file out."""
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime
@@ -8,8 +10,10 @@ import pytest
 import torch
 
 from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.export.targets.executed import open_file
 from lilliput.measure.receipt import Receipt
 from lilliput.recipes import auto
+from lilliput.report.measure import measure_all
 from lilliput.torch import compress
 
 for name in ("scipy", "sklearn", "onnxscript"):
@@ -61,7 +65,48 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path, monkeypatch):
     done = goal(tmp_path, {"macs": 0.15, "drop": 0.0}, model)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert done.history[-1]["what"] == "found by the search" and not done.is_met
-    assert done.path.exists() and not (tmp_path / "next.onnx").exists()
+    assert done.path.exists() and not list(tmp_path.glob(".next*"))
+
+
+def test_a_run_in_the_same_folder_keeps_the_best_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(auto, "_train", lambda *args: None)
+    first = goal(tmp_path, {"macs": 0.15, "drop": 0.0})
+    # As if it had been trained: better than all that the second run finds.
+    known = json.loads((tmp_path / "search.json").read_text())
+    known["findings"]["best"]["metric"] = 0.999
+    (tmp_path / "search.json").write_text(json.dumps(known))
+    content = first.path.read_bytes()
+    seen = []
+    monkeypatch.setattr(auto.log, "info", lambda *args: seen.append(first.path.read_bytes()))
+    again = goal(tmp_path, {"macs": 0.15, "drop": 0.0})
+    assert set(seen) == {content}  # at no time was there another
+    assert again.receipt.after.metric == 0.999
+    assert [x["what"] for x in again.history] == [x["what"] for x in first.history]
+    assert accuracy(again.model) == pytest.approx(first.receipt.after.metric)
+
+
+def test_the_figures_of_the_receipt_decide(tmp_path, monkeypatch):
+    def larger(*args, **others):
+        one, two = measure_all(*args, **others)
+        return [one, replace(two, bytes=one.bytes)]
+
+    monkeypatch.setattr(auto, "measure_all", larger)
+    done = goal(tmp_path, {"bytes": 0.9}, epochs=0)
+    assert not done.is_met and "the budget is not met" in done.receipt.notes[0]
+
+
+def test_no_epochs_are_no_training_however_much_time_there_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(auto, "_train", None)
+    assert not goal(tmp_path, {"macs": 0.15, "drop": 0.0}, epochs=0, hours=1.0).is_met
+
+
+def test_all_files_of_a_target_move_together(tmp_path):
+    pytest.importorskip("openvino")
+    done = goal(tmp_path, {"macs": 0.9, "drop": 0.5}, target="openvino", epochs=0)
+    names = {path.name for path in tmp_path.glob("model.*")}
+    assert names == {"model.xml", "model.bin"}
+    assert accuracy(open_file(done.path)) == pytest.approx(done.receipt.after.metric)
+    assert done.receipt.after.bytes == sum((tmp_path / name).stat().st_size for name in names)
 
 
 def test_what_cannot_be_met_says_so_and_where_the_file_is(tmp_path):

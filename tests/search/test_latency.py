@@ -4,17 +4,19 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from digits_search import accuracy, batches, digits, trained
 
 from lilliput.errors import StateError
 from lilliput.search import timing
 from lilliput.search.candidate import Maker, target_of
 from lilliput.search.costs import Counts
+from lilliput.search.journal import Journal
 from lilliput.search.latency import LatencyTable, Network, TimedLayer, Times
 from lilliput.search.solve import total
 from lilliput.search.space import Space
-from lilliput.search.timing import Clock
-from lilliput.torch import Search
+from lilliput.search.timing import Clock, architecture_of
+from lilliput.torch import Search, export_onnx
 
 WIDTHS = (8, 12, 16, 24, 32)
 
@@ -75,6 +77,23 @@ def test_a_damaged_table_is_refused(content, tmp_path):
         LatencyTable.read(path)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"networks": [{"choice": [0], "layers": {}, "ratio": 1.0}]},
+        {"milliseconds": 0.0},
+        {"milliseconds": float("nan")},
+    ],
+)
+def test_a_table_of_nothing_is_refused(wrong, tmp_path):
+    path = tmp_path / "latency.json"
+    model = {"milliseconds": 1.0, "networks": [], **wrong}
+    held = {"format": 1, "runtime": "a", "cpu": "b", "threads": 1, "models": {"m": model}}
+    path.write_text(json.dumps(held))
+    with pytest.raises(StateError, match="not a latency table"):
+        LatencyTable.read(path)
+
+
 @pytest.fixture(scope="module")
 def clock(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clock")
@@ -83,7 +102,7 @@ def clock(tmp_path_factory):
     ]
     space = Space(trained(), rules, digits()[0][:16])
     maker = Maker(space, batches(1), "none", {}, target_of("onnxruntime", "torch"))
-    clock = Clock(maker, Counts(space), folder, folder)
+    clock = Clock(maker, Counts(space), maker.write_original(folder, Journal(folder, {})), folder)
     with pytest.MonkeyPatch.context() as patch:  # what is measured does not matter here
         patch.setattr(timing, "_SECONDS", 0.02)
         clock.fill(2)
@@ -101,6 +120,40 @@ def test_every_layer_is_timed_inside_the_network(clock):
         assert set(timed.layers) == {"stem", "inner", "outer", "down", "head"}
         assert all(layer.share > 0 and layer.kind == "int8" for layer in timed.layers.values())
     assert clock.times.networks[1].layers["outer"].shape == [4, 4, 3, 3]  # the strongest choice
+
+
+def test_the_original_is_timed_before_its_latency_is_asked_for(tmp_path, clock):
+    fresh = Clock(clock.maker, clock.counts, clock.original, tmp_path)
+    assert fresh.milliseconds > 0 and not fresh.times.networks
+    again = Clock(clock.maker, clock.counts, clock.original, tmp_path)
+    assert again.milliseconds == fresh.milliseconds  # from the table
+
+
+def test_netadapt_takes_a_latency_in_milliseconds(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "_SECONDS", 0.02)
+    rules = [{"op_types": ["Conv2d"], "sparsity": {"choose": [0, 0.5]}}]
+    search = Search(
+        trained(),
+        rules,
+        budget={"latency": "10 s"},
+        evaluate=accuracy,
+        data=batches(1),
+        example_inputs=digits()[0][:4],
+        networks=2,
+        trials=1,
+        strategy="netadapt",
+    )
+    best = search.run_strategy(search.start(tmp_path))
+    assert best.choice == (0, 0, 0)
+
+
+def test_a_table_tells_networks_apart_that_differ_in_more_than_shapes(tmp_path):
+    def written(name, stride):
+        x = torch.randn(2, 4, 16, 16)
+        model = torch.nn.Conv2d(4, 4, 3, stride, padding=1)
+        return architecture_of(export_onnx(model, tmp_path / f"{name}.onnx", x).path)
+
+    assert written("one", 1) == written("other weights", 1) != written("two", 4)
 
 
 @pytest.mark.slow

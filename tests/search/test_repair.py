@@ -7,6 +7,7 @@ import pytest
 from digits_search import accuracy, batches, digits, trained
 
 from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.export.targets.executed import ExecutedFile
 from lilliput.search.solve import Term, cheapest, total
 from lilliput.torch import repair
 
@@ -59,9 +60,44 @@ def test_a_drop_that_cannot_be_kept_is_refused(tmp_path):
         ({"cost": "euros"}, "cost: received 'euros'"),
         ({"drop": -1}, "drop: received -1"),
         ({"config_list": []}, "config_list: expected a list of rules"),
+        ({"config_list": ["conv"]}, "rule 0: received 'conv', expected a dict"),
+        ({"config_list": [{"op_types": ["Linear"], "quant_bits": "few"}]}, "quant_bits"),
+        ({"config_list": [{"op_types": ["Linear"], "sparsity": True}]}, "sparsity"),
+        # stem and outer make the channels of one sum
+        (
+            {
+                "config_list": [
+                    {"op_names": ["stem"], "sparsity": 0.4},
+                    {"op_names": ["outer"], "sparsity": 0.8},
+                ]
+            },
+            "the channels of 'stem', 'outer' go together, and their rules have different",
+        ),
+        (
+            {
+                "config_list": [
+                    {"op_names": ["stem"], "sparsity": 0.7},
+                    {"op_names": ["outer"], "sparsity": 0.5},
+                ]
+            },
+            "have no sparsity above 0 in common",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(others, message, tmp_path):
     given = {"config_list": HARSH, "drop": 0.1, "cost": "bytes", **GIVEN, **others}
     with pytest.raises(ConfigError, match=message):
         repair(trained(), folder=tmp_path, **given)
+
+
+def test_the_executed_file_is_held_to_the_drop(tmp_path):
+    def worse(model):  # in its runtime
+        return accuracy(model) - 0.3 * isinstance(model, ExecutedFile)
+
+    rules = [{"op_types": ["Linear"], "quant_types": ["weight"], "quant_bits": 8}]
+    given = {**GIVEN, "evaluate": worse}
+    found = repair(trained(), rules, drop=0.05, folder=tmp_path, cost="params", **given)
+    assert not found.is_met
+    assert found.receipt.notes[0].startswith("the executed file loses 0.3")
+    assert "inf" not in found.explain() and "e+1" not in found.explain()
+    assert "params: " in found.explain()

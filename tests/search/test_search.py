@@ -1,5 +1,6 @@
 """Whole searches: budgets kept as measured, exact against all choices, resumed, and refused."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -7,8 +8,10 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -19,7 +22,10 @@ from digits_search import accuracy, batches, dies_once, digits, trained
 
 from lilliput.errors import AlgorithmError, ConfigError, StateError, UnsupportedModelError
 from lilliput.files import make_folder
+from lilliput.measure.receipt import Figures
+from lilliput.search.budget import parse_budget
 from lilliput.search.solve import total
+from lilliput.search.verdict import missed
 from lilliput.torch import L1NormPruner, PTQQuantizer, Search, speedup
 
 X = digits()[0][:4]
@@ -175,7 +181,7 @@ PROGRAM = """
     def evaluate(model):
         global calls
         calls += 1
-        if calls == {kill}:
+        if calls == int(sys.argv[1]):
             os.kill(os.getpid(), 9)
         return accuracy(model)
     rules = [{{"op_types": ["Conv2d", "Linear"], "sparsity": {{"choose": [0, 0.25, 0.5]}}}}]
@@ -187,8 +193,10 @@ PROGRAM = """
 
 def run(folder, kill):
     tests = str(Path(__file__).parent)
-    code = textwrap.dedent(PROGRAM).format(tests=tests, kill=kill, folder=str(folder))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    code = textwrap.dedent(PROGRAM).format(tests=tests, folder=str(folder))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(kill)], capture_output=True, text=True, check=False
+    )
     if kill:
         assert done.returncode == -signal.SIGKILL, done.stderr
         return None
@@ -260,3 +268,75 @@ def test_trials_of_an_executor_are_those_of_one_machine(tmp_path):
     (tmp_path / "alone").mkdir()
     alone = search({"macs": 0.5}).start(tmp_path / "alone")
     assert together == [alone.trial(choice) for choice in choices]
+
+
+def test_trials_are_never_more_than_allowed(tmp_path):
+    for strategy in ("knapsack", "netadapt"):
+        asked = search({"macs": 0.1, "drop": 0}, recover="none", trials=2, strategy=strategy)
+        with pytest.raises(AlgorithmError, match="drop 0"):
+            asked.run(tmp_path / strategy)
+        noted = json.loads((tmp_path / strategy / "search.json").read_text())["findings"]
+        assert len([x for x in noted if x.startswith("metric ")]) <= 2
+
+
+def _other(model):
+    return accuracy(model) - 0.1
+
+
+@pytest.mark.parametrize(
+    ("others", "differing"),
+    [
+        ({"data": batches(4)[:1] + batches(6)[4:5]}, "data"),
+        ({"example_inputs": digits()[0][:8]}, "example_inputs"),
+        ({"evaluate": _other}, "evaluate"),
+        ({"budget": {"bytes": 0.9}}, "budget"),
+    ],
+)
+def test_what_findings_rest_on_must_be_the_same(others, differing, tmp_path):
+    given = {
+        "budget": {"macs": 0.5},
+        "evaluate": accuracy,
+        "data": batches(2),
+        "example_inputs": digits()[0][:4],
+    }
+    Search(trained(), CHOICES, **given).start(tmp_path).journal.note("baseline", 1.0)
+    assert Search(trained(), CHOICES, **given).start(tmp_path).baseline == 1.0
+    with pytest.raises(StateError, match=rf"begun with another {differing}; .*remove this one"):
+        Search(trained(), CHOICES, **{**given, **others}).start(tmp_path)
+
+
+def test_an_original_that_is_not_the_journals_is_written_anew(tmp_path):
+    (tmp_path / "original.onnx").write_bytes(b"of another network")
+    task = search({"macs": 0.5}).start(tmp_path)
+    path = task.maker.write_original(tmp_path, task.journal)
+    written = path.stat().st_mtime_ns
+    assert path.read_bytes() != b"of another network"
+    task.maker.write_original(tmp_path, task.journal)
+    assert path.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("latency", "readings", "p50", "missing"),
+    [
+        (0.5, (4.0, 4.0), 4.0, ()),
+        (0.5, (6.0, 6.0), 6.0, ("0.5 of the original's latency",)),
+        (0.5, (2.0, 6.0), 4.0, ("noisy",)),
+        ("5 ms", (6.0, 6.0), 6.0, ("latency 5 ms",)),
+        ("7 ms", (6.0, 6.0), 6.0, ()),
+    ],
+)
+def test_the_receipt_decides_whether_a_budget_is_met(latency, readings, p50, missing, tmp_path):
+    task = search({"macs": 0.5, "bytes": 1000}).start(tmp_path)
+    task.limits = parse_budget({"latency": latency, "bytes": 1000})
+    task.clock = SimpleNamespace(milliseconds=8.0)
+    task.baseline = 0.9
+    said = {"runtime": "ONNX Runtime", "runs": 9}
+    before = Figures("before", bytes=4000, p50=10.0, readings=(10.0, 10.0), **said)
+    after = Figures("after", bytes=900, p50=p50, readings=readings, metric=0.85, **said)
+    costs = {"latency": 0.1, "bytes": 10.0}  # what the search saw was better
+    found = missed(task, costs, before, after, 0.1)
+    assert len(found) == len(missing)
+    assert all(part in line for part, line in zip(missing, found, strict=True))
+    larger = missed(task, costs, before, replace(after, bytes=1001), 0.01)
+    assert any("the budget is not met: bytes" in x for x in larger)
+    assert any("more than the drop of 0.01" in x for x in larger)

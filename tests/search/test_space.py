@@ -82,7 +82,9 @@ def test_coupled_layers_without_a_common_choice_are_refused():
         {"op_names": ["stem"], "sparsity": {"choose": [0.25, 0.5]}},
         {"op_names": ["outer"], "sparsity": {"choose": [0.75]}},
     ]
-    with pytest.raises(ConfigError, match=r"'stem', 'outer' go together.*no sparsity in common"):
+    with pytest.raises(
+        ConfigError, match=r"'stem', 'outer' go together.*no sparsity above 0 in common"
+    ):
         Space(Net(), rules, X)
 
 

@@ -30,6 +30,7 @@ from lilliput.errors import StateError
 Array = Any
 
 _NAMES = tuple(DTYPES)
+_ON_GRIDS = ("float16", "float32", "float64")
 _MOST_AXES = 32
 _LARGEST = (1 << 48) - 1
 _MOST_CODES = 1 << 16
@@ -64,6 +65,12 @@ class Entry:
     def size(self) -> int:
         """How many bytes it takes in memory."""
         return prod(self.shape) * DTYPES[self.dtype][0]
+
+    @property
+    def steps(self) -> int:
+        """How many rows have to be read one after the other."""
+        is_coded = self.size > 0 and (self.layout.has_mask or self.form.count > 1)
+        return self.layout.view.shape(self.shape)[0] if is_coded else 0
 
     def write(self, out: Bytes) -> None:
         """Write it."""
@@ -125,7 +132,7 @@ def _read_form(name: str, dtype: str, shape: tuple[int, ...], source: Source) ->
         return Form(name)
     count, folded = source.number(_MOST_CODES) + 1, source.number(_MOST_CODES)
     low = -(folded + 1) // 2 if folded & 1 else folded // 2
-    if name == "grid" and (not dtype.startswith("float") or not count_groups(group, shape)):
+    if name == "grid" and (dtype not in _ON_GRIDS or not count_groups(group, shape)):
         raise damaged(f"a tensor of type {dtype} and shape {shape} is on a grid")
     width = DTYPES[dtype][1]
     if name == "float" and not (width and low >= 0 and low + count <= 1 << width):

@@ -36,6 +36,7 @@ from lilliput.errors import StateError
 MAGIC = b"LILC"
 VERSION = 1
 LIMIT = 1 << 32  # bytes of all tensors together, unless the reader knows better
+STEPS = 1 << 22  # rows of all tensors together: reading that many takes minutes
 _CHUNK = 1 << 20  # values
 _HEADER = 1 << 24  # bytes, inflated
 _MOST_TENSORS = 1 << 16
@@ -89,7 +90,10 @@ def encode(tensors: Mapping[str, Stored], note: str = "") -> bytes:
 
 
 def decode(
-    data: bytes, check: Callable[[list[Entry]], None] | None = None, limit: int = LIMIT
+    data: bytes,
+    check: Callable[[list[Entry]], None] | None = None,
+    limit: int = LIMIT,
+    steps: int | None = STEPS,
 ) -> Content:
     """Read what :func:`encode` wrote, or raise and say what is wrong with it.
 
@@ -101,6 +105,9 @@ def decode(
         Called with what the header says before any memory is taken; it may raise.
     limit : int
         The most bytes that all tensors may take together.
+    steps : int, optional
+        The most rows that may have to be read one after the other; None where the shapes are known to be
+        those of a model.
     """
     source, header = _opened(data)
     note = header.text()
@@ -119,7 +126,7 @@ def decode(
     if any(number >= len(entries) for _, number in twins):
         raise damaged("a tensor is said to be the same as one that is not there")
     entries += [replace(entries[number], name=name) for name, number in twins]
-    _check_sizes(entries, limit)
+    _check_sizes(entries, limit, steps)
     if check is not None:
         check(entries)
     tensors: dict[str, Stored] = {}
@@ -172,7 +179,7 @@ def _inflate(data: bytes) -> bytes:
     return content
 
 
-def _check_sizes(entries: list[Entry], limit: int) -> None:
+def _check_sizes(entries: list[Entry], limit: int, steps: int | None) -> None:
     names = {entry.name for entry in entries}
     if len(names) != len(entries):
         raise damaged("two tensors have the same name")
@@ -180,6 +187,12 @@ def _check_sizes(entries: list[Entry], limit: int) -> None:
     if total > limit:
         raise StateError(
             f"the tensors of this compact file take {total:,} bytes, expected at most {limit:,}."
+        )
+    rows = sum(entry.steps for entry in entries)
+    if steps is not None and rows > steps:
+        raise StateError(
+            f"the tensors of this compact file have {rows:,} rows to read, expected at most {steps:,}; if "
+            "you trust it, load it into its model."
         )
 
 

@@ -203,8 +203,8 @@ def code_matrix(
     rows, columns = shape
     masks = np.ones(shape, bool) if nonzeros is None else np.zeros(shape, bool)
     found = np.zeros(shape, np.int32)
-    if not found.size:
-        return masks, found
+    if not found.size or (nonzeros is None and len(signs) < 2):
+        return masks, found  # nothing is coded, so there is nothing to go through
     density = (nonzeros or 0) + 1
     model = MaskModel(columns, density / (rows * columns + 2), settings)
     values = SymbolModel(len(signs), 3 if settings.has_signs else 1)

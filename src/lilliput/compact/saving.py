@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from lilliput.compact.entries import Entry
-from lilliput.compact.format import LIMIT, Content, decode, encode, is_compact, read_note
+from lilliput.compact.format import LIMIT, STEPS, Content, decode, encode, is_compact, read_note
 from lilliput.compact.tensors import DTYPES, Stored
 from lilliput.errors import ConfigError, StateError
 from lilliput.files import write_atomically
@@ -82,7 +82,7 @@ def save(
 
 def to_bytes(model: Any, compact: bool, bias_bits: int | None = None) -> bytes:
     """Return what :func:`save` writes."""
-    if bias_bits is not None and not 2 <= bias_bits <= 16:
+    if bias_bits is not None and not (isinstance(bias_bits, int) and 2 <= bias_bits <= 16):
         raise ConfigError(f"bias_bits: received {bias_bits!r}, expected 2 to 16, or None.")
     stored = {name: Stored(*tensor) for name, tensor in backend_of(model).stored(model).items()}
     if bias_bits is not None:
@@ -122,7 +122,8 @@ def read_weights(
     name, data = os.fspath(path), _bytes_of(path)
     try:
         if is_compact(data):
-            return decode(data, lambda entries: _compare(entries, expected), limit)
+            steps = STEPS if expected is None else None
+            return decode(data, lambda entries: _compare(entries, expected), limit, steps)
         content = Content(parse_safetensors(data))
         _check_fit({k: (v.dtype, v.bits.shape) for k, v in content.tensors.items()}, expected)
         return content
@@ -154,13 +155,20 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> t
     content = read_weights(source)
     if content.note:
         raise StateError(f"{os.fspath(source)}: a shrunk model; load it with lilliput.torch.load.")
-    size = Path(source).stat().st_size
-    with open(source, "rb") as file:
-        is_plain = not is_compact(file.read(8))
+    size, is_plain = Path(source).stat().st_size, not is_compact_file(source)
     tensors = without_negative_zeros(content.tensors) if is_plain else content.tensors
     data = encode(tensors) if is_plain else to_safetensors(tensors)
     write_atomically(target, data)
     return size, len(data)
+
+
+def is_compact_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file starts like a compact one, whatever it is called."""
+    try:
+        with open(path, "rb") as file:
+            return is_compact(file.read(8))
+    except OSError as error:
+        raise StateError(f"{os.fspath(path)}: no readable file ({error}).") from error
 
 
 def without_negative_zeros(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
@@ -221,11 +229,16 @@ def _rounded(name: str, stored: Stored, bits: int) -> Stored:
     if not is_bias or not stored.bits.size:
         return stored
     values = stored.array()
-    largest = np.abs(values).max()
-    if not np.isfinite(largest) or largest == 0:
+    exact = values.astype(np.float64)
+    largest = np.abs(exact).max()
+    if not np.isfinite(largest):
         return stored
-    scale = largest / values.dtype.type(2 ** (bits - 1) - 1)
-    return Stored.of(np.round(values / scale).astype(values.dtype) * scale)
+    scale = values.dtype.type(largest / (2 ** (bits - 1) - 1))
+    if scale == 0:  # also where a narrow type has no number that small
+        return stored
+    with np.errstate(over="ignore"):
+        rounded = np.round(exact / np.float64(scale)).astype(values.dtype) * scale
+    return Stored.of(rounded) if np.isfinite(rounded).all() else stored
 
 
 def _compare(entries: list[Entry], expected: Types | None) -> None:

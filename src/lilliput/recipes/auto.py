@@ -20,6 +20,7 @@ import json
 import logging
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,9 +36,11 @@ from lilliput.recipes.auto_training import Recovery, again
 from lilliput.report.measure import measure_all
 from lilliput.search.budget import parse_budget
 from lilliput.search.candidate import Candidate, evaluated
+from lilliput.search.origin import digests_of_files
 from lilliput.search.report import write_report
 from lilliput.search.search import Search
 from lilliput.search.task import Task, Trial
+from lilliput.search.verdict import missed
 
 log = logging.getLogger("lilliput")
 
@@ -63,11 +66,13 @@ class Compressed:
     receipt : Receipt
         The original's file against it.
     is_met : bool
-        Whether every budget is kept, the drop of the metric included.
+        Whether every budget is kept, the drop of the metric included, by the figures of the receipt; what is
+        not kept is among its notes.
     config_list : list of dict
         Sparsity and bits of each layer.
     model : object
-        The network, cut and with its quantizer at work.
+        The network, cut and with its quantizer at work; where an earlier run in this folder made the best
+        file, that file, which is called like the network.
     history : list of dict
         Every file that was the best so far: ``what``, ``metric``, ``costs``, ``is_met``.
     """
@@ -119,7 +124,8 @@ def compress(
         ``evaluate(model)`` returns the metric, higher being better; it is given models and files.
     folder : path
         Where the file, its receipt, the report and what the search has found out are written. A run that
-        was killed goes on with the search where it was; training begins anew.
+        was killed goes on with the search where it was, and its best file stays until there is a better
+        one; training begins anew. The batches must be the same, so seed a loader that shuffles.
     example_inputs : optional
         What the model is called with, two examples at least; by default the inputs of the first batch.
         Latency is that of these inputs, all at once.
@@ -129,7 +135,7 @@ def compress(
     target : str
         The runtime.
     epochs : int
-        Epochs of training at most, 0 for none; with ``hours`` as many as the time allows.
+        Epochs of training at most, 0 for none; otherwise, with ``hours``, as many as the time allows.
     hours : float, optional
         When to end, at the latest after the trial or epoch that is under way; at most half of it goes
         into trials. The latency table is filled whatever it takes.
@@ -160,7 +166,7 @@ def compress(
     try:
         work.offer_quantized()
         choice = work.offer_found()
-        if not work.is_done:
+        if epochs and not work.is_done:
             _train(work, choice, data, epochs, end, seed)
     except KeyboardInterrupt:
         if work.best is None:
@@ -175,19 +181,27 @@ class _Work:
     def __init__(self, search: Search, drop: float | None, folder: Path) -> None:
         self.search, self.folder, self.drop = search, folder, drop
         self.task: Task = search.start(folder)
-        self.suffix = search.target.suffix
-        self.path = folder / f"model{self.suffix}"
-        self.original = folder / f"original{self.suffix}"
-        if not self.original.exists():
-            self.task.maker.write(None, self.original)
+        self.path = folder / f"model{search.target.suffix}"
+        self.original = self.task.maker.write_original(folder, self.task.journal)
         self.best: tuple[float, float] | None = None  # how far over the budget, minus the metric
-        self.kept: tuple[Candidate, Trial] | None = None
+        self.kept: tuple[Any, Trial] | None = None  # the network, and what is known of it
         self.history: list[dict[str, Any]] = []
         self.points: list[dict[str, Any]] = []
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Make the file of an earlier run the best so far, if it is the one that the journal knows."""
+        held = self.task.journal.get("best")
+        if held is None or held["files"] != digests_of_files(self.folder, self.path.stem):
+            return
+        trial = Trial(tuple(held["choice"]), held["costs"], held["metric"])
+        self.best = (self._over(trial.costs, trial.metric), -trial.metric)
+        self.kept, self.history = (open_file(self.path), trial), held["history"]
+        log.info("the best file of the earlier run: metric %.4g", trial.metric)
 
     @property
     def is_done(self) -> bool:
-        """Whether the best file keeps the whole budget."""
+        """Whether the best file keeps the whole budget, as far as was measured while searching."""
         return self.best is not None and self.best[0] <= 0
 
     def offer_quantized(self) -> None:
@@ -209,23 +223,34 @@ class _Work:
 
     def offer(self, what: str, choice: Any, candidate: Candidate, costs: dict[str, float]) -> bool:
         """Write a network if it is better than the best so far."""
-        path = self.folder / f"next{self.suffix}"
-        self.task.maker.write(candidate, path, check=True)
-        metric = evaluated(self.search.evaluate, open_file(path), what)
-        over = self._over(costs, metric)
-        self.points.append({"name": what, "metric": metric, "bytes": path.stat().st_size})
-        log.info("%s: metric %.4g (original %.4g)", what, metric, self.task.baseline)
-        is_better = self.best is None or (over, -metric) < self.best
-        if is_better:
-            self.best, self.kept = (over, -metric), (candidate, Trial(choice, costs, metric))
-            os.replace(path, self.path)
-            entry = {"what": what, "metric": metric, "costs": costs, "is_met": over <= 0}
-            self.history.append(entry)
-            write_atomically(
-                self.folder / "history.json", json.dumps(self.history, indent=1).encode()
-            )
-        path.unlink(missing_ok=True)
+        # Under its final name: some files name the one with their weights.
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".next-") as folder:
+            path = Path(folder, self.path.name)
+            size = int(self.task.maker.write(candidate, path, check=True).bytes)
+            metric = evaluated(self.search.evaluate, open_file(path), what)
+            costs = {**costs, **({"bytes": float(size)} if "bytes" in costs else {})}
+            over = self._over(costs, metric)
+            self.points.append({"name": what, "metric": metric, "bytes": size})
+            log.info("%s: metric %.4g (original %.4g)", what, metric, self.task.baseline)
+            is_better = self.best is None or (over, -metric) < self.best
+            if is_better:
+                self.best, self.kept = (
+                    (over, -metric),
+                    (candidate.model, Trial(choice, costs, metric)),
+                )
+                entry = {"what": what, "metric": metric, "costs": costs, "is_met": over <= 0}
+                self.history.append(entry)
+                self._replace(path.parent, self.kept[1])
         return is_better
+
+    def _replace(self, folder: Path, trial: Trial) -> None:
+        """Move all files of the best network to where they belong, and note whose they are."""
+        found = digests_of_files(folder, self.path.stem)
+        for name in sorted(found, key=lambda name: name == self.path.name):  # that one last
+            os.replace(folder / name, self.folder / name)
+        known = {"choice": trial.choice, "costs": trial.costs, "metric": trial.metric}
+        self.task.journal.note("best", {**known, "files": found, "history": self.history})
+        write_atomically(self.folder / "history.json", json.dumps(self.history, indent=1).encode())
 
     def _over(self, costs: dict[str, float], metric: float) -> float:
         """Return by which shares budgets are exceeded, added up."""
@@ -239,20 +264,21 @@ class _Work:
         """Take the receipt, and write it and the report."""
         if self.kept is None:
             raise AlgorithmError("nothing was written; this is a bug in Lilliput.")
-        candidate, trial = self.kept
+        model, trial = self.kept
         before, after = measure_all(
             [self.original, self.path],
             self.search.space.example_inputs,
             names=["original", "compressed"],
         )
         before = replace(before, metric=self.task.baseline)
-        notes = () if self.is_done else ("the budget is not met",)
-        receipt = take_receipt(before, replace(after, metric=trial.metric), notes=notes)
+        after = replace(after, metric=trial.metric)
+        notes = missed(self.task, trial.costs, before, after, self.drop)
+        receipt = take_receipt(before, after, notes=notes)
         receipt.save(self.folder / "receipt.json")
         rules = self.search.space.config_list(trial.choice)
         write_atomically(self.folder / "found.json", json.dumps(rules, indent=1).encode())
         write_report(self.task, trial, receipt, self.folder, self.points)
-        return Compressed(self.path, receipt, self.is_done, rules, candidate.model, self.history)
+        return Compressed(self.path, receipt, not notes, rules, model, self.history)
 
 
 def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, seed: int) -> None:

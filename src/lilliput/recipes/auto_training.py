@@ -10,6 +10,7 @@ from typing import Any
 
 from lilliput.distillation.distiller import Distiller
 from lilliput.errors import ConfigError
+from lilliput.frameworks.looping import Epoch, Loop
 from lilliput.recipes.framework import loop_named
 from lilliput.recipes.functions import Functions
 from lilliput.search.candidate import Candidate, Order
@@ -35,7 +36,7 @@ class Recovery:
 
     def __init__(self, order: Order, framework: str, data: Any, seed: int) -> None:
         self.order, self.data = order, data
-        self.framework: Any = loop_named(framework)
+        self.framework: Loop = loop_named(framework)
         self.framework.seed(seed)
         self.model, self.teacher = order.cut(), copy.deepcopy(order.model)
         self.optimizer = self.framework.start_recovery(self.model)
@@ -87,9 +88,17 @@ class Recovery:
         )
         distiller.is_alone = True
         distiller.compress()
-        parts = (self.model, self.optimizer, again(self.data), Functions(), None)
+        epoch = Epoch(
+            self.model,
+            self.optimizer,
+            again(self.data),
+            Functions(),
+            number=self.done,
+            count=planned,
+            distiller=distiller,
+        )
         try:
-            self.framework.train(*parts, self.done, planned, distiller)
+            self.framework.train(epoch)
         finally:
             distiller.strip()
         self.done += 1

@@ -18,6 +18,8 @@ from lilliput.export.targets.target import Target
 from lilliput.extras import require
 from lilliput.measure.timing import run_evaluation
 from lilliput.registry import pruners, quantizers
+from lilliput.search.journal import Journal
+from lilliput.search.origin import digests_of_files
 from lilliput.search.space import Space
 
 RECOVERIES = ("auto", "reconstruct", "recalibrate", "none")
@@ -176,6 +178,15 @@ class Maker:
             options["dynamic_shapes"] = False
         with quiet():
             return write(what, path, self.space.example_inputs, **options)
+
+    def write_original(self, folder: Path, journal: Journal) -> Path:
+        """Return the file of the original, written anew unless it is the one that the journal knows."""
+        path = folder / f"original{self.target.suffix}"
+        held = digests_of_files(folder, path.stem)
+        if not held or held != journal.get("original files"):
+            self.write(None, path)
+            journal.note("original files", digests_of_files(folder, path.stem))
+        return path
 
     def bytes_of(self, candidate: Candidate | None) -> int:
         """Return the size of the file of a candidate, or of the original for None."""

@@ -64,8 +64,9 @@ class Journal:
             raise StateError(f"{self.path}: written by another version; choose another folder.")
         differing = [k for k in self.made_from if made_from.get(k) != self.made_from[k]]
         if differing:
+            seeded = " A loader that shuffles has to be seeded." if "data" in differing else ""
             raise StateError(
                 f"{self.path}: this search was begun with another {', '.join(differing)}; choose another "
-                "folder, or remove this one to start over."
+                f"folder, or remove this one to start over.{seeded}"
             )
         return findings

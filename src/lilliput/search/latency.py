@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from lilliput.errors import StateError
 from lilliput.files import write_atomically
@@ -39,7 +39,7 @@ class TimedLayer(Strict):
 
     shape: list[int]
     kind: str
-    share: float
+    share: float = Field(ge=0, allow_inf_nan=False)
 
 
 class Network(Strict):
@@ -47,13 +47,24 @@ class Network(Strict):
 
     choice: list[int]
     layers: dict[str, TimedLayer]
-    ratio: float
+    ratio: float = Field(gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> Network:
+        if not self.kernels > 0:
+            raise ValueError("a network whose layers take no time")
+        return self
+
+    @property
+    def kernels(self) -> float:
+        """What its layers take one by one, added up."""
+        return sum(layer.share for layer in self.layers.values())
 
 
 class Model(Strict):
     """The networks of one model, and the milliseconds of the original."""
 
-    milliseconds: float
+    milliseconds: float = Field(gt=0, allow_inf_nan=False)
     networks: list[Network] = Field(default_factory=list)
 
 
@@ -114,9 +125,12 @@ class LatencyTable:
 
     def add(self, model: str, milliseconds: float, network: Network) -> None:
         """Add a timed network, and write the table."""
-        held = self.document.models.setdefault(model, Model(milliseconds=milliseconds))
-        held.networks.append(network)
+        self.begin(model, milliseconds).networks.append(network)
         self.save()
+
+    def begin(self, model: str, milliseconds: float) -> Model:
+        """Return what is held of a model; of a new one, what the original takes."""
+        return self.document.models.setdefault(model, Model(milliseconds=milliseconds))
 
 
 @dataclass
@@ -143,7 +157,7 @@ class Times:
         self.known = {key: float(np.mean(shares)) for key, shares in seen.items()}
         self._fits: dict[tuple[str, str], Any] = {}
         # Whole networks take a little more or less than their kernels, noted one by one, add up to.
-        ratios = [n.ratio / sum(x.share for x in n.layers.values()) for n in self.networks]
+        ratios = [n.ratio / n.kernels for n in self.networks]
         self.factor = float(np.median(ratios)) if ratios else 1.0
 
     def layer(self, name: str, shape: Shape, kind: str) -> float:

@@ -15,13 +15,14 @@ from typing import Any
 
 from lilliput.errors import AlgorithmError, ConfigError, nearest
 from lilliput.files import make_folder
+from lilliput.printing import shown
+from lilliput.search.budget import Limit
 from lilliput.search.result import Found
 from lilliput.search.search import Search
 from lilliput.search.solve import Choice, cheapest
 from lilliput.search.task import Task, Trial
 
-# What is paid in, with an amount that no network reaches.
-COSTS: dict[str, Any] = {"latency": "1e9 s", "bytes": 1e15, "macs": 1e18, "params": 1e18}
+COSTS = ("latency", "bytes", "macs", "params")  # what is paid in
 _SHARES = (0.25, 0.5, 0.75, 1.0)  # of a sparsity
 
 
@@ -60,6 +61,12 @@ def repair(
     **others
         Further arguments of :class:`~lilliput.search.search.Search`.
 
+    Returns
+    -------
+    Found
+        :attr:`Found.is_met <lilliput.search.result.Found>` says whether the written file keeps the drop when
+        it is executed; a note of the receipt says so where it does not.
+
     Examples
     --------
     >>> import tempfile, torch
@@ -84,13 +91,21 @@ def repair(
     search = Search(
         model,
         milder(config_list),
-        budget={cost: COSTS[cost]},
+        budget={cost: 0.5, "drop": drop},
         evaluate=evaluate,
         data=data,
         example_inputs=example_inputs,
         trials=trials,
         **others,
     )
+    if search.space.narrowed:
+        raise ConfigError(
+            f"config_list: the channels of {search.space.narrowed[0]} go together, and their rules have "
+            "different sparsities; give them one."
+        )
+    search.limits[cost] = Limit(
+        cost, math.inf, False
+    )  # it is measured, and there is no limit to it
     place: Path = make_folder(folder)
     task = search.start(place)
     return search.finish(task, _find(task, cost, task.baseline - drop), place)
@@ -106,20 +121,32 @@ def milder(config_list: Any) -> list[dict[str, Any]]:
     """
     if not isinstance(config_list, Sequence) or isinstance(config_list, str) or not config_list:
         raise ConfigError("config_list: expected a list of rules, such as that of a search.")
+    for i, rule in enumerate(config_list):
+        if not isinstance(rule, Mapping):
+            raise ConfigError(f"config_list: rule {i}: received {shown(rule)}, expected a dict.")
     return [dict(rule) | _choices(rule) for rule in config_list]
 
 
 def _choices(rule: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    sparsity, bits = rule.get("sparsity"), rule.get("quant_bits")
-    if isinstance(sparsity, (int, float)) and sparsity > 0:
+    sparsity: Any = rule.get("sparsity")
+    bits: Any = rule.get("quant_bits")
+    # What is no number, or none that a rule can have, stays: the search says what is wrong with it.
+    if isinstance(sparsity, (int, float)) and not isinstance(sparsity, bool) and 0 < sparsity < 1:
         shares = [0, *(round(float(sparsity) * share, 6) for share in _SHARES[:-1]), sparsity]
         found["sparsity"] = {"choose": shares}
-    if bits is not None:
-        few = isinstance(bits, Mapping)
-        eight = {k: max(b, 8) for k, b in bits.items()} if few else max(bits, 8)
+    eight: Any = None
+    if _is_whole(bits):
+        eight = max(bits, 8)
+    elif isinstance(bits, Mapping) and bits and all(map(_is_whole, bits.values())):
+        eight = {k: max(b, 8) for k, b in bits.items()}
+    if eight is not None:
         found["quant_bits"] = {"choose": [bits, None] if eight == bits else [bits, eight, None]}
     return found
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _find(task: Task, cost: str, least: float) -> Trial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ class Found:
         The network: cut, and with its quantizer at work.
     path : Path
         The file of the winner.
+    is_met : bool
+        Whether that file keeps the budget, by the figures of the receipt; what it does not keep is among the
+        notes there.
     """
 
     config_list: list[dict[str, Any]]
@@ -39,6 +43,7 @@ class Found:
     receipt: Receipt
     model: Any
     path: Path
+    is_met: bool
     _lines: tuple[str, ...] = ()
 
     def explain(self) -> str:
@@ -84,7 +89,10 @@ def explain(task: Task, best: Trial) -> tuple[str, ...]:
         estimate = (
             "" if name == "average_bits" else f", estimated {task.estimate(name, best.choice):.4g}"
         )
-        lines.append(f"{task.limits[name]}: {value:.4g} of at most {bound:.4g}{estimate}")
+        if math.isinf(bound):  # as little as possible
+            lines.append(f"{name}: {task.shown(name, value)}{estimate}")
+        else:
+            lines.append(f"{task.limits[name]}: {value:.4g} of at most {bound:.4g}{estimate}")
     error = None if task.clock is None else task.clock.times.error()
     if error is not None and task.clock is not None:
         count = len(task.clock.times.networks)

@@ -28,19 +28,20 @@ from lilliput.files import make_folder, write_atomically
 from lilliput.frameworks import backend_of
 from lilliput.measure.receipt import Receipt, take_receipt
 from lilliput.pruning.sensitivity_files import fingerprint
-from lilliput.pruning.sensitivity_probe import name_of
 from lilliput.report.measure import measure_all
 from lilliput.search.budget import parse_budget
 from lilliput.search.candidate import RECOVERIES, Maker, evaluated, target_of
 from lilliput.search.costs import Counts
 from lilliput.search.executors import check_executor
 from lilliput.search.journal import Journal
+from lilliput.search.origin import digest_of_function, digest_of_values
 from lilliput.search.report import write_report
 from lilliput.search.result import Found, explain, pareto
 from lilliput.search.space import Space
 from lilliput.search.strategies.table import strategy_named
 from lilliput.search.task import Task, Trial
-from lilliput.search.timing import Clock
+from lilliput.search.timing import Clock, check_clock
+from lilliput.search.verdict import missed
 
 _SWEEP = 5  # looser budgets that are tried when the drop cannot be kept
 
@@ -159,7 +160,9 @@ class Search:
         journal = Journal(folder, self._made_from())
         clock = None
         if "latency" in self.limits:
-            clock = Clock(maker, counts, folder, make_folder(self.tables or folder))
+            check_clock(self.target)
+            original = maker.write_original(folder, journal)
+            clock = Clock(maker, counts, original, make_folder(self.tables or folder))
         return Task(
             maker,
             counts,
@@ -185,16 +188,16 @@ class Search:
             "pruner": [self.space.pruner, self.recover],
             "quantizer": [self.space.quantizer, self.options],
             "target": self.target.name,
-            "evaluate": name_of(self.evaluate),
-            "number of batches": len(self.data),
+            "evaluate": digest_of_function(self.evaluate),
+            "data": digest_of_values(self.data),
+            "example_inputs": digest_of_values(self.space.example_inputs),
+            "budget": sorted(self.limits),
         }
 
     def finish(self, task: Task, best: Trial, folder: Path) -> Found:
         """Write the winner, time it against the original, and return what was found."""
         space, candidate = self.space, task.candidate(best.choice)
-        original = folder / f"original{self.target.suffix}"
-        if not original.exists():
-            task.maker.write(None, original)
+        original = task.maker.write_original(folder, task.journal)
         path = folder / f"model{self.target.suffix}"
         task.maker.write(candidate, path, check=True)
         front = [
@@ -203,7 +206,7 @@ class Search:
         ]
         lines = explain(task, best)
         write_atomically(folder / "explain.txt", "\n".join(lines).encode())
-        receipt = self._receipt(task, original, path)
+        receipt, is_met = self._receipt(task, best, original, path)
         receipt.save(folder / "receipt.json")
         write_report(task, best, receipt, folder)
         return Found(
@@ -214,29 +217,28 @@ class Search:
             receipt,
             candidate.model,
             path,
+            is_met,
             lines,
         )
 
-    def _receipt(self, task: Task, original: Path, path: Path) -> Receipt:
+    def _receipt(self, task: Task, best: Trial, original: Path, path: Path) -> tuple[Receipt, bool]:
+        """Return the receipt, with a note of each budget that is not kept, and whether all are."""
         before, after = measure_all(
             [original, path], self.space.example_inputs, names=["original", "found"]
         )
         file = open_file(path)
         metric = evaluated(self.evaluate, file, f"the file {path.name}")
         before, after = replace(before, metric=task.baseline), replace(after, metric=metric)
-        return take_receipt(before, after, notes=self._notes(task.baseline - metric))
-
-    def _notes(self, lost: float) -> tuple[str, ...]:
-        """Return what a reader should know where the file loses more than its simulation did."""
         drop = self.limits.get("drop")
-        if drop is None or lost <= drop.value:
-            return ()
-        return (f"the executed file loses {lost:.4g}, more than the drop of {drop.value:g}",)
+        notes = missed(task, best.costs, before, after, None if drop is None else drop.value)
+        return take_receipt(before, after, notes=notes), not notes
 
 
 def _nearest(task: Task, least: float) -> Trial | None:
     """Return the trial of the tightest budget, looser than asked, at which the metric is kept."""
     for step in range(1, _SWEEP + 1):
+        if task.is_exhausted:
+            break
         trial = task.solve_measured(looser=1 + step / _SWEEP)
         if trial is not None and trial.metric >= least:
             return trial

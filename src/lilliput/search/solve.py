@@ -85,14 +85,6 @@ def solve(scores: Sequence[Array], costs: Costs, budgets: Budgets) -> Choice | N
     return _Program(scores, costs).run(budgets)
 
 
-def least(scores: Sequence[Array], costs: Costs, name: str) -> Choice:
-    """Return the choice for which one cost is as small as it can be; of several, that of least score."""
-    bounds = _Program([np.zeros_like(s) for s in scores], costs)
-    smallest = bounds.run({}, minimize=name)
-    found = solve(scores, costs, {name: total(costs[name], _known(smallest))})
-    return _known(found if found is not None else smallest)
-
-
 def cheapest(scores: Sequence[Array], costs: Costs, name: str, most: float) -> Choice:
     """Return the choice for which one cost is smallest, of all whose total score is not above a bound.
 

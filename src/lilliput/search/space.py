@@ -94,6 +94,8 @@ class Space:
         self.decisions: list[Decision] = []
         self.settings: dict[str, dict[str, dict[str, Any]]] = {"sparsity": {}, "quant_bits": {}}
         self.removed: list[list[Removed]] = []  # of each decision by its choices; none for bits
+        # Layers whose channels go together and whose rules have other sparsities than they share.
+        self.narrowed: list[str] = []
         self.probe: Any = None
         problems = [*self._add_channels(rules), *self._add_bits(rules)]
         if problems:
@@ -174,11 +176,17 @@ class Space:
         problems = []
         for names, groups in _coupled(self.probe.layout.pruned):
             names.sort(key=self.order.__getitem__)
-            choices = _shared([takers[name].choices["sparsity"] for name in names])
-            if not choices:
-                listed = ", ".join(map(repr, names))
-                text = f"the channels of {listed} go together, and their rules have no sparsity in common."
+            lists = [takers[name].choices["sparsity"] for name in names]
+            choices = _shared(lists)
+            listed = ", ".join(map(repr, names))
+            if not choices or (max(choices) == 0 and any(max(x) > 0 for x in lists)):
+                text = (
+                    f"the channels of {listed} go together, and their rules have no sparsity above 0 in "
+                    "common; give them one rule."
+                )
                 problems.append(Problem("sparsity", text))
+            if any(set(x) != set(choices) for x in lists):
+                self.narrowed.append(listed)
             for name in names:
                 self.settings["sparsity"][name] = takers[name].settings("sparsity")
             self.decisions.append(Decision("sparsity", tuple(names), tuple(choices), tuple(groups)))

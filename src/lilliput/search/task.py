@@ -323,7 +323,7 @@ class Task:
         lines = []
         for name, value, bound in self.compared(self.measure(near)):
             mark = "" if value <= bound else "  ← over"
-            lines.append(f"{self.limits[name]}: {self._shown(name, value)} can be had{mark}")
+            lines.append(f"{self.limits[name]}: {self.shown(name, value)} can be had{mark}")
         return AlgorithmError(
             f"the budget cannot be met with these choices. The nearest: {'; '.join(lines)}. Loosen the "
             "budget, or add stronger choices."
@@ -338,13 +338,14 @@ class Task:
         )
         if nearest is not None:
             had = ", ".join(
-                f"{name} {self._shown(name, value)}"
+                f"{name} {self.shown(name, value)}"
                 for name, value, _ in self.compared(nearest.costs)
             )
             text += f" The nearest that keeps the drop has {had}."
         return AlgorithmError(f"{text} Loosen the budget, or train the network after the search.")
 
-    def _shown(self, name: str, value: float) -> str:
+    def shown(self, name: str, value: float) -> str:
+        """Return a cost in words, and what share of the original's it is."""
         whole = self.whole.get(name)
         if name == "latency" and self.clock is not None:
             return f"{value:.3g} of the original's {amount(name, self.clock.milliseconds)}"

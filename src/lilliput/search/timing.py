@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from lilliput.errors import ConfigError
+from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.export.targets.executed import open_file
+from lilliput.export.targets.target import Target
 from lilliput.frameworks.work import default_threads
 from lilliput.measure.timing import time_calls
 from lilliput.report.environment import environment
@@ -39,30 +40,20 @@ class Clock:
         Makes and writes them.
     counts : Counts
         The shapes that choices lead to.
-    folder : Path
-        Where the original's file is written.
+    original : Path
+        The original's file.
     tables : Path
         Where latency tables are.
     """
 
-    def __init__(self, maker: Maker, counts: Counts, folder: Path, tables: Path) -> None:
-        if maker.target.runtime != "onnxruntime":
-            raise ConfigError(
-                f"budget: latency: {maker.target.title} does not tell what its layers take; expected "
-                "target 'onnxruntime'."
-            )
+    def __init__(self, maker: Maker, counts: Counts, original: Path, tables: Path) -> None:
         self.maker, self.counts, self.space = maker, counts, maker.space
-        self.original = folder / f"original{maker.target.suffix}"
-        if not self.original.exists():
-            maker.write(None, self.original)
+        self.original = original
         self.file: Any = open_file(self.original)
         cpu = str(environment()["cpu"])
         self.table = LatencyTable.open(tables, self.file.runtime, cpu, default_threads())
         self.inputs = self.space.example_inputs
-        graph = self.space.groups.analysis.graph
-        described = [[name, list(t.shape)] for name, t in graph.parameters.items()]
-        described += [list(x.shape) for x in graph.inputs]
-        self.id = digest_of(repr(described).encode())[:16]
+        self.id = architecture_of(original)
 
     @property
     def times(self) -> Times:
@@ -71,9 +62,11 @@ class Clock:
 
     @property
     def milliseconds(self) -> float:
-        """The latency of the original."""
-        held = self.table.document.models.get(self.id)
-        return held.milliseconds if held else 0.0
+        """The latency of the original, which is timed if that was not done yet."""
+        if self.id not in self.table.document.models:
+            self.table.begin(self.id, self.compare(self.original)[1])
+            self.table.save()
+        return self.table.document.models[self.id].milliseconds
 
     def terms(self) -> list[Term]:
         """Return the estimated latency of choices, in terms of the original's."""
@@ -190,8 +183,40 @@ class Clock:
             for name, time in after.items()
             if name in described
         }
+        if not any(layer.share > 0 for layer in layers.values()):
+            raise AlgorithmError(
+                "budget: latency: the profile of the runtime names no layer that the search knows; limit "
+                "macs or bytes instead."
+            )
         self.table.add(
             self.id, milliseconds, Network(choice=list(choice), layers=layers, ratio=ratio)
+        )
+
+
+def architecture_of(path: Path) -> str:
+    """Return a hash of all that decides how long an ONNX file takes: everything but the trained numbers."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    described: list[Any] = [
+        [node.op_type, list(node.input), list(node.output)]
+        + [x.SerializeToString(deterministic=True) for x in node.attribute]
+        for node in graph.node
+    ]
+    for tensor in graph.initializer:
+        is_setting = tensor.data_type == onnx.TensorProto.INT64  # such as shapes and axes
+        content = tensor.SerializeToString(deterministic=True) if is_setting else b""
+        described.append([tensor.name, list(tensor.dims), tensor.data_type, content])
+    described += [x.SerializeToString(deterministic=True) for x in graph.input]
+    return digest_of(repr(described).encode())[:16]
+
+
+def check_clock(target: Target) -> None:
+    """Refuse a runtime whose layers cannot be timed."""
+    if target.runtime != "onnxruntime":
+        raise ConfigError(
+            f"budget: latency: {target.title} does not tell what its layers take; expected target "
+            "'onnxruntime'."
         )
 
 

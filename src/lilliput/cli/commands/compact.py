@@ -25,17 +25,21 @@ def compact(
     """Write a safetensors file as a compact one, or a compact one as safetensors."""
     if not source.is_file():
         raise ConfigError(f"{source}: there is no such file; give a file of weights.")
-    is_plain = source.suffix == ".safetensors"
-    target = output or source.with_suffix(".lil" if is_plain else ".safetensors")
+    from lilliput.compact.saving import convert, is_compact_file
+
+    suffix = ".safetensors" if is_compact_file(source) else ".lil"
+    target = output or source.with_suffix(suffix)
     if target.resolve() == source.resolve():
         raise ConfigError(f"--output {target}: that is the file to read; give another name.")
+    if target.exists():
+        raise ConfigError(
+            f"{target}: there is a file already; remove it, or give another name with --output."
+        )
     if not target.parent.is_dir():
         raise ConfigError(f"--output {target}: there is no folder {target.parent}; make it first.")
     if terminal.dry_run:
         terminal.would([f"read {source}", f"write {target}"], file=target)
         return
-    from lilliput.compact.saving import convert
-
     try:
         before, after = convert(source, target)
     except StateError as error:

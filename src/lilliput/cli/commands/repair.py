@@ -15,6 +15,7 @@ from lilliput.cli.inputs import Sources, require_inputs
 from lilliput.cli.models import open_model
 from lilliput.cli.terminal import Terminal
 from lilliput.errors import ConfigError
+from lilliput.files import write_atomically
 
 _BATCHES = 16
 
@@ -67,8 +68,13 @@ def repair(
         trials=trials,
         seed=run.seed or 0,
     )
-    (folder / "found.json").write_text(json.dumps(found.config_list, indent=1), encoding="utf-8")
-    result = {"path": found.path, "config_list": found.config_list, "front": found.front}
+    write_atomically(folder / "found.json", json.dumps(found.config_list, indent=1).encode())
+    result = {
+        "path": found.path,
+        "is_met": found.is_met,
+        "config_list": found.config_list,
+        "front": found.front,
+    }
     terminal.result(
         {**result, "receipt": found.receipt.to_dict()},
         found.receipt,

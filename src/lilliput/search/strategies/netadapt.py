@@ -31,7 +31,8 @@ def search(task: Task) -> Trial:
         if not proposals:
             raise task.refuse()
         ranked = sorted(proposals, key=lambda x: (task.score(x), x))[:_EVALUATED]
-        is_open = len(ranked) > 1 and not task.is_exhausted
+        # One trial is kept for the choice that ends it.
+        is_open = 1 < len(ranked) < task.left and not task.is_exhausted
         choice = max(ranked, key=lambda x: task.trial(x).metric) if is_open else ranked[0]
         least *= _DECAY
 
