@@ -157,3 +157,15 @@ def test_keras_models_are_refused():
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
     with pytest.raises(UnsupportedModelError, match="works on torch models"):
         SVDFactorizer(model, [{"rank": 2}])
+
+
+def test_layers_whose_weight_a_transformer_reads_in_evaluation_are_left():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = nn.Sequential(layer, nn.Linear(32, 32)).eval()
+    factorizer = SVDFactorizer(model, [{"op_types": ["Linear"], "rank": 4}])
+    model = factorizer.compress()
+    assert list(factorizer.result.ranks) == ["1"]
+    assert "reads its weight" in factorizer.result.left["0.linear1"]
+    with torch.no_grad():
+        assert model(torch.randn(2, 5, 32)).shape == (2, 5, 32)

@@ -192,7 +192,7 @@ class SVDFactorizer(Compressor):
 
         pairs, ranks, energies, left = [], {}, {}, {}
         for layer in self.selection.chosen:
-            obstacle = self._tools.obstacle_of(layer)
+            obstacle = self._tools.obstacle_of(self.bound_model, layer)
             if obstacle:
                 left[layer.name] = obstacle
                 continue

@@ -55,7 +55,7 @@ class LAMPMasker(LevelMasker):
     def score(self, wrapper: Any) -> Tensor:
         """Return the LAMP scores of a layer; ``|w|`` where layers are not ranked together.
 
-        Within a layer the order is the same, but sums of blocks and numbers that are too small to square.
+        Within a layer the order of weights is the same, but not that of the sums of blocks.
         """
         if wrapper.config.get("total_sparsity") is None:
             return super().score(wrapper)

@@ -77,8 +77,8 @@ class LotteryTicketPruner(ScheduledPruner):
     Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0, for :attr:`epochs` epochs.
     All parameters of the model are set back, pruned or not, and the optimizer starts afresh; set the
     learning rate back as well if you change it (a schedule inside a Keras optimizer starts again).
-    Running statistics of norms are left to the training.
-    The early values belong to ``state()``, so that a run that was killed goes on from there.
+    Running statistics of norms are left to the training. The early values belong to ``state()``, so that a
+    run that was killed goes on from there.
 
     Parameters
     ----------

@@ -160,3 +160,35 @@ def test_a_functional_model_of_ones_own_class_keeps_it(shrink):
     x = layers.Dense(6, "relu")(inputs)
     new = shrink(Custom(inputs, layers.Dense(2)(x))).model
     assert type(new) is Custom and new.extra() == 7
+
+
+class Tuned(keras.Model):
+    """A functional model whose constructor has an argument of its own."""
+
+    def __init__(self, inputs=None, outputs=None, alpha=0.1, **others):
+        super().__init__(inputs=inputs, outputs=outputs, **others)
+        self.alpha, self._beta = alpha, [alpha, {"twice": 2 * alpha}]
+
+
+def test_what_was_given_to_a_model_goes_over_to_the_smaller_one(shrink):
+    inputs = keras.Input((5,))
+    hidden = layers.Dense(6, "relu")
+    model = Tuned(inputs, layers.Dense(2)(hidden(inputs)), alpha=0.9)
+    model.compile("sgd", "mse")
+    model.tag, model.hidden, model.odd = (3, "x"), hidden, object()
+    result = shrink(model)
+    new = result.model
+    assert new.alpha == 0.9 and list(new._beta) == [0.9, {"twice": 1.8}]
+    assert tuple(new.tag) == (3, "x") and new.hidden is new.layers[1] is not hidden
+    assert not hasattr(new, "odd") and any("not carried over: odd;" in x for x in result.notes)
+
+
+def test_a_sequential_model_that_is_shrunk_in_place_keeps_its_attributes():
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(8, "relu"), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    model.tag = 3
+    kernel, bias = model.layers[0].get_weights()
+    kernel[:, :4] = bias[:4] = 0
+    model.layers[0].set_weights([kernel, bias])
+    result = speedup(model, extend_masks=True)
+    assert model.layers[0].units == 4 and model.tag == 3 and not result.notes

@@ -20,6 +20,13 @@ from lilliput.graph.analysis import Analysis, Kept
 from lilliput.graph.cuts import Array, Cut, cut_array
 from lilliput.graph.labels import Flags
 
+# What Keras adds to a model later than in its constructor.
+_OF_KERAS = (
+    *("history", "optimizer", "output_names", "input_names"),
+    *("stop_evaluating", "stop_predicting", "stop_training"),
+)
+_PLAIN = (bool, int, float, str, type(None))
+
 
 class Builder:
     """One new model: its layers by those they were made from, and its weights.
@@ -122,13 +129,34 @@ class Builder:
         """Return a model of the class of another; of the plain one if that is made differently."""
         own: Any = unshadowed(type(model))
         try:
-            return own(**parts, name=model.name)
+            new = own(**parts, name=model.name)
         except TypeError:
             self.notes.append(
                 f"{own.__name__} is made by code of its own, so the new model is a plain "
                 f"keras.{plain.__name__}: its training step and methods are gone"
             )
-            return plain(**parts, name=model.name)
+            new = plain(**parts, name=model.name)
+        self._carry(model, new)
+        return new
+
+    def _carry(self, model: Any, new: Any) -> None:
+        """Give a new model the attributes that its class or its user has given the old one."""
+        known, lost = {*vars(keras.Sequential()), *_OF_KERAS}, []
+        for key, value in vars(model).items():
+            is_private = key.startswith("_")  # of Keras, but for what a constructor sets
+            if key in known or (is_private and key not in vars(new)):
+                continue
+            if _is_plain(value):
+                setattr(new, key, tree.map_structure(lambda x: x, value))
+            elif id(value) in self.made:
+                setattr(new, key, self.made[id(value)][1])
+            elif not is_private and vars(new).get(key) is not value:
+                lost.append(key)
+        if lost:
+            self.notes.append(
+                f"{model.name!r} has attributes that are not plain values, and were not carried over: "
+                f"{', '.join(lost)}; set them again"
+            )
 
     # -- layers ------------------------------------------------------------------------------------
 
@@ -202,6 +230,15 @@ def take_over(model: Any, new: Any) -> tuple[Any, Any]:
         vars(each).clear()
         vars(each).update(attributes)
     return model, new
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text, or made of such."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+    return isinstance(value, _PLAIN) or (
+        isinstance(value, (list, tuple)) and all(map(_is_plain, value))
+    )
 
 
 def _zeros(shape: Any, dtype: Any = None) -> Any:

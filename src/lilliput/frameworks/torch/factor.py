@@ -14,6 +14,8 @@ from lilliput.frameworks.torch.sidecar import SIDECAR
 from lilliput.frameworks.torch.weights import is_parametrized, is_sharded
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# In evaluation it hands the weights of its parts to one fused kernel.
+_READER = nn.TransformerEncoderLayer
 
 
 def problem_of(model: nn.Module, layer: LayerInfo) -> str:
@@ -30,9 +32,11 @@ def problem_of(model: nn.Module, layer: LayerInfo) -> str:
     return ""
 
 
-def obstacle_of(layer: LayerInfo) -> str:
+def obstacle_of(model: nn.Module, layer: LayerInfo) -> str:
     """Return why two layers cannot take the place of one, '' if they can."""
     module = layer.module
+    if any(isinstance(parent, _READER) for parent in _parents(model, layer)):
+        return "its parent also reads its weight, in evaluation"
     if type(module) is not nn.Linear and type(module) not in _CONVOLUTIONS:
         return f"it is a {layer.type}, not a Linear, Conv1d, Conv2d or Conv3d"
     if getattr(module, "groups", 1) > 1:
@@ -45,6 +49,12 @@ def obstacle_of(layer: LayerInfo) -> str:
     if is_parametrized(module, name) or name not in module._parameters:
         return "its weight is computed (a parametrization)"
     return ""
+
+
+def _parents(model: nn.Module, layer: LayerInfo) -> list[nn.Module]:
+    """Return the modules that hold a layer."""
+    paths = [path for owner in layer.owners for path in owner.paths]
+    return [unwrapped(model).get_submodule(path.rpartition(".")[0]) for path in paths]
 
 
 def two_layers(layer: LayerInfo, left: Any, right: Any) -> tuple[nn.Module, nn.Module]:
