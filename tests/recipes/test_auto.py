@@ -76,11 +76,13 @@ def test_a_run_in_the_same_folder_keeps_the_best_file(tmp_path, monkeypatch):
     known["findings"]["best"]["metric"] = 0.999
     (tmp_path / "search.json").write_text(json.dumps(known))
     content = first.path.read_bytes()
+    (tmp_path / "model.notes").touch()  # somebody else's
+    (tmp_path / ".next-killed").mkdir()
     seen = []
     monkeypatch.setattr(auto.log, "info", lambda *args: seen.append(first.path.read_bytes()))
     again = goal(tmp_path, {"macs": 0.15, "drop": 0.0})
     assert set(seen) == {content}  # at no time was there another
-    assert again.receipt.after.metric == 0.999
+    assert again.receipt.after.metric == 0.999 and not list(tmp_path.glob(".next*"))
     assert [x["what"] for x in again.history] == [x["what"] for x in first.history]
     assert accuracy(again.model) == pytest.approx(first.receipt.after.metric)
 

@@ -59,6 +59,7 @@ def test_a_drop_that_cannot_be_kept_is_refused(tmp_path):
     [
         ({"cost": "euros"}, "cost: received 'euros'"),
         ({"drop": -1}, "drop: received -1"),
+        ({"trials": 1}, "trials: received 1, expected 2 or more"),
         ({"config_list": []}, "config_list: expected a list of rules"),
         ({"config_list": ["conv"]}, "rule 0: received 'conv', expected a dict"),
         ({"config_list": [{"op_types": ["Linear"], "quant_bits": "few"}]}, "quant_bits"),

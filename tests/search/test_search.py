@@ -1,6 +1,7 @@
 """Whole searches: budgets kept as measured, exact against all choices, resumed, and refused."""
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -337,6 +338,13 @@ def test_the_receipt_decides_whether_a_budget_is_met(latency, readings, p50, mis
     found = missed(task, costs, before, after, 0.1)
     assert len(found) == len(missing)
     assert all(part in line for part, line in zip(missing, found, strict=True))
+    endless = replace(task.limits["latency"], value=math.inf, is_share=False)
+    noisy = replace(after, readings=(2.0, 6.0))
+    task.limits = {"latency": endless}
+    del task.bounds
+    assert missed(task, costs, before, noisy, None) == ()
+    task.limits = parse_budget({"latency": latency, "bytes": 1000})
+    del task.bounds
     larger = missed(task, costs, before, replace(after, bytes=1001), 0.01)
     assert any("the budget is not met: bytes" in x for x in larger)
     assert any("more than the drop of 0.01" in x for x in larger)

@@ -20,6 +20,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -52,6 +53,7 @@ DEFAULT_RULES = (
     },
 )
 _BATCHES = 16  # that sensitivities, recovery without training and calibration look at
+_NEXT = ".next-"  # what folders of files that are not judged yet are called
 _SHARE_FOR_SEARCH = 0.5  # of the time that is given; the rest is for training
 
 
@@ -191,8 +193,11 @@ class _Work:
 
     def _take_up(self) -> None:
         """Make the file of an earlier run the best so far, if it is the one that the journal knows."""
+        for left in self.folder.glob(f"{_NEXT}*"):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
         held = self.task.journal.get("best")
-        if held is None or held["files"] != digests_of_files(self.folder, self.path.stem):
+        found = digests_of_files(self.folder, self.path.stem)
+        if held is None or not held["files"].items() <= found.items():
             return
         trial = Trial(tuple(held["choice"]), held["costs"], held["metric"])
         self.best = (self._over(trial.costs, trial.metric), -trial.metric)
@@ -224,7 +229,7 @@ class _Work:
     def offer(self, what: str, choice: Any, candidate: Candidate, costs: dict[str, float]) -> bool:
         """Write a network if it is better than the best so far."""
         # Under its final name: some files name the one with their weights.
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".next-") as folder:
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=_NEXT) as folder:
             path = Path(folder, self.path.name)
             size = int(self.task.maker.write(candidate, path, check=True).bytes)
             metric = evaluated(self.search.evaluate, open_file(path), what)
@@ -234,13 +239,11 @@ class _Work:
             log.info("%s: metric %.4g (original %.4g)", what, metric, self.task.baseline)
             is_better = self.best is None or (over, -metric) < self.best
             if is_better:
-                self.best, self.kept = (
-                    (over, -metric),
-                    (candidate.model, Trial(choice, costs, metric)),
-                )
+                trial = Trial(choice, costs, metric)
+                self.best, self.kept = (over, -metric), (candidate.model, trial)
                 entry = {"what": what, "metric": metric, "costs": costs, "is_met": over <= 0}
                 self.history.append(entry)
-                self._replace(path.parent, self.kept[1])
+                self._replace(path.parent, trial)
         return is_better
 
     def _replace(self, folder: Path, trial: Trial) -> None:

@@ -57,7 +57,7 @@ def repair(
     cost : str
         What is spent as little as possible: ``"latency"``, ``"bytes"``, ``"macs"`` or ``"params"``.
     trials : int
-        How many config lists are evaluated at most.
+        How many config lists are evaluated at most, 2 or more.
     **others
         Further arguments of :class:`~lilliput.search.search.Search`.
 
@@ -88,6 +88,8 @@ def repair(
         )
     if isinstance(drop, bool) or not isinstance(drop, (int, float)) or not 0 <= drop < math.inf:
         raise ConfigError(f"drop: received {drop!r}, expected a number from 0.")
+    if trials == 1:
+        raise ConfigError("trials: received 1, expected 2 or more: what is given, and the mildest.")
     search = Search(
         model,
         milder(config_list),

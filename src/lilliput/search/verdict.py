@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from lilliput.measure.latency import doubt_of
@@ -29,7 +30,8 @@ def missed(
     if after.bytes is not None:
         found["bytes"] = float(after.bytes)
     lines = []
-    if "latency" in task.limits:
+    limit = task.limits.get("latency")
+    if limit is not None and math.isfinite(limit.value):
         doubt = doubt_of(before, after)
         if doubt or not before.p50 or not after.p50:
             lines.append(f"the budget of latency is not shown to be met: {doubt or 'not timed'}")
