@@ -65,7 +65,9 @@ class Compressor:
     default_types: ClassVar[frozenset[str] | None] = None  # None: the backend's own list
     backends: ClassVar[tuple[str, ...]] = ("torch", "keras")
     tracked: ClassVar[tuple[str, ...]] = ()  # attributes that belong to the saved state
-    first_epoch: ClassVar[int] = 1  # of a recipe; 0: masks come to weights that were trained before
+    _first_epoch: ClassVar[int] = (
+        1  # of a recipe; 0: masks come to weights that were trained before
+    )
     paper: ClassVar[str] = ""  # where the algorithm comes from, for ``lilliput list``
     adapts: ClassVar[type | None] = None  # the algorithm that this class gives an older form
     strict_names: ClassVar[bool] = (

@@ -41,6 +41,7 @@ class Quantizer(Compressor):
     rule: ClassVar[type[Rule]] = QuantRule
     # Whether zero is quantized to exactly zero. If not, masks are applied again afterwards.
     keeps_zero: ClassVar[bool] = False
+    _needs_dense_gradient: ClassVar[bool] = False  # what sparse embeddings give is not enough
     # What the conformance battery may expect: at most 2**bits different weights in a layer.
     counts_levels: ClassVar[bool] = True
 

@@ -72,6 +72,8 @@ def capture(compressor: Any) -> CompressionState:
         held, attributes = wrapper.snapshot()
         values = {}
         for key, value in attributes.items():
+            if value is None and key in _unset(compressor):
+                continue  # as a new wrapper has it
             try:
                 values[key] = _pack(value, key, held, compressor.is_tensor)
             except TypeError as error:
@@ -92,6 +94,11 @@ def capture(compressor: Any) -> CompressionState:
     return CompressionState(type(compressor).__name__, layers, tensors, progress, framework)
 
 
+def _unset(compressor: Any) -> set[str]:
+    """Return the attributes of wrappers that have no value to begin with."""
+    return {name for name, value in compressor._attributes.items() if value is None}
+
+
 def restore(compressor: Any, state: CompressionState, then: Callable[[], None]) -> None:
     """Put a state into a compressor and call ``then``; if anything fails, all is as before.
 
@@ -107,7 +114,8 @@ def restore(compressor: Any, state: CompressionState, then: Callable[[], None]) 
     progress = {name: getattr(compressor, name) for name in compressor.tracked}
     try:
         for name, wrapper in wrappers.items():
-            wrapper.restore(_own_tensors(state, name), unpacked[name])
+            values = {**dict.fromkeys(_unset(compressor)), **unpacked[name]}
+            wrapper.restore(_own_tensors(state, name), values)
         _set(compressor, {name: state.progress[name] for name in compressor.tracked})
         then()
     except BaseException as error:

@@ -79,7 +79,7 @@ class ADMMPruner(OneShotPruner):
     paper = "Zhang et al. 2018, A systematic DNN weight pruning framework using ADMM"
     backends = ("torch",)
     rule: ClassVar[type[Rule]] = ADMMRule
-    first_epoch = 0
+    _first_epoch = 0
     needs_optimizer = True
     tracked = ("now_epoch", "moves")
     now_epoch: int = 0

@@ -99,7 +99,7 @@ class LotteryTicketPruner(ScheduledPruner):
     paper = "Frankle & Carbin 2019, The lottery ticket hypothesis"
 
     rule: ClassVar[type[Rule]] = LotteryRule
-    first_epoch = 0
+    _first_epoch = 0
 
     def __init__(
         self,

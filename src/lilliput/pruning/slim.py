@@ -115,7 +115,7 @@ class SlimPruner(ChannelPruner):
 
     masker_type = SlimMasker
     default_types = SlimMasker.default_types
-    first_epoch = 0
+    _first_epoch = 0
     needs_optimizer = True
     tracked = ("now_epoch",)
     now_epoch: int = 0

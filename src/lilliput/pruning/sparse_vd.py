@@ -240,7 +240,7 @@ class SparseVDPruner(OneShotPruner):
     rule = SparseVDRule
 
     masker_type = SparseVDMasker
-    first_epoch = 0
+    _first_epoch = 0
     needs_optimizer = True
     tracked = ("now_epoch",)
     now_epoch: int = 0

@@ -99,6 +99,7 @@ class CodebookQuantizer(Quantizer):
     rule: ClassVar[type[Rule]] = CodebookRule
     quant_grad = None
     keeps_zero = True
+    _needs_dense_gradient = True
 
     _is_prepared = False
 

@@ -110,7 +110,7 @@ class KerasLoop:
         """Train one epoch, by the user's function or by ``fit``; a distiller has its part in the loss."""
         model, functions, distiller = epoch.model, epoch.functions, epoch.distiller
         if epoch.current is not None:
-            epoch.current.update_epoch(epoch.number + epoch.current.first_epoch)
+            epoch.current.update_epoch(epoch.number + epoch.current._first_epoch)
         if functions.train is not None and distiller is None:
             epoch.train_by_user()
         else:

@@ -115,7 +115,7 @@ class TorchLoop:
         model, functions, distiller = epoch.model, epoch.functions, epoch.distiller
         model.train()
         if epoch.current is not None:
-            epoch.current.update_epoch(epoch.number + epoch.current.first_epoch)
+            epoch.current.update_epoch(epoch.number + epoch.current._first_epoch)
         if functions.train is not None and distiller is None:
             made = epoch.train_by_user()
             if isinstance(made, nn.Module) and made is not model:

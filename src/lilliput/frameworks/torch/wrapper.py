@@ -320,7 +320,8 @@ class QuantizerModuleWrapper(ModuleWrapper):
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
         """Quantize a raw weight."""
         (result,) = self._run(QuantType.WEIGHT, (value,))
-        result = with_dense_gradient(result, self.module)
+        if self._quantizer()._needs_dense_gradient:
+            result = with_dense_gradient(result, self.module)
         if not self._quantizer().keeps_zero:
             for mask in masks:
                 result = result * mask
