@@ -7,6 +7,7 @@ import pytest
 import torch
 from digits_training import accuracy, network, sparsity, train
 from torch import nn
+from two_layers import batches, gradients, one_step, two_layers
 
 from lilliput.core.state import CompressionState
 from lilliput.errors import ConfigError, StageError
@@ -15,31 +16,6 @@ from lilliput.torch import AGPPruner, MovementPruner, measure
 
 LR, MOMENTUM, DECAY = 0.01, 0.9, 1e-3
 WARM, COOL = 3, 9
-
-
-def two_layers():
-    torch.manual_seed(0)
-    layers = nn.Linear(20, 30, bias=False), nn.Tanh(), nn.Linear(30, 10, bias=False)
-    return nn.Sequential(*layers).double()
-
-
-def batches(count):
-    made = torch.Generator().manual_seed(1)
-    return [torch.randn(8, 20, generator=made, dtype=torch.float64) for _ in range(count)]
-
-
-def one_step(model, optimizer, x):
-    optimizer.zero_grad()
-    (model(x) - x[:, :10].sin()).square().sum().backward()
-    optimizer.step()
-
-
-def gradients(weights, x):
-    first, second = weights
-    hidden = np.tanh(x @ first.T)
-    error = 2 * (hidden @ second.T - np.sin(x[:, :10]))
-    back = (error @ second) * (1 - hidden**2)
-    return back.T @ x, error.T @ hidden
 
 
 def growth(step):

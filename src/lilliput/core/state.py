@@ -67,12 +67,12 @@ class CompressionState:
 
 def capture(compressor: Any) -> CompressionState:
     """Return the state of a compressor; tensors are copied."""
-    layers, tensors = {}, {}
+    layers, tensors, unset = {}, {}, _unset(compressor)
     for wrapper in compressor._every_wrapper():
         held, attributes = wrapper.snapshot()
         values = {}
         for key, value in attributes.items():
-            if value is None and key in _unset(compressor):
+            if value is None and key in unset:
                 continue  # as a new wrapper has it
             try:
                 values[key] = _pack(value, key, held, compressor.is_tensor)
@@ -112,9 +112,10 @@ def restore(compressor: Any, state: CompressionState, then: Callable[[], None]) 
     unpacked = {name: _unpack_values(name, state) for name in wrappers}
     undo = [wrapper.undo_point() for wrapper in wrappers.values()]
     progress = {name: getattr(compressor, name) for name in compressor.tracked}
+    unset = dict.fromkeys(_unset(compressor))
     try:
         for name, wrapper in wrappers.items():
-            values = {**dict.fromkeys(_unset(compressor)), **unpacked[name]}
+            values = {**unset, **unpacked[name]}
             wrapper.restore(_own_tensors(state, name), values)
         _set(compressor, {name: state.progress[name] for name in compressor.tracked})
         then()
