@@ -25,7 +25,7 @@ from typing import Any
 import quant_peers as peers
 import torch
 from int8_latency import integer_layers
-from record import RESULTS, write_json
+from record import RESULTS, measured, write_json
 from runtime import File, all_outputs, float_file
 from timing import call, parameters
 from torch import Tensor
@@ -127,7 +127,8 @@ def main() -> None:
             networks[name] = measure(CASES[name](), options.rounds, Path(folder))
     if options.networks == list(CASES):  # only what was measured in one sitting is kept
         record = {"rounds": options.rounds, "tested": TESTED, "networks": networks}
-        write_json(RESULTS / "trained.json", record)
+        name = "trained" if "vnni" in measured()["flags"] else "trained_no_vnni"
+        write_json(RESULTS / f"{name}.json", record)
 
 
 if __name__ == "__main__":

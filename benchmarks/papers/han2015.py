@@ -17,8 +17,15 @@ from torch import nn, optim
 from lilliput.torch import AGPPruner
 from papers.harness import Budget, Paper, Row, Task, sparse_figures
 
-LAYERS = ("1", "3", "5")  # the linear layers of LeNet-300-100
-KEPT = (0.08, 0.09, 0.26)  # shares of their weights that the paper keeps
+KEPT = {  # shares of the layers' weights that the paper keeps
+    "lenet-300-100": {"1": 0.08, "3": 0.09, "5": 0.26},
+    "lenet-5": {"0": 0.66, "2": 0.12, "5": 0.08, "7": 0.19},
+}
+
+
+def papers_shares(network: str) -> tuple[float, ...]:
+    """Return the shares that the paper keeps, in the order of the layers."""
+    return tuple(KEPT[network].values())
 
 
 def prune(task: Task, *kept: float) -> nn.Module:
@@ -28,6 +35,7 @@ def prune(task: Task, *kept: float) -> nn.Module:
     paper.
     """
     is_first = task.budget.before is None
+    first = KEPT[task.network]
 
     def attach(model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
         end = int(0.6 * task.budget.ticks)
@@ -38,14 +46,14 @@ def prune(task: Task, *kept: float) -> nn.Module:
                 "final_sparsity": 1 - share,
                 "end_epoch": end,
             }
-            for name, start, share in zip(LAYERS, KEPT, kept, strict=True)
+            for (name, start), share in zip(first.items(), kept, strict=True)
         ]
         pruner = AGPPruner(model, rules, optimizer)
         pruner.compress()
         return pruner
 
     def make() -> nn.Module:
-        student = None if is_first else prune(task.before(), *KEPT)
+        student = None if is_first else prune(task.before(), *first.values())
         model: nn.Module = task.retrain(attach, student)[1].strip()
         return model
 
@@ -67,7 +75,7 @@ PAPER = Paper(
     "Han et al. 2015, Learning both weights and connections",
     {
         "12 ×": Row(
-            pruned(*KEPT),
+            pruned(*papers_shares("lenet-300-100")),
             {"error": 1.59, "rate": 12, "reference": 1.64},
             above_control=0.10,
         ),
