@@ -8,6 +8,8 @@ PAPERS = (
     "deep_compression2016",
     "smallest2020",
     "smallest2020_lenet5",
+    "hinton2015",
+    "hinton2015_fashion",
     "zhu_gupta2017",
     "lsq2020",
     "dorefa2016",

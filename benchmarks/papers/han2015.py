@@ -28,14 +28,9 @@ def papers_shares(network: str) -> tuple[float, ...]:
     return tuple(KEPT[network].values())
 
 
-def prune(task: Task, *kept: float) -> nn.Module:
-    """Return the dense network pruned to a share of each layer's weights.
-
-    Where the training follows another one, it starts with the network that has been pruned there as in the
-    paper.
-    """
+def schedule(task: Task, kept: tuple[float, ...]) -> Callable[..., AGPPruner]:
+    """Return what puts a pruner on a network: on AGP's schedule down to a share of each layer's weights."""
     is_first = task.budget.before is None
-    first = KEPT[task.network]
 
     def attach(model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
         end = int(0.6 * task.budget.ticks)
@@ -46,15 +41,26 @@ def prune(task: Task, *kept: float) -> nn.Module:
                 "final_sparsity": 1 - share,
                 "end_epoch": end,
             }
-            for (name, start), share in zip(first.items(), kept, strict=True)
+            for (name, start), share in zip(KEPT[task.network].items(), kept, strict=True)
         ]
         pruner = AGPPruner(model, rules, optimizer)
         pruner.compress()
         return pruner
 
+    return attach
+
+
+def prune(task: Task, *kept: float) -> nn.Module:
+    """Return the dense network pruned to a share of each layer's weights.
+
+    Where the training follows another one, it starts with the network that has been pruned there as in the
+    paper.
+    """
+
     def make() -> nn.Module:
-        student = None if is_first else prune(task.before(), *first.values())
-        model: nn.Module = task.retrain(attach, student)[1].strip()
+        is_first = task.budget.before is None
+        student = None if is_first else prune(task.before(), *papers_shares(task.network))
+        model: nn.Module = task.retrain(schedule(task, kept), student)[1].strip()
         return model
 
     return task.kept("agp", [asdict(task.budget), kept], make)[0]
