@@ -81,11 +81,13 @@ def short(value: float) -> str:
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
 
-def text(place: Place, content: str, kind: str = "", anchor: str = "") -> str:
-    """Return a line of text; ``anchor`` is ``middle`` or ``end``."""
+def text(place: Place, content: str, kind: str = "", anchor: str = "", hover: str = "") -> str:
+    """Return a line of text, with what a pointer over it shows; ``anchor`` is ``middle`` or ``end``."""
     kind_ = f' class="{kind}"' if kind else ""
     anchor_ = f' text-anchor="{anchor}"' if anchor else ""
-    return f'<text x="{short(place[0])}" y="{short(place[1])}"{kind_}{anchor_}>{escape(content)}</text>'
+    hover_ = hovering(hover) if hover else ""
+    at = f'x="{short(place[0])}" y="{short(place[1])}"'
+    return f"<text {at}{kind_}{anchor_}>{hover_}{escape(content)}</text>"
 
 
 def hovering(content: str) -> str:

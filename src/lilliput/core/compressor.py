@@ -20,6 +20,7 @@ from lilliput.core.hooks import weakly
 from lilliput.core.state import CompressionState, capture, restore
 from lilliput.errors import Problem, StageError
 from lilliput.frameworks import backend_of
+from lilliput.frameworks.ports.files import PlainFiles
 
 log = logging.getLogger("lilliput")
 
@@ -306,11 +307,11 @@ class Compressor:
         """
         if not self._has_compressed:
             raise StageError("export_model() came before compress(); call that first.")
-        self._write_files(model_path, mask_path, onnx_path, input_shape, device)
+        self._write_files(PlainFiles(model_path, mask_path, onnx_path, input_shape, device))
 
-    def _write_files(self, model_path: Any, mask_path: Any, *onnx: Any) -> None:
+    def _write_files(self, files: PlainFiles) -> None:
         """Write what :meth:`export_model` has found to be ready."""
-        self._backend.export(self.bound_model, self._every_wrapper(), model_path, mask_path, *onnx)
+        self._backend.export(self.bound_model, self._every_wrapper(), files)
 
     def __repr__(self) -> str:
         return describe(self)

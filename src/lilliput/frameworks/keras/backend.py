@@ -23,6 +23,7 @@ from lilliput.frameworks.keras.discover import (
     layers_by_path,
     parts_of,
 )
+from lilliput.frameworks.keras.files import export_plain
 from lilliput.frameworks.keras.flow import flow_of
 from lilliput.frameworks.keras.functions import retrace
 from lilliput.frameworks.keras.grad import with_gradient
@@ -44,6 +45,7 @@ from lilliput.frameworks.keras.wrapper import (
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
+from lilliput.frameworks.ports.files import PlainFiles
 from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
 from lilliput.ops.grad import QuantGrad
@@ -527,18 +529,9 @@ class KerasBackend(Backend):
 
     # -- files -----------------------------------------------------------------------------------------
 
-    def export(
-        self,
-        model: Any,
-        wrappers: Sequence[Any],
-        model_path: str,
-        mask_path: str | None,
-        onnx_path: str | None,
-        input_shape: tuple[int, ...] | None,
-        device: Any,
-    ) -> None:
+    def export(self, model: Any, wrappers: Sequence[Any], files: PlainFiles) -> None:
         """Write the compressed model as a plain one; see :mod:`files`."""
-        files.export_plain(model, wrappers, model_path, mask_path, onnx_path)
+        export_plain(model, wrappers, files)
 
     def dump_tensors(self, tensors: dict[str, Any]) -> bytes:
         """Return tensors as the bytes of a safetensors file."""

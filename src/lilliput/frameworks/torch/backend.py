@@ -14,6 +14,7 @@ from lilliput.config.layer import LayerInfo, Owner, QuantType
 from lilliput.errors import AlgorithmError, ConfigError, StageError, StateError
 from lilliput.frameworks.base import Backend
 from lilliput.frameworks.features import Run
+from lilliput.frameworks.ports.files import PlainFiles
 from lilliput.frameworks.torch import (
     batches,
     effects,
@@ -600,11 +601,11 @@ class TorchBackend(Backend):
         """A context in which no gradient is recorded."""
         return torch.no_grad()
 
-    def export(self, *args: Any) -> None:
+    def export(self, model: nn.Module, wrappers: Sequence[Any], files: PlainFiles) -> None:
         """Write the compressed model as a plain one; see :mod:`export`."""
         from lilliput.frameworks.torch.export import export_plain  # here: imports are to be quick
 
-        export_plain(*args)
+        export_plain(model, wrappers, files)
 
     def dump_tensors(self, tensors: dict[str, Tensor]) -> bytes:
         """Return tensors as the bytes of a safetensors file."""
