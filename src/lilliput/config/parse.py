@@ -52,7 +52,7 @@ def parse_rules(
     algorithm : str
         Name for messages.
     sections : sequence of str
-        Names under which the algorithm may stand in a file.
+        Names that the algorithm may have in a file.
     framework : str
         ``"torch"`` or ``"keras"``: decides which prefixed sections of a file count.
     users_of_key : callable

@@ -48,7 +48,7 @@ def select_layers(compressor: Any, backend: Backend) -> Selection:
 
 
 def names_of(cls: type) -> list[str]:
-    """Return the names under which an algorithm may stand in a file."""
+    """Return the names that an algorithm may have in a file."""
     known = getattr(cls, "adapts", None) or cls
     return [cls.__name__, *pruners.names_of(known), *quantizers.names_of(known)]
 

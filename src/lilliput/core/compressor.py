@@ -387,7 +387,7 @@ class Compressor:
         return selection
 
     def _companion_layers(self, selection: Selection) -> list[LayerInfo]:
-        """Return what else has to be wrapped for the sake of the selected layers."""
+        """Return what else has to be wrapped along with the selected layers."""
         return []
 
     def companions(self) -> list[Any]:
@@ -446,9 +446,9 @@ class Compressor:
             tasks = (*self._tasks, self._on_step)
             hooks = [self._backend.after_step(self.optimizer, task) for task in tasks]
             hooks += [self._backend.before_step(self.optimizer, x) for x in self._before_step()]
-            adopted = self._backend.adopt(self.optimizer, self.get_modules_wrapper())
+            added = self._backend.add_to_optimizer(self.optimizer, self.get_modules_wrapper())
             watches = self._backend.watch_join(self.bound_model)
-            self._step_handles = (*hooks, *adopted, *watches)
+            self._step_handles = (*hooks, *added, *watches)
 
     def _before_step(self) -> tuple[Callable[[], None], ...]:
         """Return what is to be called before each optimizer step, when gradients are complete."""
@@ -487,9 +487,9 @@ class Compressor:
     def _unwrap_model(self) -> None:
         if self.is_wrapped:
             self._backend.reshard(self.bound_model)
-            self._backend.settle(self._every_wrapper())
+            self._backend.write_zeros(self._every_wrapper())
             narrow = self._backend.widen_norms(self.bound_model)
-            if narrow and getattr(getattr(self, "layout", None), "is_followed", False):
+            if narrow and getattr(getattr(self, "layout", None), "is_traced", False):
                 log.warning(
                     "%s: stripped while %s and %d others took statistics over kept channels only; the "
                     "plain model sees all channels and computes something else. speedup(model, "
@@ -505,5 +505,5 @@ class Compressor:
         for wrapper in reversed(self._every_wrapper()):
             self._backend.detach(wrapper)
         self.is_wrapped = False
-        self._backend.narrow_again(self.bound_model)
+        self._backend.narrow_norms_again(self.bound_model)
         self._backend.announce_buffers(self.bound_model)

@@ -22,7 +22,7 @@ _METHODS = {
 
 
 class Quantizer(Compressor):
-    """Simulate low precision in training; an algorithm overrides ``quantize_weight`` and the like.
+    """Simulate low precision in training; an algorithm overrides ``quantize_weight`` and similar.
 
     The float weight keeps being trained; the gradient passes the quantizer as ``quant_grad`` says.
 

@@ -59,7 +59,7 @@ class Group:
         Every place where they appear. A unit may own several indices of a dimension (the gates of
         an LSTM, a flattened feature map, an attention head).
     rows : array of int, optional
-        For each unit the row it stands in. As many units must be kept in one row as in another:
+        For each unit the row it is in. As many units must be kept in one row as in another:
         a grouped convolution needs equally many channels in each of its groups.
     roots : array of int
         The label of each unit in the analysis.

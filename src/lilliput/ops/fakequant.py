@@ -42,7 +42,7 @@ def quantize_symmetric(tensor: Tensor, bits: int) -> Tensor:
 
 
 def fake_quantize(tensor: Tensor, qparams: QParams, covers: bool = False) -> Tensor:
-    """Round a tensor to a grid, and return the numbers that the integers stand for.
+    """Round a tensor to a grid, and return the numbers that the integers represent.
 
     The gradient passes where the tensor is inside the range of the grid. ``covers`` says that this is
     so everywhere, which is faster.

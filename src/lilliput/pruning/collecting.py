@@ -34,7 +34,7 @@ class CollectingMasker(ChannelMasker):
 
     @classmethod
     def lay_out(cls, pruner: Any, selection: Selection) -> Any:
-        """As in :meth:`ChannelMasker.lay_out`; refuse where nobody could show batches."""
+        """As in :meth:`ChannelMasker.lay_out`; refuse where no batches could be seen."""
         if not pruner.sees_training and not isinstance(pruner, CollectingPruner):
             raise UnsupportedModelError(
                 f"{type(pruner).__name__} asks {cls.__name__} again and again while the model trains, and "
@@ -82,7 +82,7 @@ class CollectingMasker(ChannelMasker):
             self.pruner.set_wrappers_attribute(name, value)
 
     def finish(self) -> None:
-        """Take what was collected for enough."""
+        """Stop collecting and mark the statistics as complete."""
         for wrapper in self.pruner.get_modules_wrapper():
             if not wrapper.batches:
                 raise AlgorithmError(

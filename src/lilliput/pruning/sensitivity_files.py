@@ -72,7 +72,7 @@ class _Made(Strict):
 
 
 class Scan(_Made):
-    """Metrics measured so far; None stands for one that is no number."""
+    """Metrics measured so far; None is one that is not a number."""
 
     kind: Literal["sensitivity scan"] = "sensitivity scan"
     baseline: float | None = None

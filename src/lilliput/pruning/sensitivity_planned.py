@@ -35,7 +35,7 @@ class PlannedPruner(Pruner):
 
     @property
     def layout(self) -> Any:
-        """The way of the channels through the model, None if it was not followed."""
+        """The way of the channels through the model, None if it was not traced."""
         return self.probe.layout
 
     @property

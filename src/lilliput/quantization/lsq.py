@@ -112,9 +112,9 @@ class LSQQuantizer(RangeQuantizer):
         super().take_flow(flow)
         self._restart_weights(w for w in self.get_modules_wrapper() if w.norm)
         for wrapper in self.get_modules_wrapper():
-            for target, spot in wrapper.places.items():
+            for target, placement in wrapper.places.items():
                 for name in (f"{target}_scale", f"{target}_offset"):
-                    if spot["by"] is not None and hasattr(wrapper, name):
+                    if placement["by"] is not None and hasattr(wrapper, name):
                         held = getattr(wrapper, name)
                         delattr(wrapper, name)
                         wrapper.set_attribute(name, namespace(held).detach(held))

@@ -137,7 +137,7 @@ class RangeQuantizer(PlacedQuantizer):
             return list(bits)
         if layer.weight_name is None:
             return ["output"]
-        # A head that is tied to a table has float inputs all the same, and they may be dynamic.
+        # A head that is tied to a table still has float inputs, and they may be dynamic.
         has_head = layer.types & self._backend.dynamic_inputs
         is_dynamic = bool(has_head) and grid_for(layer.config, "input").is_dynamic
         if layer.is_bypassed or (layer.types & _WITHOUT_FLOAT_INPUT and not is_dynamic):

@@ -6,10 +6,10 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]  # from the top of a document to one of its values
 
 
-def find_lines(text: str) -> dict[Place, int]:
+def find_lines(text: str) -> dict[KeyPath, int]:
     """Return the line of each key and entry, by its path; JSON is read as the YAML that it is.
 
     Examples
@@ -26,19 +26,19 @@ def find_lines(text: str) -> dict[Place, int]:
         root = yaml.compose(io.StringIO(text.removeprefix("\ufeff")))
     except YAMLError:  # JSON that YAML reads otherwise: no lines, then
         return {}
-    lines: dict[Place, int] = {}
+    lines: dict[KeyPath, int] = {}
     _walk(root, (), lines, set())
     return lines
 
 
-def line_of(place: Place, lines: Mapping[Place, int]) -> int | None:
+def line_of(place: KeyPath, lines: Mapping[KeyPath, int]) -> int | None:
     """Return the line of a place, or of the nearest one around it."""
     while place and place not in lines:
         place = place[:-1]
     return lines.get(place)
 
 
-def _walk(node: Any, place: Place, lines: dict[Place, int], seen: set[int]) -> None:
+def _walk(node: Any, place: KeyPath, lines: dict[KeyPath, int], seen: set[int]) -> None:
     if id(node) in seen:  # an alias: its lines are those of the anchor
         return
     seen.add(id(node))

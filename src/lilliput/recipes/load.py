@@ -23,7 +23,7 @@ _SHOWN = 15  # problems that fit on a screen
 def load_recipe(source: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> Recipe:
     """Read a recipe from a YAML or JSON file, or a dict.
 
-    Config lists that stand in files of their own are read as well, and are part of the recipe from
+    Config lists in files of their own are read as well, and are part of the recipe from
     then on.
 
     Parameters
@@ -150,7 +150,7 @@ def _in_order(faults: Iterable[Fault], lines: Mapping[Any, int]) -> list[Problem
         where = f"line {line}, {fault.where}" if line and fault.where else fault.where
         problems.append(Problem(where, fault.message))
     if len(placed) > _SHOWN:
-        rest = f"and {len(placed) - _SHOWN} more problems; mend these first."
+        rest = f"and {len(placed) - _SHOWN} more problems; fix these first."
         problems.append(Problem("", rest))
     return problems
 

@@ -159,7 +159,7 @@ def check_model(model: Any, norms: Sized, quantizers: Sized) -> None:
 
 
 def check_original(is_same: bool, sizes: Mapping[str, int], original: Mapping[str, int]) -> None:
-    """Raise if the norms of the original, their channels by name, are others than the model's."""
+    """Raise if the norms of the original, their channels by name, differ from the model's."""
     if is_same:
         raise StageError(
             "recalibrate(): original is the model itself; give it a copy made before pruning."

@@ -211,7 +211,7 @@ def _groups(found: Any) -> list[ChannelGroup]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number to five digits, None for what is none."""
+    """Return a number to five digits, None for what is not one."""
     if value is None or isinstance(value, bool) or not math.isfinite(value):
         return None
     return float(f"{float(value):.5g}")

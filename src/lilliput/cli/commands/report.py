@@ -40,7 +40,7 @@ def report(
 
 
 def find_report(source: Path) -> Path:
-    """Return the report.json that a run folder, or a path itself, stands for."""
+    """Return the report.json that belongs to a run folder, or that a path names."""
     place = source / "report.json" if source.is_dir() else source
     if source.is_dir() and not place.is_file():
         raise ConfigError(

@@ -77,8 +77,7 @@ class KerasLoop:
             )
         if learning_rate is not None:
             optimizer.learning_rate = learning_rate
-        loss = _loss(functions) or getattr(model, "loss", None)
-        model.compile(optimizer, loss, **_settings(model))
+        _compile(model, optimizer, _loss(functions) or getattr(model, "loss", None), model)
         optimizer.build(model.trainable_variables)
         for compressor in compressors:
             compressor.bind_optimizer(optimizer)
@@ -170,7 +169,7 @@ def _variables(model: Any) -> dict[str, Any]:
 
 
 def _plain_path(variable: Any, model: Any) -> str:
-    """Return the path of a variable inside its model, whose own name may be one of a counter."""
+    """Return the path of a variable inside its model, whose own name may be numbered by Keras."""
     return str(variable.path).removeprefix(f"{model.name}/")
 
 
@@ -180,6 +179,11 @@ def _new_optimizer(model: Any) -> Any:
     if held is None:
         return keras.optimizers.SGD(0.01, momentum=0.9)
     return type(held).from_config(held.get_config())
+
+
+def _compile(model: Any, optimizer: Any, loss: Any, other: Any) -> None:
+    """Compile a model with the settings of another."""
+    model.compile(optimizer, loss, **_settings(other))
 
 
 def _settings(model: Any) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def zeros_of(model: Any) -> Zeros:
 
 
 def _check_model(model: Any) -> None:
-    """Raise if a model cannot be shrunk as it stands."""
+    """Raise if a model cannot be shrunk as it is."""
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(
             f"model: received {type(model).__name__}, expected a keras.Model."
@@ -147,7 +147,7 @@ class _Work:
         layers = layers_by_path(model)
         norms = {norm.path for norm in find_norms(self.analysis)} if masks is None else ()
         self.kept = {path: found for path in norms if (found := narrow_of(layers[path]))}
-        # Whether the model itself computes with these masks, and nobody counts its calls.
+        # Whether the model itself computes with these masks, and nothing counts its calls.
         self.is_live = masks is None and not _is_watched(model)
         self.inputs = make_inputs(model, example_inputs)
         if self.groups.unreached:

@@ -41,7 +41,7 @@ def double_precision() -> Iterator[None]:
 
 
 def make_inputs(model: Any, example_inputs: Any) -> list[Any]:
-    """Return two inputs for a model: the examples and a variation of them, or numbers by chance."""
+    """Return two inputs for a model: the examples and a variation of them, or random inputs."""
     rng = np.random.default_rng(_SEED)
     if example_inputs is None:
         drawn = [_draw(model, tensor, rng) for tensor in function_of(model).inputs]

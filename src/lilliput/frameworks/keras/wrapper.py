@@ -29,7 +29,7 @@ class ModuleWrapper(OwnAttributes):
     """One layer of the model as a compressor sees it.
 
     Tensors among its attributes are variables of the layer while it is compressed, so that graphs see
-    their changes: non-trainable ones, but for those that an algorithm learns.
+    their changes: non-trainable ones, except for those that an algorithm learns.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class ModuleWrapper(OwnAttributes):
 
     def _new(self, name: str, value: Any, trainable: bool = False) -> Any:
         array = to_array(value)
-        title = f"{OURS}{next(_numbers)}_{name}"  # each is another one, also on one layer
+        title = f"{OURS}{next(_numbers)}_{name}"  # each has a name of its own, also on one layer
         with strategy_of(self.compressor.bound_model):
             variable = keras.Variable(
                 array, dtype=str(array.dtype), trainable=trainable, autocast=False, name=title

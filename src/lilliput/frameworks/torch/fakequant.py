@@ -56,7 +56,7 @@ def learned_fake_quantize(
 ) -> Tensor:
     """Return a tensor rounded to a grid whose scale is learned (LSQ), and its offset too (LSQ+).
 
-    The offset is the real number that the lowest integer stands for; the zero point is then the
+    The offset is the real number that the lowest integer represents; the zero point is then the
     integer next to ``low - offset / scale``.
     """
     if offset is not None:
@@ -69,7 +69,7 @@ def learned_fake_quantize(
 
 
 def offset_to_zero_point(scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:
-    """Return the zero point with which the lowest integer stands for ``offset``, about."""
+    """Return the zero point with which the lowest integer represents ``offset``, approximately."""
     return (low - offset / scale).round_().clamp_(low, high)
 
 

@@ -86,7 +86,7 @@ class ModuleWrapper(OwnAttributes, nn.Module):
 
     @property
     def weight(self) -> Any:
-        """The raw trainable weight; where a quantizer is at work, ``module.weight`` is another one.
+        """The raw trainable weight; where a quantizer is at work, ``module.weight`` is its rounded form.
 
         Gathered in full (a copy) where it is sharded over processes.
         """
@@ -276,8 +276,8 @@ class PrunerModuleWrapper(ModuleWrapper):
     def _pruner(self) -> Any:
         if self._link.compressor is None:
             raise StageError(
-                f"layer {self.name!r} was being pruned by an algorithm that did not come along when the "
-                "model was unpickled; build the model anew, make the pruner and load its state."
+                f"layer {self.name!r} was being pruned by an algorithm that was not pickled with the "
+                "model; build the model anew, make the pruner and load its state."
             )
         return self._link.compressor
 
@@ -353,8 +353,8 @@ class QuantizerModuleWrapper(ModuleWrapper):
     def _quantizer(self) -> Any:
         if self._link.compressor is None:
             raise StageError(
-                f"layer {self.name!r} was quantized by an algorithm that did not come along when the "
-                "model was unpickled; build the model anew, make the quantizer and load its state."
+                f"layer {self.name!r} was quantized by an algorithm that was not pickled with the "
+                "model; build the model anew, make the quantizer and load its state."
             )
         return self._link.compressor
 

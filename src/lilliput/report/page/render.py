@@ -24,7 +24,7 @@ from lilliput.report.page import layers, words
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_PLAIN = 64_000  # characters of data that stand in the page as they are; more are compressed
+_PLAIN = 64_000  # characters of data that the page holds as they are; more are compressed
 _FEW_ROWS = 48  # of a map of channel groups that is open from the start
 
 

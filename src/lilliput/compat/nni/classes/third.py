@@ -175,4 +175,4 @@ class ThirdStackCalibration(ThirdStackQuantizer, PTQQuantizer):
         self.calibrate([None], run, progress=False)
 
     def place_by(self, batch: Any, forward: Any) -> None:
-        """Quantize where the rules say, as v3 did: the flow of a training run is no model's."""
+        """Quantize where the rules say, as v3 did: the flow of a training run is not that of a model."""
