@@ -66,17 +66,6 @@ def fake_quantize(tensor: Tensor, qparams: QParams, covers: bool = False) -> Ten
     return xp.to_float(quantized, like=tensor)
 
 
-def quantize_unit(tensor: Tensor, bits: int) -> Tensor:
-    """Round values in [0, 1] to the grid of ``2**bits`` levels; the gradient passes straight through.
-
-    This is ``quantize_k`` of DoReFa-Net, eq. 5.
-    """
-    xp = namespace(tensor)
-    levels = 2**bits - 1
-    scaled = tensor * levels
-    return xp.straight_through(scaled, xp.round(scaled)) / levels
-
-
 def ranges(tensor: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """Return the smallest and largest value of all that share a scale on a grid."""
     xp = namespace(tensor)

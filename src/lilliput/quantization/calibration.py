@@ -97,7 +97,7 @@ class _Batches:
 
         for batch in batches:
             if self.count == 0:
-                self.quantizer.place_by(batch, self.forward)
+                self.quantizer._place_by(batch, self.forward)
             self.count += 1
             if self.count > self.done or len(self.kept) < _KEPT:
                 self.is_running = True
@@ -172,7 +172,7 @@ def _fix_ranges(quantizer: Any, observers: dict[Key, Observer]) -> None:
     ranges = {}
     for (name, target), observer in observers.items():
         observer.merge(quantizer._backend.reduce)
-        if quantizer.who_quantizes(wrappers[name], target) == (wrappers[name], target):
+        if quantizer._who_quantizes(wrappers[name], target) == (wrappers[name], target):
             if observer.is_empty():
                 raise AlgorithmError(
                     f"nothing was seen of the {target} of layer {name!r}: no batch reached it; exclude it."

@@ -107,9 +107,9 @@ class LSQQuantizer(RangeQuantizer):
         super()._update_delays()
         self._restart_weights(wrapper for wrapper in waiting if wrapper.is_on)
 
-    def take_flow(self, flow: Any) -> None:
+    def _take_flow(self, flow: Any) -> None:
         """Start weights that are folded, and do not train scales that another layer has charge of."""
-        super().take_flow(flow)
+        super()._take_flow(flow)
         self._restart_weights(w for w in self.get_modules_wrapper() if w.norm)
         for wrapper in self.get_modules_wrapper():
             for target, placement in wrapper.places.items():

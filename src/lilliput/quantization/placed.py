@@ -35,7 +35,7 @@ class PlacedQuantizer(Quantizer):
             self._grids[key] = grid_for(wrapper.config, target, wrapper.layer_info)
         return self._grids[key]
 
-    def take_flow(self, flow: Any) -> None:
+    def _take_flow(self, flow: Any) -> None:
         """Decide where activations are quantized, now that the flow of tensors is known."""
         wrappers = {wrapper.name: wrapper for wrapper in self.get_modules_wrapper()}
         layers = []
@@ -50,7 +50,7 @@ class PlacedQuantizer(Quantizer):
         for wrapper in wrappers.values():
             wrapper.set_attribute("placed", self._backend.tensor(1.0, wrapper))
 
-    def agrees(self, wrapper: Any) -> bool:
+    def _agrees(self, wrapper: Any) -> bool:
         """Whether the ranges of a loaded checkpoint of the model are of the same places as here."""
         is_placed = float(wrapper.placed) != 0
         if is_placed == self._is_placed:
@@ -66,17 +66,17 @@ class PlacedQuantizer(Quantizer):
         )
         return False
 
-    def place_by(self, batch: Any, forward: Any) -> None:
+    def _place_by(self, batch: Any, forward: Any) -> None:
         """Decide it by the flow of a batch, unless it was decided before."""
         if self._is_placed:
             return
         self._remove_remote()
         for wrapper in self.get_modules_wrapper():
             self._backend.keep_quantizers(wrapper, ())
-        self.take_flow(self._backend.flow_of_batch(self.bound_model, batch, forward))
+        self._take_flow(self._backend.flow_of_batch(self.bound_model, batch, forward))
         self._apply_places()
 
-    def who_quantizes(self, wrapper: Any, target: str) -> tuple[Any, str]:
+    def _who_quantizes(self, wrapper: Any, target: str) -> tuple[Any, str]:
         """Return the layer, and its input or output, that quantizes a layer's input or output."""
         by = wrapper.places.get(target, {}).get("by")
         if by is None:

@@ -238,7 +238,7 @@ class RangeQuantizer(PlacedQuantizer):
                 f"{wrapper.config.get('quant_start_step', self.quant_start_step)}; train further first."
             )
         if target != "weight":
-            other, target = self.who_quantizes(wrapper, target)
+            other, target = self._who_quantizes(wrapper, target)
             is_dynamic = self.grid(other, target).is_dynamic
             if not (is_dynamic or getattr(other, f"{target}_is_known")):
                 raise StageError(
@@ -350,7 +350,7 @@ class RangeQuantizer(PlacedQuantizer):
             self._prepare_wrappers()
             flow = self._known_flow()
             if flow is not None:
-                self.take_flow(flow)
+                self._take_flow(flow)
 
     def _known_flow(self) -> Any:
         if self.example_inputs is None:
@@ -384,7 +384,7 @@ class RangeQuantizer(PlacedQuantizer):
 
     def _take_loaded(self, wrapper: Any) -> None:
         """Know the ranges that came with a checkpoint of the model."""
-        agrees = self.agrees(wrapper)
+        agrees = self._agrees(wrapper)
         for target in ACTIVATIONS:
             if target in wrapper.roles:
                 low, high = (getattr(wrapper, f"{target}_{end}") for end in ("low", "high"))

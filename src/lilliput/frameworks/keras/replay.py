@@ -75,7 +75,7 @@ def replay(model: Any, plan: Plan, source: Shapes, tensors: Any, inputs: Any, fo
             f"{folder}: the plan does not fit this model: it is one of a torch module."
         )
     try:
-        new = _rebuild(model, plan, inputs, folder)
+        new = _rebuild(model, plan, inputs)
     except LilliputError as error:
         raise StateError(f"{folder}: the plan does not fit this model ({error}).") from error
     here = _variables(new)
@@ -103,7 +103,7 @@ def _new_names(saved: Shapes, here: Shapes) -> dict[str, str]:
     return {name: other for (name, _), (other, _) in pairs} if is_same else {}
 
 
-def _rebuild(model: Any, plan: Plan, inputs: Any, folder: Path) -> Any:
+def _rebuild(model: Any, plan: Plan, inputs: Any) -> Any:
     analysis = find_groups(graph_of(model, inputs)).analysis
     removed = _removed_by(plan.cuts, analysis)
     cuts = find_cuts(analysis, removed)

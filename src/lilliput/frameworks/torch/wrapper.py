@@ -329,7 +329,7 @@ class QuantizerModuleWrapper(ModuleWrapper):
 
     def unquantized(self, value: Tensor) -> Tensor:
         """Return a raw weight to the quantizer that reads it off the module; see ``quant_grad``."""
-        return value if self._quantizer().differentiates_itself else value.detach()
+        return value if self._quantizer()._differentiates_itself else value.detach()
 
     def quantize_inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Quantize what the layer is called with."""

@@ -240,9 +240,9 @@ class AdaptedQuantizer(Adapted, QuantizerFiles, Quantizer):
             rules = with_settings(getattr(type(self).adapts, "__name__", ""), rules)
         return super()._translated({**given, "config_list": rules})
 
-    def gradient_of(self, wrapper: Any, quant_type: QuantType) -> type[QuantGrad] | None:
+    def _gradient_of(self, wrapper: Any, quant_type: QuantType) -> type[QuantGrad] | None:
         """Return what the gradient does at one quantizer, also for rules of seven arguments."""
-        rule = super().gradient_of(wrapper, quant_type)
+        rule = super()._gradient_of(wrapper, quant_type)
         if rule is not None and wants_grid(rule):
             return with_grid(rule, self, wrapper, quant_type)
         return rule

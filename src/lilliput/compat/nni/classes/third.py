@@ -174,5 +174,5 @@ class ThirdStackCalibration(ThirdStackQuantizer, PTQQuantizer):
 
         self.calibrate([None], run, progress=False)
 
-    def place_by(self, batch: Any, forward: Any) -> None:
+    def _place_by(self, batch: Any, forward: Any) -> None:
         """Quantize where the rules say, as v3 did: the flow of a training run is not that of a model."""
