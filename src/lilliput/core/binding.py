@@ -32,7 +32,7 @@ def select_layers(compressor: Any, backend: Backend) -> Selection:
     own = compressor.default_types
     defaults = backend.default_types if own is None else own
     selection = select(layers, parsed.rules, defaults, parsed.origins, backend.is_known_type)
-    if not cls.strict_names:
+    if not cls._strict_names:
         selection = _without_unmatched(selection, cls.__name__)
     problems = list(parsed.problems)
     if parsed.rules:

@@ -71,10 +71,10 @@ class Compressor:
     )
     paper: ClassVar[str] = ""  # where the algorithm comes from, for ``lilliput list``
     adapts: ClassVar[type | None] = None  # the algorithm that this class gives an older form
-    strict_names: ClassVar[bool] = (
+    _strict_names: ClassVar[bool] = (
         True  # False: a name that matches no layer is logged, not refused
     )
-    wrapper_type: ClassVar[Any] = None  # None: the framework's own, for this kind of compressor
+    _wrapper_type: ClassVar[Any] = None  # None: the framework's own, for this kind of compressor
 
     # Class-level values, so that a subclass whose __init__ never calls super() works as well.
     bound_model: Any = None
@@ -325,20 +325,14 @@ class Compressor:
             "save state() and load it into a new one."
         )
 
-    def is_tensor(self, value: Any) -> bool:
-        """Whether a value is a tensor of the bound model's framework."""
-        return bool(self._backend.is_tensor(value))
-
-    @property
-    def backend_name(self) -> str:
-        """The framework of the bound model."""
-        return str(self._backend.name)
-
     # -- the engine room ---------------------------------------------------------------------------
 
     @property
     def _preprocesses(self) -> bool:
         return type(self).preprocess_model is not Compressor.preprocess_model
+
+    def _is_tensor(self, value: Any) -> bool:
+        return bool(self._backend.is_tensor(value))
 
     def _take(self, model: Any) -> None:
         if model is None and self.bound_model is None:

@@ -35,7 +35,7 @@ def calibrate(
         for target in ("input", "output")
         if target in wrapper.roles and not quantizer.grid(wrapper, target).is_dynamic
     }
-    if not isinstance(batches, Iterable) or quantizer.is_tensor(batches):
+    if not isinstance(batches, Iterable) or quantizer._is_tensor(batches):
         raise ConfigError(
             f"calibrate() received {type(batches).__name__}, expected a data loader or a list of batches."
         )

@@ -366,7 +366,7 @@ class PTQQuantizer(RangeQuantizer):
     def _keep(self, batches: Iterable[Any]) -> tuple[list[Any], Iterable[Any]]:
         """Return the first batches in a list, and all batches once more."""
         kept: list[Any] = []
-        if not isinstance(batches, Iterable) or self.is_tensor(batches):
+        if not isinstance(batches, Iterable) or self._is_tensor(batches):
             raise ConfigError(
                 f"calibrate() received {type(batches).__name__}, expected a data loader or a list."
             )
@@ -384,7 +384,7 @@ class PTQQuantizer(RangeQuantizer):
 
     def _rows(self, batch: Any) -> int:
         """Return how many samples a batch has, by its first tensor."""
-        if self.is_tensor(batch):
+        if self._is_tensor(batch):
             return int(batch.shape[0]) if batch.shape else 1
         items = batch.values() if isinstance(batch, Mapping) else batch
         if not isinstance(batch, (Mapping, list, tuple)) or not items:

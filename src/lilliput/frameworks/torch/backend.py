@@ -110,7 +110,7 @@ class TorchBackend(Backend):
         check_layer(layer, holds_masks=kind == "pruner")
         if kind == "pruner" and compressor.computes_weights:
             check_plain_weight(layer)
-        return (compressor.wrapper_type or _WRAPPERS[kind])(layer, compressor)
+        return (compressor._wrapper_type or _WRAPPERS[kind])(layer, compressor)
 
     def quantizers_in(self, model: nn.Module) -> list[Any]:
         """Return the wrappers of quantizers that are at work in a model."""

@@ -24,7 +24,7 @@ from lilliput.torch import Pruner
 class AdaptedPruner(Adapted, PrunerFiles, Pruner):
     """A pruner behind NNI's paths."""
 
-    wrapper_type = SeenPrunerWrapper
+    _wrapper_type = SeenPrunerWrapper
     targets_by_rule: tuple[Target | None, ...] = ()  # what rules say that those of today cannot
 
     def follow_targets(self, targets: Sequence[Target | None]) -> None:

@@ -54,7 +54,7 @@ class Adapted(OlderNames):
     """What all classes behind NNI's paths have in common."""
 
     forms: ClassVar[tuple[Form, ...]] = ()
-    strict_names = False  # NNI warned, and went on with what did match
+    _strict_names = False  # NNI warned, and went on with what did match
     trainer: Any = None
     criterion: Any = None
     evaluator: Any = None
@@ -231,7 +231,7 @@ class Adapted(OlderNames):
 class AdaptedQuantizer(Adapted, QuantizerFiles, Quantizer):
     """A quantizer behind NNI's paths."""
 
-    wrapper_type = SeenQuantizerWrapper
+    _wrapper_type = SeenQuantizerWrapper
     follows_settings: ClassVar[bool] = True  # NNI's own defaults, which a program could set
 
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
