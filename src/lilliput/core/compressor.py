@@ -254,14 +254,12 @@ class Compressor:
 
     def callback(self) -> Any:
         """Return a callback that follows ``model.fit`` of a Keras model: its epochs and its steps."""
-        if self._backend is None:
-            raise StageError("callback() came before a model was bound; call compress() first.")
+        self._need_model("callback()")
         return self._backend.callback(self)
 
     def state(self) -> CompressionState:
         """Return masks, scales and progress as data that can be saved; see CompressionState."""
-        if self._wrappers is None:
-            raise StageError("state() came before a model was bound; call compress() first.")
+        self._need_model("state()")
         return capture(self)
 
     def load_state(self, state: CompressionState | str | os.PathLike[str]) -> None:
@@ -271,8 +269,7 @@ class Compressor:
         """
         if not isinstance(state, CompressionState):
             state = CompressionState.load(Path(state))
-        if self._wrappers is None:
-            raise StageError("load_state() came before a model was bound; call compress() first.")
+        self._need_model("load_state()")
         if not self.is_wrapped:
             self._prepare()  # so that compress() finds nothing to prepare, and forgets nothing
         restore(self, state, then=self._take_state)
@@ -330,6 +327,11 @@ class Compressor:
     @property
     def _preprocesses(self) -> bool:
         return type(self).preprocess_model is not Compressor.preprocess_model
+
+    def _need_model(self, what: str) -> None:
+        """Raise if no model is bound yet, which something needs."""
+        if self._wrappers is None:
+            raise StageError(f"{what} came before a model was bound; call compress() first.")
 
     def _is_tensor(self, value: Any) -> bool:
         return bool(self._backend.is_tensor(value))

@@ -154,7 +154,7 @@ def check_model(model: Any, norms: Sized, quantizers: Sized) -> None:
     if quantizers:
         raise StageError(
             "recalibrate() came after a quantizer, whose scales belong to the statistics as they were; "
-            "recalibrate first, quantize then."
+            "recalibrate first, then quantize."
         )
 
 

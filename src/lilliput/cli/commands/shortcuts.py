@@ -173,7 +173,7 @@ def _rules(config: str | None, op_types: list[str] | None, rule: dict[str, Any])
     if config is not None:
         if op_types or rule:
             raise ConfigError(
-                "--config and the options --sparsity, --bits and --op-types say the same; write all "
+                "--config and the options --sparsity, --bits and --op-types are alternatives; write all "
                 "of it into the file, or leave --config out."
             )
         return {"config": config}

@@ -136,7 +136,7 @@ class Builder:
             new = own(**parts, name=model.name)
         except TypeError:
             self.notes.append(
-                f"{own.__name__} is made by code of its own, so the new model is a plain "
+                f"{own.__name__} has a constructor of its own, so the new model is a plain "
                 f"keras.{plain.__name__}: its training step and methods are gone"
             )
             new = plain(**parts, name=model.name)

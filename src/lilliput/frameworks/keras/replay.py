@@ -72,7 +72,7 @@ def replay(model: Any, plan: Plan, source: Shapes, tensors: Any, inputs: Any, fo
     check_cuts(plan, source, folder)
     if plan.attributes or plan.graphs:
         raise StateError(
-            f"{folder}: the plan does not fit this model: it is one of a torch module."
+            f"{folder}: the plan does not fit this model: it was made for a torch module."
         )
     try:
         new = _rebuild(model, plan, inputs)

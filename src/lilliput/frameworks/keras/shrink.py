@@ -109,9 +109,9 @@ def _check_model(model: Any) -> None:
     if function_of(model) is None:
         state = "a subclassed model" if model.built else "not built"
         raise UnsupportedModelError(
-            f"{type(model).__name__} is {state}: Keras knows no graph of it that could be built again "
+            f"{type(model).__name__} is {state}: Keras has no graph of it that could be rebuilt "
             "with smaller layers. Make it of keras.Input and layers, keras.Model(inputs, outputs), or as a "
-            "built keras.Sequential; as it is, masks are as far as it goes."
+            "built keras.Sequential; as it is, it can only be masked."
         )
     for layer in model._flatten_layers():
         sidecar = sidecar_of(layer)
