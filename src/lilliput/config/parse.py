@@ -176,7 +176,7 @@ def _explain(
     algorithm: str,
     users_of_key: Callable[[], Mapping[str, Sequence[str]]],
 ) -> Iterable[Problem]:
-    """Say each pydantic error in our words; branches of one union become one message."""
+    """Rephrase each pydantic error; branches of one union become one message."""
     by_key: dict[str, list[str]] = {}
     received: dict[str, Any] = {}
     for fault in islice(error.errors(include_url=False), MOST_PROBLEMS + 1):

@@ -50,7 +50,7 @@ class Route:
         return {trail.key: trail for trail in self.trails if isinstance(trail, Made)}
 
     def follow(self, scale: Fraction) -> Slots | None:
-        """Go the same way with fewer channels, None if there is none."""
+        """Return the same route with fewer channels, None if there is none."""
         labels = Labels()
         at: dict[Trail, Indices] = {}
         for trail in self.trails:
@@ -166,7 +166,7 @@ class Stage:
         return any(self.kept(step) is not None for step in range(self.size - 1, 0, -1))
 
     def settle(self, removed: Flags) -> Flags:
-        """Take back removals until some width has a place for every channel that stays, no more."""
+        """Undo removals until some width has a place for every channel that stays, no more."""
         _, counts = self._fit(self._alive(removed))
         removed = removed.copy()
         for row, count in enumerate(counts):

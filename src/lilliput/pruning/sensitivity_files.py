@@ -87,7 +87,7 @@ class Scan(_Made):
         return math.nan if metric is None else metric
 
     def note(self, layer: str, sparsity: float, metric: float) -> None:
-        """Take down a metric."""
+        """Record a metric."""
         value = metric if math.isfinite(metric) else None
         self.metrics.setdefault(layer, {})[repr(sparsity)] = value
 

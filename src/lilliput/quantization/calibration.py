@@ -153,7 +153,7 @@ class _Checkpoint:
         self.saved_at = time.monotonic()
 
     def remove(self) -> None:
-        """Take the file away: all is done."""
+        """Remove the file: calibration is complete."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ ACTIVATIONS = ("input", "output")
 
 
 class PlacedQuantizer(Quantizer):
-    """Know the flow of tensors, and quantize each of them once; see :mod:`placement`."""
+    """Place quantizers by the flow of tensors, so that each is quantized once; see :mod:`placement`."""
 
     keeps_ranges: ClassVar[bool] = True  # whether grids cover what was seen and nothing beyond
 

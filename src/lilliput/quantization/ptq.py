@@ -314,7 +314,7 @@ class PTQQuantizer(RangeQuantizer):
                     wrapper.set_attribute(name, namespace(scale).zeros_like(scale))
 
     def _take_loaded(self, wrapper: Any) -> None:
-        """Know the ranges and scales that came with a checkpoint of the model."""
+        """Mark the ranges and scales that came with a checkpoint of the model as known."""
         super()._take_loaded(wrapper)
         self._is_loaded = True
         scale = getattr(wrapper, "weight_scale", None)
@@ -343,7 +343,7 @@ class PTQQuantizer(RangeQuantizer):
         self._is_outdated, self._is_loaded = False, True
 
     def _undo(self) -> None:
-        """Take back what the last calibration did to the parameters."""
+        """Undo what the last calibration did to the parameters."""
         if self._refinement is None:
             return
         self._is_outdated = self._refinement.undo()
@@ -356,7 +356,7 @@ class PTQQuantizer(RangeQuantizer):
         self._refinement = None
 
     def _forget(self) -> None:
-        """Know no range and no scale any more: they were for other parameters."""
+        """Forget all ranges and scales: they were for other parameters."""
         for wrapper in self.get_modules_wrapper():
             wrapper.weight_is_fixed = False
             for target in ACTIVATIONS:

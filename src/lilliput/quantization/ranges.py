@@ -383,7 +383,7 @@ class RangeQuantizer(PlacedQuantizer):
         return namespace(weight).ones_like(ranges(weight, grid)[0]) * one
 
     def _take_loaded(self, wrapper: Any) -> None:
-        """Know the ranges that came with a checkpoint of the model."""
+        """Mark the ranges that came with a checkpoint of the model as known."""
         agrees = self._agrees(wrapper)
         for target in ACTIVATIONS:
             if target in wrapper.roles:

@@ -101,7 +101,7 @@ def _find_missing(value: Mapping[str, Any], folder: Path) -> list[Fault]:
 
 
 def _explain(fault: Any) -> Fault:
-    """Say one error of pydantic in our words."""
+    """Rephrase one pydantic error."""
     place, fields = _place(fault["loc"])
     kind, received = fault["type"], fault["input"]
     if kind == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""Put together what was measured into one report.
+"""Assemble what was measured into one report.
 
 >>> import torch
 >>> from lilliput.report.snapshot import snapshot

@@ -102,7 +102,7 @@ def quantize(
         int | None, typer.Option("--batches", min=1, help="Batches to calibrate on.")
     ] = None,
 ) -> None:
-    """Go over to integers, by calibration or by training.
+    """Quantize to integers, by calibration or by training.
 
     ptq is calibrated on --data; qat, lsq and others train with rounding for some --epochs.
     """

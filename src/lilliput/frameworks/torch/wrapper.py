@@ -173,7 +173,7 @@ class ModuleWrapper(OwnAttributes, nn.Module):
         return faults
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Put a snapshot back."""
+        """Restore a snapshot."""
         for name, tensor in tensors.items():
             self.set_attribute(name, tensor)
         for name, value in values.items():
@@ -253,7 +253,7 @@ class PrunerModuleWrapper(ModuleWrapper):
 
     @torch.inference_mode(False)
     def set_masks(self, masks: Mapping[str, Tensor]) -> None:
-        """Take over new masks, in place where there were some."""
+        """Set new masks, in place where there were some."""
         for name, mask in masks.items():
             if getattr(self, name) is None:
                 self.register_buffer(name, torch.ones_like(self.bias.detach()))
@@ -368,7 +368,7 @@ class DistillerModuleWrapper(ModuleWrapper):
     optional_tensors = ("projection",)
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Put a snapshot back; a projection is learned on."""
+        """Restore a snapshot; a projection is learned on."""
         learned = {name: nn.Parameter(tensor) for name, tensor in tensors.items()}
         super().restore(learned, values)
 

@@ -128,7 +128,7 @@ class SecondStackPruner(AdaptedPruner):
         return self.bound_model
 
     def wrap_model(self) -> Any:
-        """Put the masks in force again."""
+        """Apply the masks again."""
         self._wrap_model()
         return self.bound_model
 

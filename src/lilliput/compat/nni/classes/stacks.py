@@ -204,7 +204,7 @@ class Adapted(OlderNames):
         return found
 
     def load_masks(self, masks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put masks in force that :meth:`get_masks` or an export gave."""
+        """Apply masks that :meth:`get_masks` or an export gave."""
         changed = []
         for wrapper in self.get_modules_wrapper():
             own = {f"{k}_mask": v for k, v in masks.get(wrapper.name, {}).items() if v is not None}
