@@ -32,7 +32,7 @@ from lilliput.errors import Problem
 from lilliput.ops.fakequant import mean_magnitude
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams
-from lilliput.quantization.bits import bits_of
+from lilliput.quantization.grids import bits_of
 from lilliput.registry import register_quantizer
 
 _WIDEST = 16  # bits of an integer grid

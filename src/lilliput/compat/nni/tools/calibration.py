@@ -12,8 +12,8 @@ from torch import Tensor
 from lilliput.compat.nni.tools.filing import PathLike, read_tensors
 from lilliput.errors import ConfigError, StageError, StateError
 from lilliput.ops.qparams import QParams, spread
-from lilliput.quantization.bits import bits_of
 from lilliput.quantization.bnn import BNNQuantizer
+from lilliput.quantization.grids import bits_of
 from lilliput.quantization.lsq import LSQPlusQuantizer, LSQQuantizer
 from lilliput.quantization.ranges import RangeQuantizer
 from lilliput.torch import QuantType
