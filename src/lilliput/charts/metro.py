@@ -23,7 +23,7 @@ STYLE = """
 .metro text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:var(--ink)}
 .metro .title{font-weight:600}.metro .small,.metro .stays{font-size:11px}
 .metro .small,.metro .stays,.metro .again{fill:var(--soft)}.metro .units{fill:currentColor}
-.metro .rule{stroke:var(--line);fill:none}
+.metro .end{text-anchor:end}.metro .rule{stroke:var(--line);fill:none}
 .metro .line,.metro .makes,.metro .reads,.metro .passes,.metro .hole,.metro .pip{
 fill:none;stroke:currentColor;stroke-linecap:round;stroke-width:2.5}
 .metro .makes,.metro .reads{stroke-width:11}.metro .passes{stroke-width:6}
@@ -202,7 +202,7 @@ class _Canvas:
             parts.append(_name(row, before))
             if row.shape:
                 at = (round(self.shapes_at), row.y + 4)
-                parts.append(text(at, row.shape, "small", "end"))
+                parts.append(text(at, row.shape, "small end"))
             for i, (kind, content) in enumerate(row.texts):
                 shown = _in_short(content)
                 hover = content if kind == "stays" or shown != content else ""
