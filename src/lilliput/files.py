@@ -90,7 +90,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
     """Let processes that write several files of one folder do so one after the other.
 
     Where there are no locks, or another process holds it for long, this goes on without: what is
-    written is sound all the same, but a file that nobody refers to may be left.
+    written is still sound, but a file that nothing refers to may be left.
     """
     descriptor = None
     try:

@@ -71,7 +71,7 @@ class Line:
         self.width = 0
 
     def advance(self) -> None:
-        """Note that one item more is done."""
+        """Record that one item more is done."""
         self.done += 1
         now = time.monotonic()
         if now - self.shown >= (_IN_PLACE if self.is_over else _IN_A_LOG):

@@ -334,11 +334,11 @@ def test_a_model_that_another_compressor_changed_in_between_is_looked_up_again()
 
 
 SURFACE = """
-    adapts add_activation_collector backend_name backends bind_model bind_optimizer bound_model callback
+    adapts add_activation_collector backends bind_model bind_optimizer bound_model callback
     companions compress config_list default_types explain export_model get_modules_wrapper get_wrappers
-    is_tensor is_wrapped kind load_state optimizer paper patch_optimizer preprocess_model
-    remove_activation_collector rule selection set_wrappers_attribute state step strict_names strip
-    tracked update_epoch validate_config wrapper_type
+    is_wrapped kind load_state optimizer paper patch_optimizer preprocess_model
+    remove_activation_collector rule selection set_wrappers_attribute state step strip
+    tracked update_epoch validate_config
 """
 
 

@@ -14,7 +14,6 @@ from lilliput.ops.fakequant import (
     integer_range,
     mean_magnitude,
     quantize_symmetric,
-    quantize_unit,
 )
 from lilliput.ops.qparams import Grid, QParams
 
@@ -68,16 +67,6 @@ def test_one_bit_is_refused():
 
 def test_an_all_zero_tensor_stays_zero():
     assert torch.equal(quantize_symmetric(torch.zeros(5), 8), torch.zeros(5))
-
-
-@pytest.mark.parametrize("bits", [1, 2, 3, 8])
-def test_unit_quantization_hits_the_grid_and_passes_the_gradient(bits):
-    x = torch.linspace(0, 1, 101, dtype=torch.float64, requires_grad=True)
-    q = quantize_unit(x, bits)
-    levels = 2**bits - 1
-    np.testing.assert_allclose(q.detach().numpy(), np.round(x.detach().numpy() * levels) / levels)
-    q.sum().backward()
-    np.testing.assert_allclose(x.grad.numpy(), np.ones(101))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -177,7 +177,7 @@ def test_a_layer_that_cannot_be_pruned_is_named_with_the_reason():
 def test_a_layer_named_twice():
     model = make()
     rules = [{"op_names": ["first", "first"], "sparsity": 0.5}]
-    with pytest.raises(ConfigError, match="'first' stands there more than once"):
+    with pytest.raises(ConfigError, match="'first' is listed more than once"):
         L1NormPruner(model, rules, example_inputs=sample())
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.charts.metro import draw
 from lilliput.graph.groups import ChannelGroups, Group, Slice
+from lilliput.graph.picture import draw
 from lilliput.speedup.channels import channel_groups
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -76,21 +76,3 @@ def resolved(style: str, is_dark: bool) -> str:
     """
     known = dict(part.split(":") for part in variables(is_dark).rstrip(";").split(";"))
     return re.sub(r"var\((--\w+)\)", lambda name: known[name[1]], style)
-
-
-def contrast(one: str, two: str) -> float:
-    """Return the contrast of two colours as WCAG 2 defines it: 1 (none) to 21.
-
-    Examples
-    --------
-    >>> contrast("#000000", "#ffffff")
-    21.0
-    """
-    high, low = sorted((_luminance(one), _luminance(two)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-def _luminance(color: str) -> float:
-    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

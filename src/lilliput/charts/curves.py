@@ -9,7 +9,7 @@ from itertools import pairwise
 from lilliput.charts.colors import SERIES_LIGHT
 from lilliput.charts.lines import Frame, moved_area
 from lilliput.charts.svg import (
-    Place,
+    Point,
     Scale,
     as_file,
     drawing,
@@ -80,7 +80,7 @@ def draw_curves(curves: Curves, baseline: float, limit: float | None = None) -> 
     return as_file(svg, size, _STYLE)
 
 
-def _points(curve: Mapping[float, float], baseline: float) -> list[Place]:
+def _points(curve: Mapping[float, float], baseline: float) -> list[Point]:
     points = [(0.0, baseline)]
     for sparsity, metric in sorted(curve.items()):
         if not math.isfinite(metric):
@@ -89,7 +89,7 @@ def _points(curve: Mapping[float, float], baseline: float) -> list[Place]:
     return points
 
 
-def _robustness(points: Sequence[Place], limit: float | None) -> tuple[float, float]:
+def _robustness(points: Sequence[Point], limit: float | None) -> tuple[float, float]:
     """Return what sorts lines: where they cross the limit, and how little they leave the baseline."""
     baseline, crossing = points[0][1], math.inf
     for (start, before), (end, after) in pairwise(points):
@@ -99,7 +99,7 @@ def _robustness(points: Sequence[Place], limit: float | None) -> tuple[float, fl
     return crossing, -moved_area(points)
 
 
-def _line(name: str, points: Sequence[Place], place: Scale, kind: str) -> str:
+def _line(name: str, points: Sequence[Point], place: Scale, kind: str) -> str:
     return path(line_through([place(point) for point in points]), kind, name)
 
 
@@ -112,7 +112,7 @@ def _level(name: str, metric: float, place: Scale, above: bool) -> list[str]:
     ]
 
 
-def _names(ends: Mapping[str, Place]) -> list[str]:
+def _names(ends: Mapping[str, Point]) -> list[str]:
     """Write the names in the order in which their lines end, each tied to its line."""
     colors = {name: i for i, name in enumerate(ends)}
     order = sorted(ends, key=lambda name: ends[name][1])

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from lilliput.charts.svg import (
-    Place,
+    Point,
     Scale,
     drawing,
     line_through,
@@ -39,7 +39,7 @@ class Frame:
     def scale(self, low: float, high: float) -> Scale:
         """Return how points are placed, for metrics in a range."""
 
-        def place(point: Place) -> Place:
+        def place(point: Point) -> Point:
             share = (point[1] - low) / (high - low)
             x = self.left + point[0] * (self.right - self.left)
             return x, self.bottom - share * (self.bottom - self.top)
@@ -102,12 +102,12 @@ def draw_lines(curves: Sequence[Curve], metric: str) -> str:
     return drawing("lines-1", size, f"{metric} against pruned share", words, parts)
 
 
-def _points(curve: Curve) -> list[Place]:
+def _points(curve: Curve) -> list[Point]:
     start = [] if curve.baseline is None else [(0.0, curve.baseline)]
     return [*start, *curve.points]
 
 
-def moved_area(points: Sequence[Place]) -> float:
+def moved_area(points: Sequence[Point]) -> float:
     """Return the area between a curve, prolonged to the right edge, and where it begins.
 
     >>> round(moved_area([(0.0, 1.0), (0.5, 0.8)]), 3)

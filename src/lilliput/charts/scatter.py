@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lilliput.charts.svg import (
-    Place,
+    Point,
     Scale,
     drawing,
     hovering,
@@ -83,7 +83,7 @@ def draw_scatter(points: Sequence[TriedPoint], cost: str, metric: str) -> str:
     right = max(s[0] for s in spots) * 1.04 or 1.0
     low, high = padded([s[1] for s in spots], 0.08)
 
-    def place(point: Place) -> Place:
+    def place(point: Point) -> Point:
         across, up = point[0] / right, (point[1] - low) / (high - low)
         return _LEFT + across * (_RIGHT - _LEFT), _BOTTOM - up * (_BOTTOM - _TOP)
 
@@ -120,7 +120,7 @@ def _axes(xs: list[float], ys: list[float], name: str, place: Scale) -> list[str
     return parts
 
 
-def _staircase(places: list[Place]) -> str:
+def _staircase(places: list[Point]) -> str:
     """Draw the front: from each point to the right, then up to the next."""
     (x, y), *others = places
     d = f"M{short(x)} {short(y)}" + "".join(f"H{short(a)}V{short(b)}" for a, b in others)

@@ -8,8 +8,8 @@ from html import escape
 
 from lilliput.charts.colors import resolved
 
-Place = tuple[float, float]
-Scale = Callable[[Place], Place]  # from values to a place in the drawing
+Point = tuple[float, float]
+Scale = Callable[[Point], Point]  # from values to a place in the drawing
 
 
 def drawing(
@@ -81,11 +81,13 @@ def short(value: float) -> str:
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
 
-def text(place: Place, content: str, kind: str = "", anchor: str = "") -> str:
-    """Return a line of text; ``anchor`` is ``middle`` or ``end``."""
+def text(place: Point, content: str, kind: str = "", anchor: str = "", hover: str = "") -> str:
+    """Return a line of text, with what a pointer over it shows; ``anchor`` is ``middle`` or ``end``."""
     kind_ = f' class="{kind}"' if kind else ""
     anchor_ = f' text-anchor="{anchor}"' if anchor else ""
-    return f'<text x="{short(place[0])}" y="{short(place[1])}"{kind_}{anchor_}>{escape(content)}</text>'
+    hover_ = hovering(hover) if hover else ""
+    at = f'x="{short(place[0])}" y="{short(place[1])}"'
+    return f"<text {at}{kind_}{anchor_}>{hover_}{escape(content)}</text>"
 
 
 def hovering(content: str) -> str:
@@ -99,7 +101,7 @@ def path(d: str, kind: str, hover: str = "") -> str:
     return f'<path{kind_} d="{d}"' + (f">{hovering(hover)}</path>" if hover else "/>")
 
 
-def line_through(points: Sequence[Place]) -> str:
+def line_through(points: Sequence[Point]) -> str:
     """Return a path's data through points."""
     return "M" + "L".join(f"{short(x)} {short(y)}" for x, y in points)
 
@@ -122,7 +124,7 @@ def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [float(f"{i * step:.10g}") for i in range(first, max(last, first + 1) + 1)]
 
 
-def padded(values: Sequence[float], share: float = 0.05) -> Place:
+def padded(values: Sequence[float], share: float = 0.05) -> Point:
     """Return the range of values with some room on both sides.
 
     Examples

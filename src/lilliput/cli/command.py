@@ -27,7 +27,7 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register ``function(terminal, …)`` under a name; its docstring is the help text.
 
-    A parameter whose type is a dataclass stands for all of its fields: each becomes an option, and
+    A parameter whose type is a dataclass represents all of its fields: each becomes an option, and
     the function gets the dataclass. So do the options of :class:`~lilliput.cli.terminal.Terminal`.
     """
 
@@ -64,7 +64,7 @@ def _is_group(hint: Any) -> bool:
 
 
 def _fields(cls: Any) -> list[inspect.Parameter]:
-    """Return the options that a dataclass stands for."""
+    """Return the options that a dataclass represents."""
     hints = get_type_hints(cls, include_extras=True)
     return [
         inspect.Parameter(

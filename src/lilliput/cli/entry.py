@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Parameters
     ----------
     arguments : sequence of str, optional
-        What stands behind the command's name.
+        What follows the command's name.
 
     Examples
     --------

@@ -114,7 +114,7 @@ def _foreign_lines(error: BaseException, words: Sequence[str]) -> list[str]:
     where = "".join(f" (raised in {Path(x.filename).name}, line {x.lineno})" for x in place)
     return [
         f"error: {reason}{where}",
-        "this was not foreseen; --traceback shows where it comes from",
+        "unexpected error, probably a bug in Lilliput; --traceback shows where it comes from",
     ]
 
 

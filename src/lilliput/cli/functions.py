@@ -17,7 +17,7 @@ def load_function(reference: str, what: str) -> Callable[..., Any]:
 
 
 def optional_function(reference: str | None, what: str) -> Callable[..., Any] | None:
-    """Do the same, if there is a reference."""
+    """Load the function, if there is a reference to one."""
     return None if reference is None else load_function(reference, what)
 
 

@@ -22,7 +22,7 @@ class Sources:
 
     def __post_init__(self) -> None:
         if self.inputs is not None and self.input_shape is not None:
-            raise ConfigError("--inputs and --input-shape say the same; give one of them.")
+            raise ConfigError("--inputs and --input-shape are alternatives; give one of them.")
         if self.input_shape is not None:
             parse_shape(self.input_shape)
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from lilliput.errors import ConfigError
+
 _FUNCTION = "module:function"
 
 Model = Annotated[
@@ -88,6 +90,9 @@ Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FOLDER", help="Where checkpoints and results go."),
 ]
+OutputFile = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue an interrupted run in the same folder.")
 ]
@@ -100,6 +105,12 @@ Trust = Annotated[
         "--trust", help="A run given as MODEL may import its model's code from where it was made."
     ),
 ]
+
+
+def check_folder_of(file: Path) -> None:
+    """Raise if ``--output`` names a file in a folder that is not there."""
+    if not file.parent.is_dir():
+        raise ConfigError(f"--output {file}: there is no folder {file.parent}; make it first.")
 
 
 @dataclass(frozen=True)

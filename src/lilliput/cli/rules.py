@@ -13,7 +13,7 @@ _RECIPE_KEYS = {"lilliput", "steps", "model"}
 
 def is_recipe(file: Path) -> bool:
     """Whether a file holds a recipe rather than a config list."""
-    from lilliput.recipes.document import read_document
+    from lilliput.recipes.load import read_document
 
     value, _ = read_document(file)
     return isinstance(value, dict) and bool(_RECIPE_KEYS & value.keys())

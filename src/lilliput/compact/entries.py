@@ -38,7 +38,7 @@ _MOST_CODES = 1 << 16
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor but for its numbers.
+    """A tensor without its numbers.
 
     Parameters
     ----------

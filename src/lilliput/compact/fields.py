@@ -81,7 +81,7 @@ class Source:
     def close(self) -> None:
         """Check that nothing is left."""
         if self._at != len(self._data):
-            raise damaged("there is more in it than it says")
+            raise damaged("it holds more data than its header says")
 
 
 @dataclass(frozen=True)

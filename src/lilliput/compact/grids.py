@@ -17,7 +17,7 @@ import numpy as np
 
 Array = Any
 
-LARGEST = 1 << 15  # integers beyond are no grid worth looking for
+LARGEST = 1 << 15  # integers beyond are not a grid worth looking for
 _DIVISORS = 16  # the smallest weight of a row may be this many steps
 _ULPS = 3
 _SAMPLE = 8  # rows that are looked at before all are
@@ -38,7 +38,7 @@ def find_grid(rows: Array) -> tuple[Array, Array] | None:
 
 
 def products(scales: Array, integers: Array) -> Array:
-    """Return what integers stand for, in the precision of their scales."""
+    """Return the numbers that integers represent, in the precision of their scales."""
     return integers.astype(scales.dtype) * scales[:, None]
 
 

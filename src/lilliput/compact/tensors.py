@@ -73,7 +73,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Form:
-    """What stands for a tensor, but for the codes themselves.
+    """How a tensor is represented, without the codes themselves.
 
     Parameters
     ----------

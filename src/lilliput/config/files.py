@@ -56,7 +56,7 @@ def read_rules(
     Returns
     -------
     list
-        The entries as they stand in the file, plain values only; they are not validated here.
+        The entries as they are in the file, plain values only; they are not validated here.
 
     Raises
     ------

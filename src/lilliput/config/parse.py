@@ -52,7 +52,7 @@ def parse_rules(
     algorithm : str
         Name for messages.
     sections : sequence of str
-        Names under which the algorithm may stand in a file.
+        Names that the algorithm may have in a file.
     framework : str
         ``"torch"`` or ``"keras"``: decides which prefixed sections of a file count.
     users_of_key : callable
@@ -176,7 +176,7 @@ def _explain(
     algorithm: str,
     users_of_key: Callable[[], Mapping[str, Sequence[str]]],
 ) -> Iterable[Problem]:
-    """Say each pydantic error in our words; branches of one union become one message."""
+    """Rephrase each pydantic error; branches of one union become one message."""
     by_key: dict[str, list[str]] = {}
     received: dict[str, Any] = {}
     for fault in islice(error.errors(include_url=False), MOST_PROBLEMS + 1):

@@ -94,7 +94,7 @@ def select(
     rules : sequence of Rule
         In the order the user wrote them.
     default_types : collection of str
-        What ``'default'`` stands for.
+        What ``'default'`` means.
     origins : sequence of int, optional
         The user's number of each rule, for messages.
     is_known_type : callable

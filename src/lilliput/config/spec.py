@@ -46,9 +46,7 @@ def _check_fraction(value: Any) -> Any:
 def _check_unique(names: list[str]) -> list[str]:
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
-        raise ValueError(
-            f"{', '.join(map(repr, twice))} stands there more than once; name it once."
-        )
+        raise ValueError(f"{', '.join(map(repr, twice))} is listed more than once; list it once.")
     return names
 
 
@@ -92,7 +90,7 @@ class Rule(BaseModel):
     exclude: bool = Field(False, description="True: these layers are left alone.")
 
     def settings(self) -> dict[str, Any]:
-        """Return the rule as the plain dict that a wrapper carries, without the keys nobody set."""
+        """Return the rule as the plain dict that a wrapper carries, without the keys that were not set."""
         return self.model_dump(exclude_none=True, exclude={"exclude"})
 
 
@@ -253,7 +251,8 @@ class QuantRule(BitsRule):
         None, description="How many inputs of a weight share a scale, with 'per_group'."
     )
     narrow_range: bool | dict[QuantTarget, bool] | None = Field(
-        None, description="Leave out the lowest integer: -127 to 127; so for symmetric weights."
+        None,
+        description="Leave out the lowest integer: -127 to 127; the default for symmetric weights.",
     )
     quant_start_step: Epoch | None = Field(None, description="Steps before quantization begins.")
 

@@ -32,7 +32,7 @@ def select_layers(compressor: Any, backend: Backend) -> Selection:
     own = compressor.default_types
     defaults = backend.default_types if own is None else own
     selection = select(layers, parsed.rules, defaults, parsed.origins, backend.is_known_type)
-    if not cls.strict_names:
+    if not cls._strict_names:
         selection = _without_unmatched(selection, cls.__name__)
     problems = list(parsed.problems)
     if parsed.rules:
@@ -48,7 +48,7 @@ def select_layers(compressor: Any, backend: Backend) -> Selection:
 
 
 def names_of(cls: type) -> list[str]:
-    """Return the names under which an algorithm may stand in a file."""
+    """Return the names that an algorithm may have in a file."""
     known = getattr(cls, "adapts", None) or cls
     return [cls.__name__, *pruners.names_of(known), *quantizers.names_of(known)]
 

@@ -20,6 +20,7 @@ from lilliput.core.hooks import weakly
 from lilliput.core.state import CompressionState, capture, restore
 from lilliput.errors import Problem, StageError
 from lilliput.frameworks import backend_of
+from lilliput.frameworks.ports.files import PlainFiles
 
 log = logging.getLogger("lilliput")
 
@@ -70,10 +71,10 @@ class Compressor:
     )
     paper: ClassVar[str] = ""  # where the algorithm comes from, for ``lilliput list``
     adapts: ClassVar[type | None] = None  # the algorithm that this class gives an older form
-    strict_names: ClassVar[bool] = (
+    _strict_names: ClassVar[bool] = (
         True  # False: a name that matches no layer is logged, not refused
     )
-    wrapper_type: ClassVar[Any] = None  # None: the framework's own, for this kind of compressor
+    _wrapper_type: ClassVar[Any] = None  # None: the framework's own, for this kind of compressor
 
     # Class-level values, so that a subclass whose __init__ never calls super() works as well.
     bound_model: Any = None
@@ -253,14 +254,12 @@ class Compressor:
 
     def callback(self) -> Any:
         """Return a callback that follows ``model.fit`` of a Keras model: its epochs and its steps."""
-        if self._backend is None:
-            raise StageError("callback() came before a model was bound; call compress() first.")
+        self._need_model("callback()")
         return self._backend.callback(self)
 
     def state(self) -> CompressionState:
         """Return masks, scales and progress as data that can be saved; see CompressionState."""
-        if self._wrappers is None:
-            raise StageError("state() came before a model was bound; call compress() first.")
+        self._need_model("state()")
         return capture(self)
 
     def load_state(self, state: CompressionState | str | os.PathLike[str]) -> None:
@@ -270,8 +269,7 @@ class Compressor:
         """
         if not isinstance(state, CompressionState):
             state = CompressionState.load(Path(state))
-        if self._wrappers is None:
-            raise StageError("load_state() came before a model was bound; call compress() first.")
+        self._need_model("load_state()")
         if not self.is_wrapped:
             self._prepare()  # so that compress() finds nothing to prepare, and forgets nothing
         restore(self, state, then=self._take_state)
@@ -306,11 +304,11 @@ class Compressor:
         """
         if not self._has_compressed:
             raise StageError("export_model() came before compress(); call that first.")
-        self._write_files(model_path, mask_path, onnx_path, input_shape, device)
+        self._write_files(PlainFiles(model_path, mask_path, onnx_path, input_shape, device))
 
-    def _write_files(self, model_path: Any, mask_path: Any, *onnx: Any) -> None:
+    def _write_files(self, files: PlainFiles) -> None:
         """Write what :meth:`export_model` has found to be ready."""
-        self._backend.export(self.bound_model, self._every_wrapper(), model_path, mask_path, *onnx)
+        self._backend.export(self.bound_model, self._every_wrapper(), files)
 
     def __repr__(self) -> str:
         return describe(self)
@@ -324,20 +322,19 @@ class Compressor:
             "save state() and load it into a new one."
         )
 
-    def is_tensor(self, value: Any) -> bool:
-        """Whether a value is a tensor of the bound model's framework."""
-        return bool(self._backend.is_tensor(value))
-
-    @property
-    def backend_name(self) -> str:
-        """The framework of the bound model."""
-        return str(self._backend.name)
-
     # -- the engine room ---------------------------------------------------------------------------
 
     @property
     def _preprocesses(self) -> bool:
         return type(self).preprocess_model is not Compressor.preprocess_model
+
+    def _need_model(self, what: str) -> None:
+        """Raise if no model is bound yet, which something needs."""
+        if self._wrappers is None:
+            raise StageError(f"{what} came before a model was bound; call compress() first.")
+
+    def _is_tensor(self, value: Any) -> bool:
+        return bool(self._backend.is_tensor(value))
 
     def _take(self, model: Any) -> None:
         if model is None and self.bound_model is None:
@@ -386,7 +383,7 @@ class Compressor:
         return selection
 
     def _companion_layers(self, selection: Selection) -> list[LayerInfo]:
-        """Return what else has to be wrapped for the sake of the selected layers."""
+        """Return what else has to be wrapped along with the selected layers."""
         return []
 
     def companions(self) -> list[Any]:
@@ -445,9 +442,9 @@ class Compressor:
             tasks = (*self._tasks, self._on_step)
             hooks = [self._backend.after_step(self.optimizer, task) for task in tasks]
             hooks += [self._backend.before_step(self.optimizer, x) for x in self._before_step()]
-            adopted = self._backend.adopt(self.optimizer, self.get_modules_wrapper())
+            added = self._backend.add_to_optimizer(self.optimizer, self.get_modules_wrapper())
             watches = self._backend.watch_join(self.bound_model)
-            self._step_handles = (*hooks, *adopted, *watches)
+            self._step_handles = (*hooks, *added, *watches)
 
     def _before_step(self) -> tuple[Callable[[], None], ...]:
         """Return what is to be called before each optimizer step, when gradients are complete."""
@@ -486,9 +483,9 @@ class Compressor:
     def _unwrap_model(self) -> None:
         if self.is_wrapped:
             self._backend.reshard(self.bound_model)
-            self._backend.settle(self._every_wrapper())
+            self._backend.write_zeros(self._every_wrapper())
             narrow = self._backend.widen_norms(self.bound_model)
-            if narrow and getattr(getattr(self, "layout", None), "is_followed", False):
+            if narrow and getattr(getattr(self, "layout", None), "is_traced", False):
                 log.warning(
                     "%s: stripped while %s and %d others took statistics over kept channels only; the "
                     "plain model sees all channels and computes something else. speedup(model, "
@@ -504,5 +501,5 @@ class Compressor:
         for wrapper in reversed(self._every_wrapper()):
             self._backend.detach(wrapper)
         self.is_wrapped = False
-        self._backend.narrow_again(self.bound_model)
+        self._backend.narrow_norms_again(self.bound_model)
         self._backend.announce_buffers(self.bound_model)

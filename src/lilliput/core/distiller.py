@@ -109,7 +109,7 @@ class BaseDistiller(Projecting):
 
     def state(self) -> CompressionState:
         """Return the projections, and which teacher they belong to; the teacher is not saved."""
-        self._need_teacher("state()")
+        self._need_model("state()")
         self.teacher_digest = self._digest()
         return super().state()
 
@@ -126,12 +126,8 @@ class BaseDistiller(Projecting):
 
     # -- teacher and student --------------------------------------------------------------------------
 
-    def _need_teacher(self, what: str) -> None:
-        if self._wrappers is None:
-            raise StageError(f"{what} came before a model was bound; call compress() first.")
-
     def _take_run(self) -> Run:
-        self._need_teacher("loss()")
+        self._need_model("loss()")
         if not self.is_wrapped:
             raise StageError(
                 "loss() came before compress(), or after strip(); call compress() first."

@@ -78,5 +78,5 @@ class Projecting(Compressor):
             handle.remove()
         self._exchanges = tuple(self._backend.average_gradients(self.parameters()))
         if self._step_handles:  # else the optimizer is not followed yet, and gets them when it is
-            adopted = self._backend.adopt(self.optimizer, self.get_modules_wrapper())
-            self._step_handles = (*self._step_handles, *adopted)
+            added = self._backend.add_to_optimizer(self.optimizer, self.get_modules_wrapper())
+            self._step_handles = (*self._step_handles, *added)

@@ -22,7 +22,7 @@ _METHODS = {
 
 
 class Quantizer(Compressor):
-    """Simulate low precision in training; an algorithm overrides ``quantize_weight`` and the like.
+    """Simulate low precision in training; an algorithm overrides ``quantize_weight`` and similar.
 
     The float weight keeps being trained; the gradient passes the quantizer as ``quant_grad`` says.
 
@@ -94,7 +94,7 @@ class Quantizer(Compressor):
         """
         if self._calls is None:
             self._prepare()
-        call, rule = (self._calls or {})[quant_type], self.gradient_of(wrapper, quant_type)
+        call, rule = (self._calls or {})[quant_type], self._gradient_of(wrapper, quant_type)
         groups = [tuple(tensors)] if call.takes_all else [(tensor,) for tensor in tensors]
         results: list[Any] = []
         for group in groups:
@@ -109,11 +109,11 @@ class Quantizer(Compressor):
         return tuple(results)
 
     @property
-    def differentiates_itself(self) -> bool:
+    def _differentiates_itself(self) -> bool:
         """Whether gradients go through the algorithm's own code, as ``quant_grad = None`` says."""
         return self._gradient is None
 
-    def gradient_of(self, wrapper: Any, quant_type: QuantType) -> type[QuantGrad] | None:
+    def _gradient_of(self, wrapper: Any, quant_type: QuantType) -> type[QuantGrad] | None:
         """Return what the gradient does at one quantizer of a layer, None for the algorithm's own code."""
         return self._gradient
 

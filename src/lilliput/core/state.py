@@ -75,7 +75,7 @@ def capture(compressor: Any) -> CompressionState:
             if value is None and key in unset:
                 continue  # as a new wrapper has it
             try:
-                values[key] = _pack(value, key, held, compressor.is_tensor)
+                values[key] = _pack(value, key, held, compressor._is_tensor)
             except TypeError as error:
                 raise StateError(
                     f"layer {wrapper.name!r}: the attribute {key!r} holds {error}, which a state "
@@ -90,7 +90,7 @@ def capture(compressor: Any) -> CompressionState:
         }
         tensors[wrapper.name] = held
     progress = {name: getattr(compressor, name) for name in compressor.tracked}
-    framework = compressor.backend_name
+    framework = str(compressor._backend.name)
     return CompressionState(type(compressor).__name__, layers, tensors, progress, framework)
 
 

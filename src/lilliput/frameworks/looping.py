@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,8 +55,6 @@ class Loop(Protocol):
     """One framework's way of training, writing and seeding."""
 
     name: str
-    # Whether shrunk models are written whole; otherwise the plan is, and followed again.
-    writes_models: bool
 
     def seed(self, number: int) -> None:
         """Seed the generators of the framework."""
@@ -109,11 +108,8 @@ class Loop(Protocol):
     def evaluation_mode(self, model: Any) -> None:
         """Make a model compute as it will in use."""
 
-    def write_shrunk(self, shrunk: Any, model: Any, folder: Path) -> None:
-        """Write a shrunk model, if :attr:`writes_models`, and make it ready to train as another is."""
-
-    def read_shrunk(self, model: Any, folder: Path) -> Any:
-        """Read it again."""
+    def training_of(self, model: Any) -> Callable[[Any], None]:
+        """Return what makes a model, once it is shrunk, train as it does now."""
 
     def write_model(self, model: Any, compressors: list[Any], folder: Path) -> Path:
         """Write the plain weights, masks and weight quantization applied; return the file."""

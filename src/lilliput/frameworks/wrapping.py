@@ -89,7 +89,7 @@ class OwnAttributes:
         return {name: self.__dict__[name] for name in sorted(own) if not name.startswith("_")}
 
     def reset_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Go back to the plain attributes of an earlier moment."""
+        """Restore the plain attributes of an earlier moment."""
         for name in self.attributes().keys() - attributes.keys():
             delattr(self, name)
         self.__dict__.update(attributes)
@@ -106,5 +106,5 @@ class OwnAttributes:
         return name.startswith("_") or name in self._fixed or hasattr(type(self), name)
 
     def _fix(self) -> None:
-        """Note which attributes are the engine's; those that come later are the algorithm's."""
+        """Record which attributes are the engine's; those that come later are the algorithm's."""
         self.__dict__["_fixed"] = frozenset({*self.__dict__, "_fixed"})

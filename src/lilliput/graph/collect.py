@@ -13,9 +13,7 @@ from lilliput.graph.groups import ChannelGroups, Group, Pinned, Slice, unit_of
 from lilliput.graph.ir import Graph
 from lilliput.graph.labels import Indices
 from lilliput.graph.norms import find_norm
-from lilliput.graph.stages import Stage
-
-Place = tuple[str, int]
+from lilliput.graph.stages import Dimension, Stage
 
 
 def find_groups(graph: Graph) -> ChannelGroups:
@@ -49,7 +47,7 @@ def _pin_what_masks_cannot_show(analysis: Analysis) -> None:
             walk.pin(axis, because=f"{statistic.what} is taken in a larger module")
 
 
-def _columns(analysis: Analysis) -> dict[Place, list[Indices]]:
+def _columns(analysis: Analysis) -> dict[Dimension, list[Indices]]:
     """Return the classes along each dimension of each parameter."""
     found = {}
     for name, value in analysis.axes.items():
@@ -60,7 +58,7 @@ def _columns(analysis: Analysis) -> dict[Place, list[Indices]]:
     return found
 
 
-def form_groups(analysis: Any, columns: dict[Place, list[Indices]]) -> list[Group]:
+def form_groups(analysis: Any, columns: dict[Dimension, list[Indices]]) -> list[Group]:
     """Return the groups of an analysis, given the classes along each dimension of each parameter."""
     stages = [x for x in analysis.stages if not analysis.walk.labels.is_pinned(x.roots).any()]
     mixed = np.concatenate([np.zeros(0, np.int64), *(stage.roots for stage in stages)])
@@ -88,7 +86,7 @@ def form_groups(analysis: Any, columns: dict[Place, list[Indices]]) -> list[Grou
     return [group for group in groups if any(piece.is_output for piece in group.slices)]
 
 
-def _families(columns: dict[Place, list[Indices]]) -> list[Indices]:
+def _families(columns: dict[Dimension, list[Indices]]) -> list[Indices]:
     """Return classes that appear in exactly the same places, together."""
     rng = np.random.default_rng(0)
     pairs: list[tuple[Indices, int]] = []
@@ -107,7 +105,7 @@ def _families(columns: dict[Place, list[Indices]]) -> list[Indices]:
 
 
 def _choose(
-    analysis: Any, columns: dict[Place, list[Indices]], families: list[Indices]
+    analysis: Any, columns: dict[Dimension, list[Indices]], families: list[Indices]
 ) -> list[Indices]:
     """Return one factor of each product: whole heads, and otherwise the finer one.
 
@@ -149,7 +147,7 @@ def _choose(
 
 def _group(
     analysis: Any,
-    columns: list[tuple[Place, Indices]],
+    columns: list[tuple[Dimension, Indices]],
     roots: Indices,
     stage: Stage | None,
     named: set[str],

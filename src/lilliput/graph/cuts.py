@@ -95,7 +95,7 @@ def in_order(analysis: Analysis, removed: Flags, cuts: Iterable[Cut]) -> Iterato
 
 
 def balance(analysis: Analysis, removed: Flags) -> Flags:
-    """Take back removals until every balance holds: what is kept too much is zero, so it is exact."""
+    """Undo removals until every balance holds: what is kept too much is zero, so it is exact."""
     removed = removed.copy()
     find = analysis.walk.labels.find
     rows = [[find(row) for row in x.rows] for x in analysis.walk.balances]

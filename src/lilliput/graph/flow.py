@@ -1,6 +1,6 @@
 """How tensors flow through a model: which calls of layers make and read which values.
 
-A value is a number that stands for one tensor of one forward. Backends record a :class:`Flow`; whoever
+A value is a number that represents one tensor of one forward. Backends record a :class:`Flow`; whoever
 reads it needs no framework.
 """
 

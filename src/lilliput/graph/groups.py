@@ -59,7 +59,7 @@ class Group:
         Every place where they appear. A unit may own several indices of a dimension (the gates of
         an LSTM, a flattened feature map, an attention head).
     rows : array of int, optional
-        For each unit the row it stands in. As many units must be kept in one row as in another:
+        For each unit the row it is in. As many units must be kept in one row as in another:
         a grouped convolution needs equally many channels in each of its groups.
     roots : array of int
         The label of each unit in the analysis.
@@ -74,12 +74,17 @@ class Group:
     roots: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
     stage: Stage | None = None
 
+    @property
+    def row_count(self) -> int | None:
+        """How many rows the units are in, None if in none."""
+        return None if self.rows is None else int(self.rows.max()) + 1
+
     def __str__(self) -> str:
         made = [s.tensor for s in self.slices if s.is_output]
         read = [s.tensor for s in self.slices if not s.is_output]
         parts = [f"{self.name}: {self.size} units"]
         if self.rows is not None:
-            parts[0] += f" in {self.rows.max() + 1} rows"
+            parts[0] += f" in {self.row_count} rows"
         parts += [f"  made by {', '.join(made)}"] if made else []
         parts += [f"  also in {', '.join(read)}"] if read else []
         return "\n".join(parts)
@@ -162,8 +167,8 @@ class ChannelGroups:
 
     def save_svg(self, path: str | os.PathLike[str]) -> None:
         """Draw which layers make and read the channels of each group, as an SVG file."""
-        from lilliput.charts.metro import draw
         from lilliput.files import write_atomically
+        from lilliput.graph.picture import draw
 
         write_atomically(path, draw(self).encode())
 
@@ -180,6 +185,21 @@ class ChannelGroups:
         if self.unreached:
             lines.append(f"not reached by the example inputs: {', '.join(self.unreached)}")
         return "\n".join(lines)
+
+
+def layer_of(tensor: str) -> str:
+    """Return the name of the layer that holds a tensor."""
+    return tensor.rpartition(".")[0] or tensor
+
+
+def roles_of(group: Group, groups: ChannelGroups) -> tuple[list[str], list[str], list[str]]:
+    """Return the layers that make the channels of a group, that read them, and that only pass them on."""
+    makers = {tensor for tensor, _ in getattr(groups.analysis.walk, "outputs", ())}
+    makes = dict.fromkeys(layer_of(s.tensor) for s in group.slices if s.is_output)
+    inputs = (s.tensor for s in group.slices if not s.is_output)
+    reads = dict.fromkeys(layer_of(tensor) for tensor in inputs if tensor in makers)
+    every = dict.fromkeys(layer_of(s.tensor) for s in group.slices)
+    return list(makes), list(reads), [x for x in every if x not in makes and x not in reads]
 
 
 def name_of(group: Group) -> str:

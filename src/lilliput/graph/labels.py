@@ -89,7 +89,7 @@ class Labels:
     def unite(self, a: Indices, b: Indices, reason: str) -> None:
         """Declare each label of ``a`` to be the same channel as its partner in ``b``.
 
-        A partner that is no channel pins the other, for the reason given.
+        A partner that is not a channel pins the other, for the reason given.
         """
         fixed = (a == 0) | (b == 0)
         if fixed.any():
@@ -157,7 +157,7 @@ class Labels:
         self.refined = True
 
     def expand(self, labels: Indices) -> list[Indices]:
-        """Return the columns that stand for these labels once refinements are applied."""
+        """Return the columns that represent these labels once refinements are applied."""
         found, waiting = [], [labels]
         while waiting:
             labels = waiting.pop()

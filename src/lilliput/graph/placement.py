@@ -23,7 +23,7 @@ from lilliput.ops.qparams import Grid
 
 
 @dataclass
-class Place:
+class Placement:
     """Where one layer's input or output is quantized.
 
     ``module`` is the path of the module at whose output it happens; empty: at the layer itself. ``by``
@@ -50,7 +50,7 @@ class _Plan:
     layers: Mapping[str, Layer]
     flow: Flow
     keeps_ranges: bool
-    places: dict[tuple[str, str], Place] = field(default_factory=dict)
+    places: dict[tuple[str, str], Placement] = field(default_factory=dict)
     owners: dict[int, tuple[str, str]] = field(default_factory=dict)  # value -> who quantizes it
 
     def owner_of(self, value: int) -> tuple[str, str] | None:
@@ -67,9 +67,9 @@ class _Plan:
         return self.layers[key[0]].grids[key[1]]
 
 
-def place(
+def place_quantizers(
     layers: Sequence[Layer], flow: Flow, keeps_ranges: bool = True
-) -> Mapping[tuple[str, str], Place]:
+) -> Mapping[tuple[str, str], Placement]:
     """Return where the inputs and outputs of layers are quantized, by layer name and target.
 
     ``keeps_ranges``: no grid will reach beyond what was seen of a tensor, as one with a learned scale may.
@@ -84,17 +84,17 @@ def place(
     return plan.places
 
 
-def _place_output(layer: Layer, plan: _Plan) -> Place:
+def _place_output(layer: Layer, plan: _Plan) -> Placement:
     flow, key = plan.flow, (layer.name, "output")
     call = flow.only_call(layer.paths)
     if call is None or len(call.outputs) != 1:
-        return Place()
+        return Placement()
     end = flow.end_of_layer(call.outputs[0])
     readers = _input_readers(end, plan)
     same = all(plan.grid((name, "input")) == plan.grid(key) for name in readers)
     is_bare = not flow.modules_returning(end)  # a functional ReLU, or one that others call, too
     if is_bare and len(set(readers)) == 1 and same:
-        return Place(by=(readers[0], "input"))
+        return Placement(by=(readers[0], "input"))
     norm = flow.end_of_layer(call.outputs[0], kinds=("norm",))
     clip = _early_clip(end, plan) if is_bare and end != norm else None
     for value in (end, norm, call.outputs[0]):
@@ -103,8 +103,8 @@ def _place_output(layer: Layer, plan: _Plan) -> Place:
             is_clipped = clip is not None and value == norm
             plan.owners[end if is_clipped else value] = key
             path = "" if modules[0] in layer.paths else modules[0]
-            return Place(path, clip=clip if is_clipped else None)
-    return Place()
+            return Placement(path, clip=clip if is_clipped else None)
+    return Placement()
 
 
 def _early_clip(value: int, plan: _Plan) -> tuple[float | None, float | None] | None:
@@ -121,22 +121,22 @@ def _early_clip(value: int, plan: _Plan) -> tuple[float | None, float | None] | 
     return (0.0, bounds[1]) if plan.keeps_ranges else None
 
 
-def _place_input(layer: Layer, plan: _Plan) -> Place:
+def _place_input(layer: Layer, plan: _Plan) -> Placement:
     call = plan.flow.only_call(layer.paths)
     if call is None or len(call.inputs) != 1:
-        return Place()
+        return Placement()
     (value,) = call.inputs
     key = (layer.name, "input")
     owner = plan.owner_of(value)
     if owner is not None:
         # Another rule may give this layer fewer bits: then it rounds once more.
-        return Place(by=owner) if plan.grid(owner) == plan.grid(key) else Place()
+        return Placement(by=owner) if plan.grid(owner) == plan.grid(key) else Placement()
     modules = plan.flow.modules_returning(value)
     is_shared = len(set(_input_readers(value, plan))) > 1
     if modules and (is_shared or _meets_quantized_side(value, plan)):
         plan.owners[value] = key
-        return Place(modules[0])
-    return Place()
+        return Placement(modules[0])
+    return Placement()
 
 
 def _input_readers(value: int, plan: _Plan) -> list[str]:

@@ -2,7 +2,7 @@
 
 A shuffle hands its channels on in another order, half of them pass the next unit unchanged, are
 shuffled again, and so on (ShuffleNet). Which layer reads a channel depends on where it stands, and
-where it stands on how many there are. So all layers of a stage shrink in the same proportion: for
+its position on how many there are. So all layers of a stage shrink in the same proportion: for
 each smaller width the trails are followed again, which shows how many channels go from each layer to
 each other. As many stay of those that go the same way now, in the order in which they then stand.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from lilliput.graph.labels import Flags, Indices, Labels
 from lilliput.graph.trails import Made, Shuffled, Trail
 
-Place = tuple[str, int]
+Dimension = tuple[str, int]  # the name of a tensor, and which of its axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Route:
         return {trail.key: trail for trail in self.trails if isinstance(trail, Made)}
 
     def follow(self, scale: Fraction) -> Slots | None:
-        """Go the same way with fewer channels, None if there is none."""
+        """Return the same route with fewer channels, None if there is none."""
         labels = Labels()
         at: dict[Trail, Indices] = {}
         for trail in self.trails:
@@ -166,7 +166,7 @@ class Stage:
         return any(self.kept(step) is not None for step in range(self.size - 1, 0, -1))
 
     def settle(self, removed: Flags) -> Flags:
-        """Take back removals until some width has a place for every channel that stays, no more."""
+        """Undo removals until some width has a place for every channel that stays, no more."""
         _, counts = self._fit(self._alive(removed))
         removed = removed.copy()
         for row, count in enumerate(counts):
@@ -188,7 +188,7 @@ class Stage:
                 return step, counts
         return self.size, np.bincount(self.rows)
 
-    def orders(self, removed: Flags) -> dict[Place, Indices]:
+    def orders(self, removed: Flags) -> dict[Dimension, Indices]:
         """Return which index of each dimension comes first, second and so on, of those that stay."""
         alive = self._alive(removed)
         step, counts = self._fit(alive)

@@ -214,7 +214,7 @@ class Walk:
             self.axes.pin(axis, reason)
 
     def changes(self, axis: Axis, what: str) -> None:
-        """Note that a statistic over this dimension will be of fewer channels."""
+        """Record that a statistic over this dimension will be of fewer channels."""
         columns = tuple(column.labels for column in self.axes.tidy(axis))
         if columns:
             self.statistics.append(Statistic(self.op, columns, what))
@@ -228,7 +228,7 @@ class Walk:
         return len(columns) < 2
 
     def makes(self, value: Value, dim: int) -> None:
-        """Note that a dimension of a parameter makes channels."""
+        """Record that a dimension of a parameter makes channels."""
         if value.origin and (origin := value.origin[dim]) is not None:
             self.outputs.add(origin)
 

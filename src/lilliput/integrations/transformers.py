@@ -145,7 +145,7 @@ def _have_equal_tensors(saved: CompressionState, loaded: CompressionState) -> bo
     for layer, tensors in loaded.tensors.items():
         for key, tensor in tensors.items():
             other = saved.tensors.get(layer, {}).get(key)
-            is_attribute = "/" in key  # tensors within lists and the like: not in a state dict
+            is_attribute = "/" in key  # tensors within lists and similar: not in a state dict
             if not is_attribute and (other is None or not torch.equal(other, tensor.cpu())):
                 return False
     return True

@@ -42,7 +42,7 @@ def quantize_symmetric(tensor: Tensor, bits: int) -> Tensor:
 
 
 def fake_quantize(tensor: Tensor, qparams: QParams, covers: bool = False) -> Tensor:
-    """Round a tensor to a grid, and return the numbers that the integers stand for.
+    """Round a tensor to a grid, and return the numbers that the integers represent.
 
     The gradient passes where the tensor is inside the range of the grid. ``covers`` says that this is
     so everywhere, which is faster.
@@ -64,17 +64,6 @@ def fake_quantize(tensor: Tensor, qparams: QParams, covers: bool = False) -> Ten
         zero = None if is_centred else qparams.spread(qparams.zero_point, wide)
         quantized = xp.fake_quantize(wide, scale, grid.low, grid.high, zero)
     return xp.to_float(quantized, like=tensor)
-
-
-def quantize_unit(tensor: Tensor, bits: int) -> Tensor:
-    """Round values in [0, 1] to the grid of ``2**bits`` levels; the gradient passes straight through.
-
-    This is ``quantize_k`` of DoReFa-Net, eq. 5.
-    """
-    xp = namespace(tensor)
-    levels = 2**bits - 1
-    scaled = tensor * levels
-    return xp.straight_through(scaled, xp.round(scaled)) / levels
 
 
 def ranges(tensor: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

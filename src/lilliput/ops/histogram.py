@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BINS = 2048
 _CANDIDATES = 100
-# Entries of one tensor that are counted; of larger ones some stand for the others.
+# Entries of one tensor that are counted; of larger ones a sample.
 _SAMPLED = 1 << 19
 
 
@@ -119,7 +119,7 @@ def mse_range(histogram: Histogram, grid: Grid) -> tuple[float, float]:
         ends = shares * max(-low, high)
         best = float(ends[_best(histogram, -ends, ends, grid)])
         return -best, best
-    # Both ends together first: with outliers on both sides, to move one alone is no gain.
+    # Both ends together first: with outliers on both sides, moving one alone gains nothing.
     lows, highs = shares * low, shares * high
     first = _best(histogram, lows, highs, grid)
     low, high = float(lows[first]), float(highs[first])
@@ -233,7 +233,7 @@ def _divergence(counts: NDArray[np.float64], cut: int, levels: int) -> float:
 
 
 def _stride(size: int) -> int:
-    """Return how many entries of a large tensor stand for one that is counted.
+    """Return how many entries of a large tensor one counted entry represents.
 
     It has no factor in common with the size, and so none with any axis: all channels and columns have
     their turn.

@@ -50,7 +50,7 @@ class Decomposition:
     def rank_of_energy(self, share: float) -> int:
         """Return the smallest rank that keeps a share of the squared entries, at least 1."""
         squares = np.cumsum(np.square(self.values))
-        # A share that is met but for rounding is met.
+        # A share that is met up to rounding is met.
         short = squares < share * squares[-1] * (1 - 1e-12)
         return int(min(int(short.sum()) + 1, self.full))
 

@@ -1,4 +1,4 @@
-"""The small tensor vocabulary on which all numerics are written, chosen by the tensor at hand.
+"""The small tensor vocabulary on which all numerics are written, chosen by the type of the tensor.
 
 Each backend has an ``ops`` module with the same names; :func:`namespace` returns the one that fits::
 

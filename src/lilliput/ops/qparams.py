@@ -107,20 +107,20 @@ class QParams:
         return spread(values, namespace(like).shape(like), self.grid)
 
     def to_integers(self, tensor: Tensor) -> Tensor:
-        """Return the integers that stand for a tensor, as floating-point numbers."""
+        """Return the integers that represent a tensor, as floating-point numbers."""
         xp = namespace(tensor)
         scale, zero = (self.spread(values, tensor) for values in (self.scale, self.zero_point))
         return xp.clip(xp.round(tensor / scale) + zero, self.grid.low, self.grid.high)
 
     def to_reals(self, integers: Tensor) -> Tensor:
-        """Return the numbers that integers stand for."""
+        """Return the numbers that integers represent."""
         scale, zero = (self.spread(values, integers) for values in (self.scale, self.zero_point))
         return (integers - zero) * scale
 
 
 @dataclass(frozen=True)
 class Groups:
-    """A weight in few bits with scales for groups; rounding what it stands for gives another grid's integers.
+    """A weight in few bits with scales for groups; rounding its values gives another grid's integers.
 
     Parameters
     ----------

@@ -81,4 +81,5 @@ class ActivationMasker(CollectingMasker):
 class ActivationPruner(CollectingPruner):
     """The base of pruners whose criterion looks at activations."""
 
-    takes = ("training_batches", "activation")
+    def __init__(self, *args: Any, activation: str = "relu", **others: Any) -> None:
+        super().__init__(*args, options={"activation": activation}, **others)

@@ -55,7 +55,9 @@ class ChannelMasker(WeightMasker):
     @classmethod
     def lay_out(cls, pruner: Any, selection: Selection) -> Any:
         """Follow the channels of the selected layers through the model."""
-        from lilliput.pruning.follow import lay_out  # here: NumPy is not needed to import Lilliput
+        from lilliput.pruning.channel_masks import (
+            lay_out,  # here: NumPy is not needed to import Lilliput
+        )
 
         return lay_out(pruner, selection, cls.obstacle)
 
@@ -65,7 +67,7 @@ class ChannelMasker(WeightMasker):
 
     def calc_masks(self, targets: Targets) -> Answers:
         """Return the masks of all parameters that lose channels."""
-        from lilliput.pruning.follow import find_masks
+        from lilliput.pruning.channel_masks import find_masks
 
         yield from find_masks(self, self.pruner, dict(targets))
 
@@ -117,7 +119,7 @@ def filters(wrapper: Any) -> Tensor:
 class ChannelPruner(OneShotPruner):
     """Prune whole channels at ``compress()``, by the scores of ``masker_type``.
 
-    With ``example_inputs``, channels are followed through the model: those that can only be removed
+    With ``example_inputs``, channels are traced through the model: those that can only be removed
     together are ranked together, and masked in every layer that makes, scales or reads them, so that
     the model computes what it would compute without them.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from lilliput.config.select import Selection
 from lilliput.errors import AlgorithmError, ConfigError, StageError, UnsupportedModelError
@@ -34,7 +34,7 @@ class CollectingMasker(ChannelMasker):
 
     @classmethod
     def lay_out(cls, pruner: Any, selection: Selection) -> Any:
-        """As in :meth:`ChannelMasker.lay_out`; refuse where nobody could show batches."""
+        """As in :meth:`ChannelMasker.lay_out`; refuse where no batches could be seen."""
         if not pruner.sees_training and not isinstance(pruner, CollectingPruner):
             raise UnsupportedModelError(
                 f"{type(pruner).__name__} asks {cls.__name__} again and again while the model trains, and "
@@ -82,7 +82,7 @@ class CollectingMasker(ChannelMasker):
             self.pruner.set_wrappers_attribute(name, value)
 
     def finish(self) -> None:
-        """Take what was collected for enough."""
+        """Stop collecting and mark the statistics as complete."""
         for wrapper in self.pruner.get_modules_wrapper():
             if not wrapper.batches:
                 raise AlgorithmError(
@@ -105,20 +105,19 @@ class CollectingPruner(ChannelPruner):
         See :class:`~lilliput.pruning.channels.ChannelPruner`.
     training_batches : int
         How many batches to average over.
+    options : mapping, optional
+        Other keyword arguments of the criterion.
     """
-
-    takes: ClassVar[tuple[str, ...]] = ("training_batches",)  # arguments of the criterion
 
     def __init__(
         self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        example_inputs: Any = None,
+        *args: Any,
+        training_batches: int = 20,
+        options: Mapping[str, Any] | None = None,
         **channel: Any,
     ) -> None:
-        options = {key: channel.pop(key) for key in self.takes if key in channel}
-        super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
+        options = {"training_batches": training_batches, **(options or {})}
+        super().__init__(*args, options=options, **channel)
 
     def step(self) -> None:
         """Follow one training step."""

@@ -48,7 +48,7 @@ class CriterionPruner(Pruner):
     options : mapping, optional
         Keyword arguments of the criterion.
     example_inputs : optional
-        What the model is called with, for criteria that follow channels through it.
+        What the model is called with, for criteria that trace channels through it.
     groups : ChannelGroups, optional
         The channel groups of the model, in place of ``example_inputs``.
     """
@@ -121,7 +121,7 @@ class CriterionPruner(Pruner):
 
     def _prepare(self) -> None:
         super()._prepare()
-        if self.layout is not None and not self.layout.is_followed:
+        if self.layout is not None and not self.layout.is_traced:
             log.warning(
                 "%s: only filters and their biases are masked, so what a norm layer adds still passes; "
                 "give example_inputs to remove channels from all layers that see them.",

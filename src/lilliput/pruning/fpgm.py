@@ -1,4 +1,4 @@
-"""FPGMPruner: remove the filters that the others can stand in for.
+"""FPGMPruner: remove the filters that the others can replace.
 
 He et al., "Filter pruning via geometric median for deep convolutional neural networks
 acceleration", 2019. A filter near the geometric median of its layer is redundant, whatever its norm::

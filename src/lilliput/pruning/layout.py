@@ -14,7 +14,7 @@ from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Decision, Selection
 from lilliput.errors import Problem
 from lilliput.graph.groups import Group, Slice
-from lilliput.pruning.lone import LoneFilters
+from lilliput.pruning.untraced import UntracedLayers
 
 log = logging.getLogger("lilliput")
 
@@ -126,7 +126,7 @@ class Layout:
             for group in groups.groups
             if group.name in members
         ]
-        self.is_followed = not (isinstance(groups, LoneFilters) or filters_only)
+        self.is_traced = not (isinstance(groups, UntracedLayers) or filters_only)
         for each in self.pruned:
             _note_differing_targets(each)
         self.slices = _slices_of(self.pruned, parameters)

@@ -61,7 +61,7 @@ class LeastSquaresMasker(CollectingMasker):
             raise ConfigError(
                 f"{type(pruner).__name__} asks who reads each channel, and needs example_inputs for it."
             )
-        from lilliput.pruning.follow import lay_out
+        from lilliput.pruning.channel_masks import lay_out
 
         layout = lay_out(pruner, selection, cls.obstacle)
         unseen = {

@@ -76,7 +76,7 @@ class RandomPruner(OneShotPruner):
 
     Parameters
     ----------
-    model, config_list, optimizer
+    model, config_list, optimizer, **others
         See :class:`~lilliput.pruning.level.LevelPruner`; ``granularity`` removes patterns or blocks.
     seed : int
         Another seed, other weights.
@@ -84,10 +84,8 @@ class RandomPruner(OneShotPruner):
 
     masker_type = RandomMasker
 
-    def __init__(
-        self, model: Any = None, config_list: Any = None, optimizer: Any = None, *, seed: int = 0
-    ) -> None:
-        super().__init__(model, config_list, optimizer, options={"seed": seed})
+    def __init__(self, *args: Any, seed: int = 0, **others: Any) -> None:
+        super().__init__(*args, options={"seed": seed}, **others)
 
 
 @register_pruner("random_channels")
@@ -104,15 +102,5 @@ class RandomChannelPruner(ChannelPruner):
 
     masker_type = RandomChannelMasker
 
-    def __init__(
-        self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        example_inputs: Any = None,
-        *,
-        seed: int = 0,
-        **channel: Any,
-    ) -> None:
-        options = {"seed": seed}
-        super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
+    def __init__(self, *args: Any, seed: int = 0, **channel: Any) -> None:
+        super().__init__(*args, options={"seed": seed}, **channel)

@@ -68,7 +68,7 @@ class SensitivityAnalysis:
     checkpoint_dir : path, optional
         Keeps every metric as it comes in ``sensitivity.json``, and continues there the next time.
     example_inputs : optional
-        Handed to pruners that follow the flow of channels through the model.
+        Handed to pruners that trace channels through the model.
 
     Attributes
     ----------
@@ -227,7 +227,7 @@ class SensitivityAnalysis:
         return curve
 
     def _is_beyond(self, metric: float) -> bool:
-        """Whether to end the scan of a layer; a metric that is no number ends it, too."""
+        """Whether to end the scan of a layer; a metric that is not a number ends it, too."""
         limit = self.limit
         if limit is None:
             return False

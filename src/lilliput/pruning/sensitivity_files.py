@@ -72,7 +72,7 @@ class _Made(Strict):
 
 
 class Scan(_Made):
-    """Metrics measured so far; None stands for one that is no number."""
+    """Metrics measured so far; None is one that is not a number."""
 
     kind: Literal["sensitivity scan"] = "sensitivity scan"
     baseline: float | None = None
@@ -87,7 +87,7 @@ class Scan(_Made):
         return math.nan if metric is None else metric
 
     def note(self, layer: str, sparsity: float, metric: float) -> None:
-        """Take down a metric."""
+        """Record a metric."""
         value = metric if math.isfinite(metric) else None
         self.metrics.setdefault(layer, {})[repr(sparsity)] = value
 

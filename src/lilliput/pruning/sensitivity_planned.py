@@ -35,7 +35,7 @@ class PlannedPruner(Pruner):
 
     @property
     def layout(self) -> Any:
-        """The way of the channels through the model, None if it was not followed."""
+        """The way of the channels through the model, None if it was not traced."""
         return self.probe.layout
 
     @property
@@ -60,7 +60,7 @@ class PlannedPruner(Pruner):
             self._planned = {}
 
     def forget_masks(self) -> None:
-        """Go back to masks of ones, after :meth:`strip`."""
+        """Reset masks to ones, after :meth:`strip`."""
         held = masks_of(self)
         for wrapper in self._every_wrapper():
             masks = held[wrapper.name].items()

@@ -67,8 +67,8 @@ class Probe:
         self.by_channel = bool(pruner.removes_channels)
         self.companions = [wrapper.layer_info for wrapper in pruner.companions()]
         # The way of the channels through the model is the same each time.
-        is_followed = example_inputs is not None and pruner.layout is not None
-        self.layout = pruner.layout if is_followed else None
+        is_traced = example_inputs is not None and pruner.layout is not None
+        self.layout = pruner.layout if is_traced else None
         self._options = {"groups": self.layout.groups} if self.layout is not None else {}
         self._settings = {
             layer.name: {k: x for k, x in layer.config.items() if k not in _REPLACED}

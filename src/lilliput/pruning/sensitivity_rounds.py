@@ -90,7 +90,7 @@ class IterativeSensitivityPruner(PlannedPruner):
     sparsities : sequence of float, optional
         What to scan; 0.1 to 0.9 by default.
     example_inputs : optional
-        Handed to pruners that follow channels through the model. Layers whose channels go together
+        Handed to pruners that trace channels through the model. Layers whose channels go together
         then lose the same ones, so that the sparsity may be missed by more than a filter.
 
     Attributes
@@ -262,7 +262,7 @@ class IterativeSensitivityPruner(PlannedPruner):
     def _check_nothing_fits(
         self, number: int, asked: Mapping[str, float], removed: Mapping[str, int]
     ) -> None:
-        """Accept that nothing was removed where all that is missing was asked for."""
+        """Accept a round that removed nothing if the rest was excluded on purpose."""
         name = self.probe.algorithm.__name__
         for goal in self._open_goals():
             if goal.missing(removed) > goal.step(self.sparsity_per_iter):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MOST_PER_ROUND = 0.95  # of what is left in a layer; more than that is no gentle step
+MOST_PER_ROUND = 0.95  # of what is left in a layer; more than that is not a gentle step
 
 
 def is_within(metric: float, baseline: float, threshold: float, metric_mode: str) -> bool:

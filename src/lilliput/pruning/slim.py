@@ -25,7 +25,7 @@ from typing import Any
 from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner, filters
-from lilliput.pruning.criterion import checked_epoch
+from lilliput.pruning.criterion import check_counts, checked_epoch
 from lilliput.registry import register_pruner
 
 
@@ -50,8 +50,7 @@ class SlimMasker(ChannelMasker):
         self, model: Any, pruner: Any, training_epochs: int = 0, scale: float = 1e-4
     ) -> None:
         super().__init__(model, pruner)
-        if isinstance(training_epochs, bool) or training_epochs < 0:
-            raise ConfigError(f"training_epochs: received {training_epochs!r}, expected 0 or more.")
+        check_counts(0, training_epochs=training_epochs)
         if not scale >= 0:
             raise ConfigError(f"scale: received {scale!r}, expected 0 or more.")
         self.training_epochs, self.scale = training_epochs, scale
@@ -121,18 +120,10 @@ class SlimPruner(ChannelPruner):
     now_epoch: int = 0
 
     def __init__(
-        self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        example_inputs: Any = None,
-        *,
-        training_epochs: int = 0,
-        scale: float = 1e-4,
-        **channel: Any,
+        self, *args: Any, training_epochs: int = 0, scale: float = 1e-4, **channel: Any
     ) -> None:
         options = {"training_epochs": training_epochs, "scale": scale}
-        super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
+        super().__init__(*args, options=options, **channel)
 
     def update_epoch(self, epoch: int) -> None:
         """Follow the training; masks come at epoch ``training_epochs``."""

@@ -35,7 +35,7 @@ def calibrate(
         for target in ("input", "output")
         if target in wrapper.roles and not quantizer.grid(wrapper, target).is_dynamic
     }
-    if not isinstance(batches, Iterable) or quantizer.is_tensor(batches):
+    if not isinstance(batches, Iterable) or quantizer._is_tensor(batches):
         raise ConfigError(
             f"calibrate() received {type(batches).__name__}, expected a data loader or a list of batches."
         )
@@ -97,7 +97,7 @@ class _Batches:
 
         for batch in batches:
             if self.count == 0:
-                self.quantizer.place_by(batch, self.forward)
+                self.quantizer._place_by(batch, self.forward)
             self.count += 1
             if self.count > self.done or len(self.kept) < _KEPT:
                 self.is_running = True
@@ -153,7 +153,7 @@ class _Checkpoint:
         self.saved_at = time.monotonic()
 
     def remove(self) -> None:
-        """Take the file away: all is done."""
+        """Remove the file: calibration is complete."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
@@ -172,7 +172,7 @@ def _fix_ranges(quantizer: Any, observers: dict[Key, Observer]) -> None:
     ranges = {}
     for (name, target), observer in observers.items():
         observer.merge(quantizer._backend.reduce)
-        if quantizer.who_quantizes(wrappers[name], target) == (wrappers[name], target):
+        if quantizer._who_quantizes(wrappers[name], target) == (wrappers[name], target):
             if observer.is_empty():
                 raise AlgorithmError(
                     f"nothing was seen of the {target} of layer {name!r}: no batch reached it; exclude it."

@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 from lilliput.config.spec import Bits, BitsRule, QuantTarget, Rule
 from lilliput.core.quantizer import Quantizer
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.quantization.bits import bits_of
+from lilliput.quantization.grids import bits_of
 from lilliput.registry import register_quantizer
 
 _ROUNDS = 200

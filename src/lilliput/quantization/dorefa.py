@@ -9,7 +9,7 @@ Gradients", 2016. With ``quantize_k(x) = round((2**k - 1) * x) / (2**k - 1)`` on
 
 where ``N`` is noise from ``-1/2`` to ``1/2``, over ``2**k - 1``, and ``max|g|`` is taken for each sample
 of a batch: the gradient is right on average. Rounding and sign pass the gradient straight through;
-everything else is differentiated as it stands.
+everything else is differentiated as it is.
 
 >>> import torch
 >>> model = DoReFaQuantizer(torch.nn.Linear(50, 50), [{"quant_bits": {"weight": 2}}]).compress()
@@ -32,7 +32,7 @@ from lilliput.errors import Problem
 from lilliput.ops.fakequant import mean_magnitude
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams
-from lilliput.quantization.bits import bits_of
+from lilliput.quantization.grids import bits_of
 from lilliput.registry import register_quantizer
 
 _WIDEST = 16  # bits of an integer grid
@@ -122,7 +122,7 @@ class DoReFaQuantizer(Quantizer):
 
     rule: ClassVar[type[Rule]] = DoReFaRule
     quant_grad = None
-    _sites: tuple[Any, ...] = ()
+    _remote: tuple[Any, ...] = ()
 
     def quantize_weight(self, weight: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:
         """Return the weight on the DoReFa grid."""
@@ -201,13 +201,13 @@ class DoReFaQuantizer(Quantizer):
             for owner in wrapper.layer_info.owners
             if "gradient_bits" in wrapper.config and "output" not in wrapper.roles
         }
-        self._sites = tuple(
-            self._backend.add_site(self.bound_model, path, wrapper, "output")
+        self._remote = tuple(
+            self._backend.add_remote_quantizer(self.bound_model, path, wrapper, "output")
             for path, wrapper in owners.items()
         )
 
     def _detach_all(self) -> None:
-        for site in self._sites:
-            site.remove()
-        self._sites = ()
+        for handle in self._remote:
+            handle.remove()
+        self._remote = ()
         super()._detach_all()

@@ -5,7 +5,7 @@ whole tensor, zero included. Nothing is calibrated, and no input lies outside of
 of one example then depends a little on the others of its batch, since they share a scale.
 
 Kernels multiply such inputs by integers with a scale for each output. A weight of four bits or less with
-scales for groups is therefore rounded twice: to its groups, as which it is stored, and what these stand for
+scales for groups is therefore rounded twice: to its groups, as which it is stored, and their values
 to seven bits with a scale for each output, which the runtime computes once, when it opens the file. Seven
 bits are fine enough to change little, and two products of seven and eight bits never saturate 16 bits.
 """

@@ -7,7 +7,6 @@ from typing import Any
 
 from lilliput.config.layer import LayerInfo
 from lilliput.ops.qparams import Grid
-from lilliput.quantization.bits import bits_of
 
 TABLES = frozenset({"Embedding", "EmbeddingBag"})
 
@@ -19,6 +18,18 @@ _DEFAULTS = {
 }
 
 _GROUP = {"quant_dtype": "uint", "quant_scheme": "affine"}  # of weights per group
+
+
+def bits_of(config: Mapping[str, Any], target: str) -> int:
+    """Return how many bits a rule gives to a layer's ``weight``, ``input`` or ``output``.
+
+    Examples
+    --------
+    >>> bits_of({"quant_bits": {"weight": 4, "output": 8}}, "weight"), bits_of({"quant_bits": 6}, "input")
+    (4, 6)
+    """
+    bits = config.get("quant_bits", 8)
+    return int(bits.get(target, 8) if isinstance(bits, Mapping) else bits)
 
 
 def setting_of(config: Mapping[str, Any], key: str, target: str) -> Any:

@@ -107,14 +107,14 @@ class LSQQuantizer(RangeQuantizer):
         super()._update_delays()
         self._restart_weights(wrapper for wrapper in waiting if wrapper.is_on)
 
-    def take_flow(self, flow: Any) -> None:
+    def _take_flow(self, flow: Any) -> None:
         """Start weights that are folded, and do not train scales that another layer has charge of."""
-        super().take_flow(flow)
+        super()._take_flow(flow)
         self._restart_weights(w for w in self.get_modules_wrapper() if w.norm)
         for wrapper in self.get_modules_wrapper():
-            for target, spot in wrapper.places.items():
+            for target, placement in wrapper.places.items():
                 for name in (f"{target}_scale", f"{target}_offset"):
-                    if spot["by"] is not None and hasattr(wrapper, name):
+                    if placement["by"] is not None and hasattr(wrapper, name):
                         held = getattr(wrapper, name)
                         delattr(wrapper, name)
                         wrapper.set_attribute(name, namespace(held).detach(held))

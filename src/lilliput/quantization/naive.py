@@ -20,7 +20,7 @@ from lilliput.core.quantizer import Quantizer
 from lilliput.ops.fakequant import covering, quantize_symmetric
 from lilliput.ops.namespace import Tensor
 from lilliput.ops.qparams import Grid, QParams
-from lilliput.quantization.bits import bits_of
+from lilliput.quantization.grids import bits_of
 from lilliput.registry import register_quantizer
 
 

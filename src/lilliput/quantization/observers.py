@@ -208,7 +208,7 @@ class Dynamic(Observer):
     """No range of its own: every tensor has its own, see :mod:`~lilliput.quantization.dynamic`."""
 
     def observe(self, tensor: Tensor) -> None:
-        """Look at nothing."""
+        """Observe nothing."""
 
     def is_finite(self) -> bool:
         """Whether what was seen is finite: nothing was."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from lilliput.core.quantizer import Quantizer
 from lilliput.errors import StateError
-from lilliput.graph.placement import Layer, place
+from lilliput.graph.placement import Layer, place_quantizers
 from lilliput.ops.qparams import Grid
 from lilliput.quantization.grids import grid_for
 
@@ -18,12 +18,12 @@ ACTIVATIONS = ("input", "output")
 
 
 class PlacedQuantizer(Quantizer):
-    """Know the flow of tensors, and quantize each of them once; see :mod:`placement`."""
+    """Place quantizers by the flow of tensors, so that each is quantized once; see :mod:`placement`."""
 
     keeps_ranges: ClassVar[bool] = True  # whether grids cover what was seen and nothing beyond
 
     _grids: dict[tuple[str, str], Grid] | None = None
-    _sites: tuple[Any, ...] = ()
+    _remote: tuple[Any, ...] = ()
     _is_placed: bool = False
 
     def grid(self, wrapper: Any, target: str) -> Grid:
@@ -35,7 +35,7 @@ class PlacedQuantizer(Quantizer):
             self._grids[key] = grid_for(wrapper.config, target, wrapper.layer_info)
         return self._grids[key]
 
-    def take_flow(self, flow: Any) -> None:
+    def _take_flow(self, flow: Any) -> None:
         """Decide where activations are quantized, now that the flow of tensors is known."""
         wrappers = {wrapper.name: wrapper for wrapper in self.get_modules_wrapper()}
         layers = []
@@ -44,13 +44,13 @@ class PlacedQuantizer(Quantizer):
             grids = {t: self.grid(wrapper, t) for t in ACTIVATIONS if t in wrapper.roles}
             layers.append(Layer(name, paths, grids))
             wrapper.norm = flow.norm_after(paths)
-        for (name, target), spot in place(layers, flow, self.keeps_ranges).items():
-            wrappers[name].places[target] = asdict(spot)
+        for (name, target), placement in place_quantizers(layers, flow, self.keeps_ranges).items():
+            wrappers[name].places[target] = asdict(placement)
         self._is_placed = True
         for wrapper in wrappers.values():
             wrapper.set_attribute("placed", self._backend.tensor(1.0, wrapper))
 
-    def agrees(self, wrapper: Any) -> bool:
+    def _agrees(self, wrapper: Any) -> bool:
         """Whether the ranges of a loaded checkpoint of the model are of the same places as here."""
         is_placed = float(wrapper.placed) != 0
         if is_placed == self._is_placed:
@@ -66,17 +66,17 @@ class PlacedQuantizer(Quantizer):
         )
         return False
 
-    def place_by(self, batch: Any, forward: Any) -> None:
+    def _place_by(self, batch: Any, forward: Any) -> None:
         """Decide it by the flow of a batch, unless it was decided before."""
         if self._is_placed:
             return
-        self._leave_sites()
+        self._remove_remote()
         for wrapper in self.get_modules_wrapper():
-            self._backend.keep_sites(wrapper, ())
-        self.take_flow(self._backend.flow_of_batch(self.bound_model, batch, forward))
+            self._backend.keep_quantizers(wrapper, ())
+        self._take_flow(self._backend.flow_of_batch(self.bound_model, batch, forward))
         self._apply_places()
 
-    def who_quantizes(self, wrapper: Any, target: str) -> tuple[Any, str]:
+    def _who_quantizes(self, wrapper: Any, target: str) -> tuple[Any, str]:
         """Return the layer, and its input or output, that quantizes a layer's input or output."""
         by = wrapper.places.get(target, {}).get("by")
         if by is None:
@@ -95,19 +95,19 @@ class PlacedQuantizer(Quantizer):
         """Try what places and norms of a loaded state name; raise if this model does not have it."""
         others = {wrapper.name: wrapper for wrapper in self.get_modules_wrapper()}
         for wrapper in others.values():
-            for target, spot in wrapper.places.items():
-                name, tensor = spot["by"] or (wrapper.name, target)
+            for target, placement in wrapper.places.items():
+                name, tensor = placement["by"] or (wrapper.name, target)
                 known = {*wrapper.roles} & {*ACTIVATIONS}, {*others[name].roles} & {*ACTIVATIONS}
                 if target not in known[0] or tensor not in known[1]:
                     raise StateError(
                         f"layer {wrapper.name!r}: the state quantizes its {target} as {tensor!r} of "
                         f"{name!r}, which is not quantized here."
                     )
-                if spot["module"]:
-                    self._backend.add_site(
-                        self.bound_model, spot["module"], wrapper, target
+                if placement["module"]:
+                    self._backend.add_remote_quantizer(
+                        self.bound_model, placement["module"], wrapper, target
                     ).remove()
-            self._backend.hold_norm(self.bound_model, wrapper)
+            self._backend.link_norm(self.bound_model, wrapper)
             if wrapper.norm:
                 self._backend.norm_factor(wrapper)
 
@@ -121,31 +121,32 @@ class PlacedQuantizer(Quantizer):
         self._apply_places()
 
     def _detach_all(self) -> None:
-        self._leave_sites()
+        self._remove_remote()
         super()._detach_all()
 
     def _apply_places(self) -> None:
         """Quantize activations where it was decided, and nowhere else."""
-        self._leave_sites()
-        sites = []
+        self._remove_remote()
+        model, handles = self.bound_model, []
         for wrapper in self.get_modules_wrapper():
-            self._backend.hold_norm(self.bound_model, wrapper)
+            self._backend.link_norm(self.bound_model, wrapper)
             clip = wrapper.places.get("output", {}).get("clip")
             wrapper.__dict__["_clip"] = None if clip is None else tuple(clip)
             own = [role for role in wrapper.roles if self._is_own(wrapper, role)]
-            self._backend.keep_sites(wrapper, own)
-            for target, spot in wrapper.places.items():
-                if spot["module"] and spot["by"] is None:
-                    site = self._backend.add_site(self.bound_model, spot["module"], wrapper, target)
-                    sites.append(site)
-        self._sites = tuple(sites)
+            self._backend.keep_quantizers(wrapper, own)
+            for target, placement in wrapper.places.items():
+                if placement["module"] and placement["by"] is None:
+                    path = placement["module"]
+                    handle = self._backend.add_remote_quantizer(model, path, wrapper, target)
+                    handles.append(handle)
+        self._remote = tuple(handles)
 
     @staticmethod
     def _is_own(wrapper: Any, target: str) -> bool:
-        spot = wrapper.places.get(target, {"module": "", "by": None})
-        return not spot["module"] and spot["by"] is None
+        placement = wrapper.places.get(target, {"module": "", "by": None})
+        return not placement["module"] and placement["by"] is None
 
-    def _leave_sites(self) -> None:
-        for site in self._sites:
-            site.remove()
-        self._sites = ()
+    def _remove_remote(self) -> None:
+        for handle in self._remote:
+            handle.remove()
+        self._remote = ()

@@ -314,7 +314,7 @@ class PTQQuantizer(RangeQuantizer):
                     wrapper.set_attribute(name, namespace(scale).zeros_like(scale))
 
     def _take_loaded(self, wrapper: Any) -> None:
-        """Know the ranges and scales that came with a checkpoint of the model."""
+        """Mark the ranges and scales that came with a checkpoint of the model as known."""
         super()._take_loaded(wrapper)
         self._is_loaded = True
         scale = getattr(wrapper, "weight_scale", None)
@@ -343,7 +343,7 @@ class PTQQuantizer(RangeQuantizer):
         self._is_outdated, self._is_loaded = False, True
 
     def _undo(self) -> None:
-        """Take back what the last calibration did to the parameters."""
+        """Undo what the last calibration did to the parameters."""
         if self._refinement is None:
             return
         self._is_outdated = self._refinement.undo()
@@ -356,7 +356,7 @@ class PTQQuantizer(RangeQuantizer):
         self._refinement = None
 
     def _forget(self) -> None:
-        """Know no range and no scale any more: they were for other parameters."""
+        """Forget all ranges and scales: they were for other parameters."""
         for wrapper in self.get_modules_wrapper():
             wrapper.weight_is_fixed = False
             for target in ACTIVATIONS:
@@ -366,7 +366,7 @@ class PTQQuantizer(RangeQuantizer):
     def _keep(self, batches: Iterable[Any]) -> tuple[list[Any], Iterable[Any]]:
         """Return the first batches in a list, and all batches once more."""
         kept: list[Any] = []
-        if not isinstance(batches, Iterable) or self.is_tensor(batches):
+        if not isinstance(batches, Iterable) or self._is_tensor(batches):
             raise ConfigError(
                 f"calibrate() received {type(batches).__name__}, expected a data loader or a list."
             )
@@ -384,7 +384,7 @@ class PTQQuantizer(RangeQuantizer):
 
     def _rows(self, batch: Any) -> int:
         """Return how many samples a batch has, by its first tensor."""
-        if self.is_tensor(batch):
+        if self._is_tensor(batch):
             return int(batch.shape[0]) if batch.shape else 1
         items = batch.values() if isinstance(batch, Mapping) else batch
         if not isinstance(batch, (Mapping, list, tuple)) or not items:

@@ -100,7 +100,7 @@ class QATQuantizer(RangeQuantizer):
             self._note(wrapper, target, [*seen, *(xp.zeros_like(x) + x for x in held[2:])])
 
     def _note(self, wrapper: Any, target: str, what: list[Tensor]) -> None:
-        """Note what was seen of an activation, and the grid on which it was rounded."""
+        """Record what was seen of an activation, and the grid on which it was rounded."""
         if self._passes is None:
             self._passes = {}
         self._passes.setdefault((id(wrapper), target), deque(maxlen=_PASSES)).append(what)

@@ -137,7 +137,7 @@ class RangeQuantizer(PlacedQuantizer):
             return list(bits)
         if layer.weight_name is None:
             return ["output"]
-        # A head that is tied to a table has float inputs all the same, and they may be dynamic.
+        # A head that is tied to a table still has float inputs, and they may be dynamic.
         has_head = layer.types & self._backend.dynamic_inputs
         is_dynamic = bool(has_head) and grid_for(layer.config, "input").is_dynamic
         if layer.is_bypassed or (layer.types & _WITHOUT_FLOAT_INPUT and not is_dynamic):
@@ -238,7 +238,7 @@ class RangeQuantizer(PlacedQuantizer):
                 f"{wrapper.config.get('quant_start_step', self.quant_start_step)}; train further first."
             )
         if target != "weight":
-            other, target = self.who_quantizes(wrapper, target)
+            other, target = self._who_quantizes(wrapper, target)
             is_dynamic = self.grid(other, target).is_dynamic
             if not (is_dynamic or getattr(other, f"{target}_is_known")):
                 raise StageError(
@@ -350,7 +350,7 @@ class RangeQuantizer(PlacedQuantizer):
             self._prepare_wrappers()
             flow = self._known_flow()
             if flow is not None:
-                self.take_flow(flow)
+                self._take_flow(flow)
 
     def _known_flow(self) -> Any:
         if self.example_inputs is None:
@@ -383,8 +383,8 @@ class RangeQuantizer(PlacedQuantizer):
         return namespace(weight).ones_like(ranges(weight, grid)[0]) * one
 
     def _take_loaded(self, wrapper: Any) -> None:
-        """Know the ranges that came with a checkpoint of the model."""
-        agrees = self.agrees(wrapper)
+        """Mark the ranges that came with a checkpoint of the model as known."""
+        agrees = self._agrees(wrapper)
         for target in ACTIVATIONS:
             if target in wrapper.roles:
                 low, high = (getattr(wrapper, f"{target}_{end}") for end in ("low", "high"))

@@ -27,7 +27,7 @@ def algorithm_of(verb: str, name: str) -> Any:
 
 def arguments_of(cls: Any) -> list[str]:
     """Return the arguments of an algorithm, those that base classes take included."""
-    names = list(getattr(cls, "takes", ()))
+    names: list[str] = []
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue

@@ -221,7 +221,7 @@ class _Work:
             best: Trial = self.search.run_strategy(self.task)
         except AlgorithmError as error:
             raise AlgorithmError(
-                f"{error} What can be had without pruning is in {self.path}."
+                f"{error} What is possible without pruning is in {self.path}."
             ) from error
         self.offer("found by the search", best.choice, self.task.candidate(best.choice), best.costs)
         return best.choice

@@ -109,7 +109,7 @@ def again(data: Any) -> Iterator[Any]:
     found = data() if callable(data) else data
     if iter(found) is found and not callable(data):
         raise ConfigError(
-            "data: received an iterator, which can be gone through once only; give a list, a loader, or the "
+            "data: received an iterator, which can be read only once; give a list, a loader, or the "
             "function that makes it."
         )
     return iter(found)

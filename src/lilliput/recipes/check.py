@@ -28,7 +28,7 @@ def check_steps(raw: Any, folder: Path, recipe: Recipe | None) -> tuple[list[Any
     Parameters
     ----------
     raw : object
-        The steps as they stand in the file, right or wrong.
+        The steps as written in the file, right or wrong.
     folder : pathlib.Path
         Where files that the steps name are looked for.
     recipe : Recipe or None
@@ -50,7 +50,7 @@ def check_steps(raw: Any, folder: Path, recipe: Recipe | None) -> tuple[list[Any
 
 
 class _Step:
-    """One step as it stands in the file."""
+    """One step as written in the file."""
 
     def __init__(self, index: int, entry: Mapping[str, Any], folder: Path) -> None:
         self.index, self.entry, self.folder = index, entry, folder

@@ -1,8 +1,13 @@
-"""One thing that is wrong in a recipe, and where."""
+"""What is wrong in a recipe: at which key, and on which line of its file."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+KeyPath = tuple[str | int, ...]  # from the top of a document to one of its values
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class Fault:
     'step 1 → config → rule 1 → sparsity'
     """
 
-    place: tuple[str | int, ...]
+    place: KeyPath
     message: str
 
     @property
@@ -27,3 +32,49 @@ class Fault:
         if parts[1:2] == ["config"] and len(parts) > 2 and isinstance(parts[2], int):
             parts[2] = f"rule {parts[2]}"
         return " → ".join(str(part) for part in parts)
+
+
+def find_lines(text: str) -> dict[KeyPath, int]:
+    """Return the line of each key and entry, by its path; JSON is read as the YAML that it is.
+
+    Examples
+    --------
+    >>> find_lines("seed: 1\\nsteps:\\n  - speedup: {}\\n")[("steps", 0, "speedup")]
+    3
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.composer.warn_double_anchors = False
+    try:
+        root = yaml.compose(io.StringIO(text.removeprefix("\ufeff")))
+    except YAMLError:  # JSON that YAML reads otherwise: no lines, then
+        return {}
+    lines: dict[KeyPath, int] = {}
+    _walk(root, (), lines, set())
+    return lines
+
+
+def line_of(place: KeyPath, lines: Mapping[KeyPath, int]) -> int | None:
+    """Return the line of a place, or of the nearest one around it."""
+    while place and place not in lines:
+        place = place[:-1]
+    return lines.get(place)
+
+
+def _walk(node: Any, place: KeyPath, lines: dict[KeyPath, int], seen: set[int]) -> None:
+    if id(node) in seen:  # an alias: its lines are those of the anchor
+        return
+    seen.add(id(node))
+    kind = getattr(node, "id", "")
+    if kind == "mapping":
+        for key, value in node.value:
+            inner = (*place, str(key.value))
+            lines[inner] = key.start_mark.line + 1
+            _walk(value, inner, lines, seen)
+    elif kind == "sequence":
+        for index, value in enumerate(node.value):
+            inner = (*place, index)
+            lines[inner] = value.start_mark.line + 1
+            _walk(value, inner, lines, seen)

@@ -62,7 +62,7 @@ def of_versions(framework: str) -> dict[str, str]:
 
 
 def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], folder: Any) -> None:
-    """Raise if anything that a run was started with is another now, saying what."""
+    """Raise if inputs of a run changed since it was started, saying which."""
     found = [
         *_recipe_changes(before.get("recipe"), now.get("recipe")),
         *_version_changes(before.get("versions"), now.get("versions")),
@@ -131,7 +131,7 @@ def _data_changes(before: Any, now: Any) -> list[str]:
         return []
     if before["batches"] != now["batches"]:
         return [f"the data changed: {before['batches']} batches, now {now['batches']}"]
-    return [f"the data changed: the first {_BATCHES} batches (or the example inputs) are others"]
+    return [f"the data changed: the first {_BATCHES} batches (or the example inputs) differ"]
 
 
 def _add(digest: Any, value: Any) -> None:

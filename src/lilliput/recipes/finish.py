@@ -86,7 +86,7 @@ def _metric_name(function: str | None) -> str:
 
 
 def _about_simulation(session: Session) -> list[str]:
-    """Say that rounding in the framework is no integer arithmetic."""
+    """Say that rounding in the framework is not integer arithmetic."""
     is_simulated = any(entry.verb == "quantize" for entry in session.entry.compressors)
     if not is_simulated or session.log["exports"]:
         return []

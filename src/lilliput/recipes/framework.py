@@ -31,11 +31,10 @@ def shrink(loop: Loop, model: Any, inputs: Any, options: dict[str, Any], folder:
     """Cut channels out, and write into a folder how to do it again; return the result."""
     from lilliput.speedup.shrink import speedup
 
-    result = speedup(model, inputs, **options, inplace=not loop.writes_models)
-    if loop.writes_models:
-        loop.write_shrunk(result.model, model, folder)
-    else:
-        result.save(folder)
+    make_trainable = loop.training_of(model)
+    result = speedup(model, inputs, **options)
+    result.save(folder)
+    make_trainable(result.model)
     return result
 
 
@@ -43,7 +42,10 @@ def shrink_again(loop: Loop, model: Any, folder: Path) -> Any:
     """Return a model of the original class, shrunk as a folder says."""
     from lilliput.speedup.saved import load
 
-    return loop.read_shrunk(model, folder) if loop.writes_models else load(model, folder)
+    make_trainable = loop.training_of(model)
+    shrunk = load(model, folder)
+    make_trainable(shrunk)
+    return shrunk
 
 
 def export(

@@ -9,12 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lilliput.config.files import BadFileError, parse_text, read_bytes
 from lilliput.errors import ConfigError, Problem, nearest
 from lilliput.recipes.check import check_steps
-from lilliput.recipes.document import read_document
-from lilliput.recipes.faults import Fault
+from lilliput.recipes.faults import Fault, find_lines, line_of
 from lilliput.recipes.functions import about_model, find_run
-from lilliput.recipes.lines import find_lines, line_of
 from lilliput.recipes.spec import VERBS, Recipe, is_reference
 
 _SHOWN = 15  # problems that fit on a screen
@@ -23,7 +22,7 @@ _SHOWN = 15  # problems that fit on a screen
 def load_recipe(source: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> Recipe:
     """Read a recipe from a YAML or JSON file, or a dict.
 
-    Config lists that stand in files of their own are read as well, and are part of the recipe from
+    Config lists in files of their own are read as well, and are part of the recipe from
     then on.
 
     Parameters
@@ -53,6 +52,17 @@ export, analyze. Did you mean 'speedup'?
     path = Path(source)
     value, text = read_document(path)
     return _checked(value, path.resolve().parent, text, os.fspath(source))
+
+
+def read_document(path: Path) -> tuple[Any, str]:
+    """Return the plain values of a YAML or JSON file, and its text."""
+    try:
+        data = read_bytes(path)
+        if not data.strip():
+            raise ConfigError("is empty, expected a recipe.", title=os.fspath(path))
+        return parse_text(data, path.suffix), data.decode("utf-8-sig")
+    except BadFileError as error:
+        raise ConfigError(str(error), title=os.fspath(path)) from error
 
 
 def _checked(value: Any, folder: Path, text: str, title: str) -> Recipe:
@@ -101,7 +111,7 @@ def _find_missing(value: Mapping[str, Any], folder: Path) -> list[Fault]:
 
 
 def _explain(fault: Any) -> Fault:
-    """Say one error of pydantic in our words."""
+    """Rephrase one pydantic error."""
     place, fields = _place(fault["loc"])
     kind, received = fault["type"], fault["input"]
     if kind == "extra_forbidden":
@@ -150,7 +160,7 @@ def _in_order(faults: Iterable[Fault], lines: Mapping[Any, int]) -> list[Problem
         where = f"line {line}, {fault.where}" if line and fault.where else fault.where
         problems.append(Problem(where, fault.message))
     if len(placed) > _SHOWN:
-        rest = f"and {len(placed) - _SHOWN} more problems; mend these first."
+        rest = f"and {len(placed) - _SHOWN} more problems; fix these first."
         problems.append(Problem("", rest))
     return problems
 

@@ -117,7 +117,7 @@ def plan(recipe: str | os.PathLike[str] | dict[str, Any] | Recipe, *, trust: boo
     known = [step.seconds for step in steps if step.epochs]
     evaluations = _evaluation_seconds(session)
     total = None if None in known else sum(x or 0 for x in known) + evaluations
-    return Plan(steps, len(units_of(asked)) + 1, total, _peak_memory(), notes)
+    return Plan(steps, len(units_of(asked)) + 1, total, peak_memory(), notes)
 
 
 def check_model(session: Session) -> dict[int, dict[int | str, list[str]]]:
@@ -190,7 +190,8 @@ def _evaluation_seconds(session: Session) -> float:
     return seconds * sum(unit.kind in ("baseline", "measure") for unit in session.units)
 
 
-def _peak_memory() -> int | None:
+def peak_memory() -> int | None:
+    """Return the most bytes that this process has had so far, None where that is not known."""
     try:
         import resource
     except ImportError:  # Windows

@@ -67,7 +67,7 @@ def run(
     resume : bool
         Go on where an earlier run in this folder was stopped. On a CPU the files in the end are
         those of a run that was never stopped, bit for bit. It is refused if the recipe, the model,
-        the data (its first two batches) or the versions of the packages are others. A finished
+        the data (its first two batches) or the versions of the packages differ. A finished
         run is not run again.
     progress : bool or callable
         Whether to show a bar (lines, where there is no terminal), or a function that is called with
@@ -80,7 +80,7 @@ def run(
     -----
     Python's, NumPy's and the framework's generators are seeded before each unit, and ``data`` is
     called anew for each epoch. A function with a generator of its own has to seed it alike each time.
-    The code of the functions is not compared: a mistake in it can be mended before going on.
+    The code of the functions is not compared: a mistake in it can be fixed before continuing.
     """
     asked = load_recipe(recipe)
     place = Path(folder)

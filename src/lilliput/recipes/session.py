@@ -69,7 +69,7 @@ class Session:
         return self.recipe.steps[unit.step]
 
     def attach(self, entry: CompressorEntry) -> None:
-        """Put a compressor to work on the model."""
+        """Attach a compressor to the model."""
         compressor = make_compressor(entry, self.model, self.inputs)
         compressor.compress()
         self.compressors.append(compressor)

@@ -1,4 +1,4 @@
-"""What may stand in a recipe: the model and its data by name, and the steps in order.
+"""What a recipe may hold: the model and its data by name, and the steps in order.
 
 >>> recipe = Recipe.model_validate({
 ...     "lilliput": 1,
@@ -133,28 +133,30 @@ class Taught(Training):
     )
 
 
-class PruneStep(Taught):
+class CompressStep(Taught):
+    """What an algorithm is told, and for how long the model trains under it."""
+
+    config: JsonValue = Field(None, description="The config list, or a file with it.")
+    options: Options = Field({}, description="Other arguments of the algorithm.")
+    epochs: Annotated[int, Field(ge=0)] = Field(0, description="Epochs of training under it.")
+    batches: Count | None = Field(
+        None,
+        description="Batches that it looks at before; 16 for quantizers without epochs.",
+    )
+
+
+class PruneStep(CompressStep):
     """Mask weights or channels, and train under the masks."""
 
     verb: ClassVar[str] = "prune"
     prune: str = Field(description="Name of a pruner; see 'lilliput list'.")
-    config: JsonValue = Field(None, description="The config list, or a file with it.")
-    options: Options = Field({}, description="Other arguments of the pruner.")
-    epochs: Annotated[int, Field(ge=0)] = Field(0, description="Epochs under the masks.")
-    batches: Count | None = Field(
-        None, description="Batches for pruners that look at data before training."
-    )
 
 
-class QuantizeStep(Taught):
+class QuantizeStep(CompressStep):
     """Round weights and activations, after calibration or while training."""
 
     verb: ClassVar[str] = "quantize"
     quantize: str = Field(description="Name of a quantizer; see 'lilliput list'.")
-    config: JsonValue = Field(None, description="The config list, or a file with it.")
-    options: Options = Field({}, description="Other arguments of the quantizer.")
-    epochs: Annotated[int, Field(ge=0)] = Field(0, description="Epochs with rounding.")
-    batches: Count | None = Field(None, description="Batches to calibrate on; 16 without epochs.")
 
 
 class RecoverStep(Strict):
@@ -262,7 +264,7 @@ VERBS = {cls.verb: cls for cls in STEPS}  # type: ignore[attr-defined]
 
 
 def verb_of(step: Any) -> str | None:
-    """Return which verb a step as it stands in the file has; None if not exactly one."""
+    """Return the verb of a step as written in the file; None unless it has exactly one."""
     if not isinstance(step, Mapping):
         return getattr(step, "verb", None)
     found = [key for key in VERBS if key in step]
@@ -345,7 +347,7 @@ class Recipe(Strict):
 
 
 def teacher_of(step: Any) -> str | None:
-    """Return who teaches in a step: 'original', a reference, or None for nobody."""
+    """Return the teacher of a step: 'original', a reference, or None without one."""
     if isinstance(step, DistillStep):
         return step.distill
     found: str | None = getattr(training_of(step), "teacher", None)

@@ -177,7 +177,7 @@ def _measured(session: Session, subject: Any, name: str) -> dict[str, Any]:
 
 
 def _add_point(session: Session, name: str, figures: dict[str, Any]) -> None:
-    """Note one point of size, cost and metric, for the report."""
+    """Record one point of size, cost and metric, for the report."""
     all_of_them = session.log["before"]["parameters"]
     kept = figures["nonzeros"]
     sparsity = None if kept is None or not all_of_them else 1 - kept / all_of_them

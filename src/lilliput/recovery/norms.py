@@ -154,12 +154,12 @@ def check_model(model: Any, norms: Sized, quantizers: Sized) -> None:
     if quantizers:
         raise StageError(
             "recalibrate() came after a quantizer, whose scales belong to the statistics as they were; "
-            "recalibrate first, quantize then."
+            "recalibrate first, then quantize."
         )
 
 
 def check_original(is_same: bool, sizes: Mapping[str, int], original: Mapping[str, int]) -> None:
-    """Raise if the norms of the original, their channels by name, are others than the model's."""
+    """Raise if the norms of the original, their channels by name, differ from the model's."""
     if is_same:
         raise StageError(
             "recalibrate(): original is the model itself; give it a copy made before pruning."

@@ -1,4 +1,4 @@
-"""Put together what was measured into one report.
+"""Assemble what was measured into one report.
 
 >>> import torch
 >>> from lilliput.report.snapshot import snapshot
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lilliput.errors import ConfigError
+from lilliput.graph.groups import layer_of, roles_of
 from lilliput.report.document import (
     ChannelGroup,
     Curve,
@@ -188,37 +189,29 @@ def _point(given: Mapping[str, Any]) -> TriedPoint:
 
 def _groups(found: Any) -> list[ChannelGroup]:
     """Return channel groups by the layers that make, read and pass on their channels."""
-    makers = {tensor for tensor, _ in getattr(found.analysis.walk, "outputs", ())}
     groups = []
     for group in found:
-        makes = _layers_of(s.tensor for s in group.slices if s.is_output)
-        reads = _layers_of(s.tensor for s in group.slices if not s.is_output and s.tensor in makers)
-        others = _layers_of(s.tensor for s in group.slices)
+        makes, reads, passes = roles_of(group, found)
         groups.append(
             ChannelGroup(
                 name=group.name,
                 size=group.size,
-                rows=None if group.rows is None else int(group.rows.max()) + 1,
+                rows=group.row_count,
                 makes=makes,
                 reads=reads,
-                passes=[x for x in others if x not in (*makes, *reads)],
+                passes=passes,
             )
         )
     for pinned in found.pinned:
-        layer = _layers_of([pinned.tensor])
+        layer = [layer_of(pinned.tensor)]
         groups.append(
             ChannelGroup(name=pinned.tensor, size=pinned.size, makes=layer, reason=pinned.reason)
         )
     return groups
 
 
-def _layers_of(tensors: Iterable[str]) -> list[str]:
-    """Return the layers that hold tensors, each once."""
-    return list(dict.fromkeys(name.rpartition(".")[0] or name for name in tensors))
-
-
 def _number(value: Any) -> float | None:
-    """Return a number to five digits, None for what is none."""
+    """Return a number to five digits, None for what is not one."""
     if value is None or isinstance(value, bool) or not math.isfinite(value):
         return None
     return float(f"{float(value):.5g}")

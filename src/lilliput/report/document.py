@@ -82,7 +82,7 @@ class LayerRow(_Data):
 
     @property
     def is_minor(self) -> bool:
-        """Whether it is a norm or the like: no matrix, no multiplications."""
+        """Whether it is a norm or similar: no matrix, no multiplications."""
         return len(self.shape_before or self.shape) < 2 and not (self.macs or self.macs_before)
 
 

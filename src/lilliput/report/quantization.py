@@ -297,10 +297,10 @@ class _Seen:
 
 
 def _first_tensor(output: Any, quantizer: Any) -> Tensor:
-    if quantizer.is_tensor(output):
+    if quantizer._is_tensor(output):
         return output
     values = output.values() if isinstance(output, dict) else output
-    found = next((x for x in values if quantizer.is_tensor(x)), None)
+    found = next((x for x in values if quantizer._is_tensor(x)), None)
     if found is None:
         raise ConfigError("the model, or forward(model, batch), must return a tensor to compare.")
     return found

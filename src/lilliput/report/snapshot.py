@@ -21,8 +21,8 @@ from lilliput.errors import LilliputError
 from lilliput.frameworks import backend_of
 from lilliput.frameworks.work import Work
 from lilliput.frameworks.wrapping import marking, step_aside
-from lilliput.quantization.bits import bits_of
 from lilliput.quantization.bnn import BNNQuantizer
+from lilliput.quantization.grids import bits_of
 
 BINS = 64
 Array = np.ndarray[Any, Any]

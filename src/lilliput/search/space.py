@@ -25,9 +25,9 @@ from lilliput.config.layer import LayerInfo
 from lilliput.errors import ConfigError, Problem
 from lilliput.frameworks import backend_of
 from lilliput.graph.collect import find_groups
-from lilliput.pruning.follow import removed_units
+from lilliput.pruning.channel_masks import removed_units
 from lilliput.pruning.sensitivity_probe import Probe
-from lilliput.quantization.bits import bits_of
+from lilliput.quantization.grids import bits_of
 from lilliput.registry import quantizers
 from lilliput.search.rules import SELECTING, ChoiceRule, read_choices
 

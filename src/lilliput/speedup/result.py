@@ -25,7 +25,7 @@ class SpeedupResult:
     ----------
     model : torch.nn.Module or keras.Model
         The shrunk model: the one that was given, changed in place, unless ``inplace`` was False, ``kind``
-        is ``'graph'``, or a Keras model is of a class that is made by code of its own.
+        is ``'graph'``, or a Keras model is of a class with a constructor of its own.
     kind : str
         ``'module'``, ``'mixed'`` (some submodules run as captured graphs) or ``'graph'``; a Keras model
         is always one of layers, ``'module'``.

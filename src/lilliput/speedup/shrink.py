@@ -125,5 +125,5 @@ def _receipt_of(made: Shrunk) -> Receipt:
         before,
         after,
         max_difference=made.error,
-        difference_to="the masked model, of its largest",
+        difference_to="the masked model, relative to its largest output",
     )

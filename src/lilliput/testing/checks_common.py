@@ -150,7 +150,7 @@ def _check_against_twin(subject: Subject, model: Model) -> Compressor:
 
 @seeded
 def check_layers_know_of_training(subject: Subject) -> None:
-    """Layers are told whether a call is one of training, even where the model itself is not."""
+    """Layers are told whether a call is a training call, even where the model itself is not."""
     lab = subject.lab
     for model in subject.models("mlp", "nested", "subclassed", "untold"):
         optimizer = lab.optimizer(model)

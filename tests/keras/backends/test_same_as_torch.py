@@ -69,8 +69,8 @@ def masks_of(compressor):
     found = {}
     for wrapper in compressor.get_modules_wrapper():
         mask = wrapper.weight_mask
-        array = mask.numpy() if wrapper.compressor.backend_name == "torch" else to_numpy(mask)
-        if wrapper.compressor.backend_name == "keras":
+        array = mask.numpy() if wrapper.compressor._backend.name == "torch" else to_numpy(mask)
+        if wrapper.compressor._backend.name == "keras":
             array = array.transpose((3, 2, 0, 1) if array.ndim == 4 else (1, 0))
         found[wrapper.name] = array
     return found

@@ -186,9 +186,24 @@ def test_what_was_given_to_a_model_goes_over_to_the_smaller_one(shrink):
 def test_a_sequential_model_that_is_shrunk_in_place_keeps_its_attributes():
     model = keras.Sequential([keras.Input((8,)), layers.Dense(8, "relu"), layers.Dense(2)])
     model.compile("sgd", "mse")
-    model.tag = 3
+    model.tag, model._run = 3, {"seed": [7, None]}
+    model.fit(np.zeros((4, 8)), np.zeros((4, 2)), verbose=0)
+    model.evaluate(np.zeros((4, 8)), np.zeros((4, 2)), verbose=0)
+    model.predict(np.zeros((4, 8)), verbose=0)
     kernel, bias = model.layers[0].get_weights()
     kernel[:, :4] = bias[:4] = 0
     model.layers[0].set_weights([kernel, bias])
     result = speedup(model, extend_masks=True)
-    assert model.layers[0].units == 4 and model.tag == 3 and not result.notes
+    assert model.layers[0].units == 4 and not result.notes
+    assert model.tag == 3 and model._run == {"seed": [7, None]}
+    assert not model.compiled and not model.predict(np.zeros((4, 8)), verbose=0).any()
+
+
+def test_a_private_attribute_that_cannot_be_carried_over_is_noted():
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(8, "relu"), layers.Dense(2)])
+    model._odd = object()
+    kernel, bias = model.layers[0].get_weights()
+    kernel[:, :4] = bias[:4] = 0
+    model.layers[0].set_weights([kernel, bias])
+    (note,) = speedup(model, extend_masks=True).notes
+    assert "were not carried over: _odd;" in note and not hasattr(model, "_odd")

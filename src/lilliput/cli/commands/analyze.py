@@ -72,6 +72,8 @@ def analyze(
 
 def _plan(terminal: Terminal, scans: dict[str, Any], model: Any, metric: Any) -> None:
     """Say how many measurements there are, and how long they take by timing one evaluation."""
+    from lilliput.recipes.planning import peak_memory
+
     seconds = None
     if metric is not None:
         start = time.perf_counter()
@@ -81,21 +83,10 @@ def _plan(terminal: Terminal, scans: dict[str, Any], model: Any, metric: Any) ->
     total = None if seconds is None else seconds * sum(scan.units for scan in scans.values())
     if total is not None:
         steps[-1] += f" (one evaluation takes {seconds:.2g} s; about {total:.0f} s in all)"
-    memory = _peak_memory()
+    memory = peak_memory()
     if memory is not None:
         steps.append(f"memory: {memory / 1e6:,.0f} MB so far, and a copy of one layer at a time")
     terminal.would(steps, seconds=total, memory_bytes=memory)
-
-
-def _peak_memory() -> int | None:
-    import sys
-
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _parse_sparsities(text: str | None) -> list[float] | None:

@@ -121,7 +121,7 @@ def parse_targets(targets: list[str], drop: float | None) -> dict[str, Any]:
         except ValueError:
             budget[name.strip()] = amount.strip()
     if not budget:
-        raise ConfigError("--target is missing: say what shall become smaller, as in latency=0.5.")
+        raise ConfigError("--target is missing: name what to reduce, as in latency=0.5.")
     return budget if drop is None else {**budget, "drop": drop}
 
 

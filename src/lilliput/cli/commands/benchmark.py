@@ -136,7 +136,7 @@ def _show_tables(terminal: Terminal, folder: Path, targets: list[str] | None) ->
 def _write(
     terminal: Terminal, writer: Writer, name: str, formats: list[str], must_all: bool
 ) -> list[Row]:
-    """Return a row per format; one that nobody asked for may be missing, with a note."""
+    """Return a row per format; one that was not asked for may be missing, with a note."""
     from lilliput.cli.executed import open_executed
 
     rows: list[Row] = []

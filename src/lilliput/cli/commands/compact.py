@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lilliput.cli import options
 from lilliput.cli.command import command
 from lilliput.cli.terminal import Terminal
 from lilliput.errors import ConfigError, StateError
@@ -17,10 +18,7 @@ def compact(
     source: Annotated[
         Path, typer.Argument(metavar="FILE", help="A .safetensors file, or a compact one.")
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write the other kind."),
-    ] = None,
+    output: options.OutputFile = None,
 ) -> None:
     """Write a safetensors file as a compact one, or a compact one as safetensors."""
     if not source.is_file():
@@ -35,8 +33,7 @@ def compact(
         raise ConfigError(
             f"{target}: there is a file already; remove it, or give another name with --output."
         )
-    if not target.parent.is_dir():
-        raise ConfigError(f"--output {target}: there is no folder {target.parent}; make it first.")
+    options.check_folder_of(target)
     if terminal.dry_run:
         terminal.would([f"read {source}", f"write {target}"], file=target)
         return

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lilliput.cli import options
 from lilliput.cli.command import command
 from lilliput.cli.terminal import Terminal
 from lilliput.errors import ConfigError, StateError
@@ -17,18 +18,14 @@ def report(
     source: Annotated[
         Path, typer.Argument(metavar="RUN", help="The folder of a run, or its report.json.")
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write the HTML page."),
-    ] = None,
+    output: options.OutputFile = None,
 ) -> None:
     """Write the HTML page of a run, and print its path."""
     data = find_report(source)
     page = output or data.with_suffix(".html")
     if page.suffix not in (".html", ".htm"):
         raise ConfigError(f"--output {page}: expected a name that ends in .html.")
-    if not page.parent.is_dir():
-        raise ConfigError(f"--output {page}: there is no folder {page.parent}; make it first.")
+    options.check_folder_of(page)
     if terminal.dry_run:
         terminal.would([f"read {data}", f"write {page} and its JSON twin"], page=page)
         return
@@ -43,7 +40,7 @@ def report(
 
 
 def find_report(source: Path) -> Path:
-    """Return the report.json that a run folder, or a path itself, stands for."""
+    """Return the report.json that belongs to a run folder, or that a path names."""
     place = source / "report.json" if source.is_dir() else source
     if source.is_dir() and not place.is_file():
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,20 +19,49 @@ from lilliput.export.targets.table import SUFFIXES, target_for
 
 _ENDINGS = ", ".join(SUFFIXES)
 
-Epochs = Annotated[
-    int, typer.Option("--epochs", min=0, help="Epochs of training under the compression.")
-]
 Finetune = Annotated[int, typer.Option("--finetune", min=0, help="Epochs of training afterwards.")]
-Export = Annotated[
-    str | None,
-    typer.Option("--export", metavar="FILE", help=f"Also write a file: {_ENDINGS}."),
-]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a pruner or quantizer is told, and how long the model trains under it."""
+
+    op_types: options.OpTypes = None
+    config: options.Config = None
+    option: options.Options = None
+    epochs: Annotated[
+        int, typer.Option("--epochs", min=0, help="Epochs of training under the compression.")
+    ] = 0
+
+    def to_step(self, rule: dict[str, Any]) -> dict[str, Any]:
+        """Return a step with one rule, or with the rules of a file."""
+        asked = _nonempty(options=_parse_options(self.option), epochs=self.epochs)
+        return {**_rules(self.config, self.op_types, rule), **asked}
+
+
+@dataclass(frozen=True)
+class File:
+    """What is written in the end."""
+
+    export: Annotated[
+        str | None,
+        typer.Option("--export", metavar="FILE", help=f"Also write a file: {_ENDINGS}."),
+    ] = None
+    assume_vnni: options.AssumeVnni = None
+
+    def to_steps(self) -> list[dict[str, Any]]:
+        """Return the step that writes it, if one was asked for."""
+        if self.export is None and self.assume_vnni is not None:
+            raise ConfigError("--assume-vnni is about the file that --export writes; give both.")
+        return [] if self.export is None else [_export_step(self.export, self.assume_vnni)]
 
 
 def prune(
     terminal: Terminal,
     model: options.Model,
     training: options.Training,
+    rules: Rules,
+    file: File,
     run: options.SavedRun,
     algorithm: Annotated[
         str, typer.Option("--algorithm", "-a", help="A pruner: see 'lilliput list'.")
@@ -39,27 +69,19 @@ def prune(
     sparsity: Annotated[
         float | None, typer.Option("--sparsity", "-s", help="Share to remove, in [0, 1).")
     ] = None,
-    op_types: options.OpTypes = None,
-    config: options.Config = None,
-    option: options.Options = None,
-    epochs: Epochs = 0,
     speedup: Annotated[
         bool, typer.Option("--speedup", help="Cut the masked channels out of the model.")
     ] = False,
     finetune: Finetune = 0,
-    export: Export = None,
-    assume_vnni: options.AssumeVnni = None,
 ) -> None:
     """Remove weights or channels, with training if asked.
 
     Masks alone make nothing smaller: --speedup cuts masked channels out.
     """
     rule = {} if sparsity is None else {"sparsity": sparsity}
-    step: dict[str, Any] = {"prune": algorithm, **_rules(config, op_types, rule)}
-    step |= _nonempty(options=_parse_options(option), epochs=epochs)
-    steps = [step]
+    steps = [{"prune": algorithm, **rules.to_step(rule)}]
     steps += [{"speedup": {}}] if speedup else []
-    steps += _ending(finetune, export, assume_vnni)
+    steps += [*_finetune(finetune), *file.to_steps()]
     _go(terminal, "prune", {"model": model, **training.to_dict(), "steps": steps}, run)
 
 
@@ -67,6 +89,8 @@ def quantize(
     terminal: Terminal,
     model: options.Model,
     training: options.Training,
+    rules: Rules,
+    file: File,
     run: options.SavedRun,
     algorithm: Annotated[
         str, typer.Option("--algorithm", "-a", help="A quantizer: see 'lilliput list'.")
@@ -74,24 +98,17 @@ def quantize(
     bits: Annotated[
         int | None, typer.Option("--bits", "-b", min=1, max=16, help="Bits, 8 by default.")
     ] = None,
-    op_types: options.OpTypes = None,
-    config: options.Config = None,
-    option: options.Options = None,
-    epochs: Epochs = 0,
     batches: Annotated[
         int | None, typer.Option("--batches", min=1, help="Batches to calibrate on.")
     ] = None,
-    export: Export = None,
-    assume_vnni: options.AssumeVnni = None,
 ) -> None:
-    """Go over to integers, by calibration or by training.
+    """Quantize to integers, by calibration or by training.
 
     ptq is calibrated on --data; qat, lsq and others train with rounding for some --epochs.
     """
     rule = {} if bits is None else {"quant_bits": bits}
-    step: dict[str, Any] = {"quantize": algorithm, **_rules(config, op_types, rule)}
-    step |= _nonempty(options=_parse_options(option), epochs=epochs, batches=batches)
-    steps = [step, *_ending(0, export, assume_vnni)]
+    step = {"quantize": algorithm, **rules.to_step(rule), **_nonempty(batches=batches)}
+    steps = [step, *file.to_steps()]
     _go(terminal, "quantize", {"model": model, **training.to_dict(), "steps": steps}, run)
 
 
@@ -99,18 +116,17 @@ def speedup(
     terminal: Terminal,
     model: options.Model,
     training: options.Training,
+    file: File,
     run: options.SavedRun,
     extend_masks: Annotated[
         bool,
         typer.Option("--extend-masks", help="Also remove channels whose filters alone are zero."),
     ] = False,
     finetune: Finetune = 0,
-    export: Export = None,
-    assume_vnni: options.AssumeVnni = None,
 ) -> None:
     """Cut masked channels out of a model, and check it."""
     first = {"speedup": {"extend_masks": True} if extend_masks else {}}
-    steps = [first, *_ending(finetune, export, assume_vnni)]
+    steps = [first, *_finetune(finetune), *file.to_steps()]
     _go(terminal, "speedup", {"model": model, **training.to_dict(), "steps": steps}, run)
 
 
@@ -157,18 +173,15 @@ def _rules(config: str | None, op_types: list[str] | None, rule: dict[str, Any])
     if config is not None:
         if op_types or rule:
             raise ConfigError(
-                "--config and the options --sparsity, --bits and --op-types say the same; write all "
+                "--config and the options --sparsity, --bits and --op-types are alternatives; write all "
                 "of it into the file, or leave --config out."
             )
         return {"config": config}
     return {"config": [{"op_types": op_types or ["default"], **rule}]} if op_types or rule else {}
 
 
-def _ending(finetune: int, export: str | None, assume_vnni: bool | None) -> list[dict[str, Any]]:
-    steps: list[dict[str, Any]] = [{"finetune": {"epochs": finetune}}] if finetune else []
-    if export is None and assume_vnni is not None:
-        raise ConfigError("--assume-vnni is about the file that --export writes; give both.")
-    return [*steps, _export_step(export, assume_vnni)] if export is not None else steps
+def _finetune(epochs: int) -> list[dict[str, Any]]:
+    return [{"finetune": {"epochs": epochs}}] if epochs else []
 
 
 def _export_step(

@@ -23,6 +23,7 @@ from lilliput.frameworks.keras.discover import (
     layers_by_path,
     parts_of,
 )
+from lilliput.frameworks.keras.files import export_plain
 from lilliput.frameworks.keras.flow import flow_of
 from lilliput.frameworks.keras.functions import retrace
 from lilliput.frameworks.keras.grad import with_gradient
@@ -44,6 +45,7 @@ from lilliput.frameworks.keras.wrapper import (
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
 )
+from lilliput.frameworks.ports.files import PlainFiles
 from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
 from lilliput.ops.grad import QuantGrad
@@ -136,7 +138,7 @@ class KerasBackend(Backend):
 
     # -- masks ---------------------------------------------------------------------------------------
 
-    def settle(self, wrappers: Sequence[ModuleWrapper]) -> None:
+    def write_zeros(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Leave the pruned zeros in the raw weights, or refuse where a quantizer would move them."""
         check_quantizers(wrappers)
         self.harden(wrappers)
@@ -223,14 +225,14 @@ class KerasBackend(Backend):
                 "optimizer: it holds none of the weights to compress; was it made for another model?"
             )
 
-    def adopt(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
+    def add_to_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
         """Have the optimizer train what the wrappers learn; see :mod:`learning`."""
         if not any(wrapper.learned() for wrapper in wrappers):
             return []
-        adopted = Adopted(optimizer, wrappers[0].compressor.bound_model)
+        added = Adopted(optimizer, wrappers[0].compressor.bound_model)
         for wrapper in wrappers:
             wrapper.put_slots()
-        return [adopted]
+        return [added]
 
     def gradient(self, wrapper: ModuleWrapper, optimizer: Any = None) -> Any:
         """Return the gradient that :meth:`run` has just computed."""
@@ -377,14 +379,14 @@ class KerasBackend(Backend):
         """Let norms see the channels that the masks of a structured pruner keep, and no others."""
         pruner = wrappers[0].compressor if wrappers else None
         layout = getattr(pruner, "layout", None)
-        if layout is not None and layout.is_followed:
+        if layout is not None and layout.is_traced:
             from lilliput.frameworks.keras.narrow import (
-                narrow_live,  # here: imports are to be quick
+                narrow_to_masks,  # here: imports are to be quick
             )
 
-            narrow_live(pruner)
+            narrow_to_masks(pruner)
 
-    def narrow_again(self, model: Any) -> None:
+    def narrow_norms_again(self, model: Any) -> None:
         """Narrow norms for the pruners that are still at work on a model, after one has left."""
         sidecars = [x for x in map(instrument.sidecar_of, model._flatten_layers()) if x is not None]
         wrappers = [w for sidecar in sidecars for w in sidecar.wrappers if w.order == 0]
@@ -414,22 +416,22 @@ class KerasBackend(Backend):
         """Do the same; only a subclassed model needs the batch for it."""
         return flow_of(model, running.inputs_of(batch))
 
-    def keep_sites(self, wrapper: ModuleWrapper, roles: Collection[str]) -> None:
+    def keep_quantizers(self, wrapper: ModuleWrapper, roles: Collection[str]) -> None:
         """Quantize activations at the layers that own the weight only if ``roles`` names them."""
         for owner in wrapper.layer_info.owners:
             sidecar = instrument.sidecar_of(owner.module)
             if sidecar is not None:
-                sidecar.keep_sites(wrapper, roles)
+                sidecar.keep_quantizers(wrapper, roles)
         retrace(wrapper.compressor.bound_model)
 
-    def add_site(self, model: Any, path: str, wrapper: ModuleWrapper, role: str) -> Any:
+    def add_remote_quantizer(self, model: Any, path: str, wrapper: ModuleWrapper, role: str) -> Any:
         """Quantize what another layer returns."""
         retrace(model)
-        return instrument.Site(wrapper, role).add_to(layers_by_path(model)[path])
+        return instrument.RemoteQuantizer(wrapper, role).add_to(layers_by_path(model)[path])
 
     # -- batch norms ---------------------------------------------------------------------------------
 
-    def hold_norm(self, model: Any, wrapper: ModuleWrapper) -> None:
+    def link_norm(self, model: Any, wrapper: ModuleWrapper) -> None:
         """Keep the norm with the wrapper."""
         path = getattr(wrapper, "norm", "")
         wrapper.__dict__["_norm"] = layers_by_path(model)[path] if path else None
@@ -527,18 +529,9 @@ class KerasBackend(Backend):
 
     # -- files -----------------------------------------------------------------------------------------
 
-    def export(
-        self,
-        model: Any,
-        wrappers: Sequence[Any],
-        model_path: str,
-        mask_path: str | None,
-        onnx_path: str | None,
-        input_shape: tuple[int, ...] | None,
-        device: Any,
-    ) -> None:
+    def export(self, model: Any, wrappers: Sequence[Any], files: PlainFiles) -> None:
         """Write the compressed model as a plain one; see :mod:`files`."""
-        files.export_plain(model, wrappers, model_path, mask_path, onnx_path)
+        export_plain(model, wrappers, files)
 
     def dump_tensors(self, tensors: dict[str, Any]) -> bytes:
         """Return tensors as the bytes of a safetensors file."""

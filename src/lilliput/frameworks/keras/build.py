@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
+from functools import cache
+from types import CodeType
 from typing import Any
 
 import keras
@@ -26,6 +29,7 @@ _OF_KERAS = (
     *("stop_evaluating", "stop_predicting", "stop_training"),
 )
 _PLAIN = (bool, int, float, str, type(None))
+_FRAMEWORKS = ("keras", "tensorflow", "torch", "jax")
 
 
 class Builder:
@@ -132,7 +136,7 @@ class Builder:
             new = own(**parts, name=model.name)
         except TypeError:
             self.notes.append(
-                f"{own.__name__} is made by code of its own, so the new model is a plain "
+                f"{own.__name__} has a constructor of its own, so the new model is a plain "
                 f"keras.{plain.__name__}: its training step and methods are gone"
             )
             new = plain(**parts, name=model.name)
@@ -143,8 +147,8 @@ class Builder:
         """Give a new model the attributes that its class or its user has given the old one."""
         known, lost = {*vars(keras.Sequential()), *_OF_KERAS}, []
         for key, value in vars(model).items():
-            is_private = key.startswith("_")  # of Keras, but for what a constructor sets
-            if key in known or (is_private and key not in vars(new)):
+            is_private = key.startswith("_") and key in _names_in_keras(type(model))
+            if key in known or key.startswith("_lilliput") or (is_private and key not in vars(new)):
                 continue
             if _is_plain(value):
                 setattr(new, key, tree.map_structure(lambda x: x, value))
@@ -230,6 +234,24 @@ def take_over(model: Any, new: Any) -> tuple[Any, Any]:
         vars(each).clear()
         vars(each).update(attributes)
     return model, new
+
+
+@cache
+def _names_in_keras(cls: type) -> frozenset[str]:
+    """Return all names that the code of a model's classes mentions, as far as they are not the user's."""
+    frameworks = [x for x in cls.__mro__ if x.__module__.partition(".")[0] in _FRAMEWORKS]
+    found: set[str] = set()
+    parts: list[Any] = [x for base in frameworks for x in vars(base).values()]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, CodeType):
+            found |= {*part.co_names, *(x for x in part.co_consts if isinstance(x, str))}
+            parts += part.co_consts  # functions within
+        elif isinstance(part, property):
+            parts += [part.fget, part.fset]
+        elif callable(part) or isinstance(part, (classmethod, staticmethod)):
+            parts.append(getattr(inspect.unwrap(part), "__code__", None))
+    return frozenset(found)
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The configs of layers with fewer channels: the few numbers that stand in them."""
+"""The configs of layers with fewer channels: the few numbers in them that change."""
 
 from __future__ import annotations
 

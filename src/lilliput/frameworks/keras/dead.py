@@ -26,7 +26,7 @@ def masked_in(masks: Mapping[str, Flags], tensors: Tensors) -> Zeros:
 
 
 def zeros_in(masks: Mapping[str, Flags], tensors: Tensors) -> Zeros:
-    """Return the zeros of the masked variables themselves, whoever wrote them."""
+    """Return the zeros of the masked variables themselves, no matter what wrote them."""
     trained = {name: tensors.variables[name] for name in tensors.trained}
     stays = {
         name: (to_array(variable) != 0) & masks.get(name, True)

@@ -58,7 +58,7 @@ def learned_fake_quantize(
 ) -> Tensor:
     """Return a tensor rounded to a grid whose scale is learned (LSQ), and its offset too (LSQ+).
 
-    The offset is the real number that the lowest integer stands for; the zero point is then the
+    The offset is the real number that the lowest integer represents; the zero point is then the
     integer next to ``low - offset / scale``.
     """
     scale = tensor_of(scale)
@@ -96,5 +96,5 @@ def _sum_to(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def offset_to_zero_point(scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:
-    """Return the zero point with which the lowest integer stands for ``offset``, about."""
+    """Return the zero point with which the lowest integer represents ``offset``, approximately."""
     return ops.clip(ops.round(low - offset / scale), low, high)

@@ -14,6 +14,7 @@ from lilliput.errors import ConfigError, StageError, StateError
 from lilliput.files import write_atomically
 from lilliput.frameworks.keras.variables import OURS, raw, to_array
 from lilliput.frameworks.keras.wrapper import PrunerModuleWrapper, QuantizerModuleWrapper
+from lilliput.frameworks.ports.files import PlainFiles
 
 
 def dump_tensors(tensors: Mapping[str, Any]) -> bytes:
@@ -40,17 +41,11 @@ def parse_tensors(data: bytes) -> dict[str, Any]:
         raise StateError(f"not a safetensors file: {error}") from error
 
 
-def export_plain(
-    model: Any,
-    wrappers: Sequence[Any],
-    model_path: str,
-    mask_path: str | None,
-    onnx_path: str | None,
-) -> None:
+def export_plain(model: Any, wrappers: Sequence[Any], files: PlainFiles) -> None:
     """Write the compressed model as a plain one, and its masks; the model itself stays as it is."""
-    if onnx_path is not None:
+    if files.onnx_path is not None:
         raise ConfigError("onnx_path: for a Keras model use lilliput.keras.export_onnx.")
-    suffix = _suffix(model_path)
+    suffix = _suffix(files.model_path)
     _check_activations(wrappers)
     data = _bytes_with(model, wrappers, suffix)
     masks = {
@@ -59,9 +54,9 @@ def export_plain(
         for key in ("weight_mask", "bias_mask")
         if isinstance(wrapper, PrunerModuleWrapper) and getattr(wrapper, key) is not None
     }
-    write_atomically(Path(model_path), data)
-    if mask_path is not None:
-        write_atomically(Path(mask_path), dump_tensors(masks))
+    write_atomically(Path(files.model_path), data)
+    if files.mask_path is not None:
+        write_atomically(Path(files.mask_path), dump_tensors(masks))
 
 
 def _check_activations(wrappers: Sequence[Any]) -> None:

@@ -11,7 +11,7 @@ _PENDING = "_lilliput_pending"
 
 
 def retrace(model: Any) -> None:
-    """Have the compiled functions of a model traced again; at the next chance, if one is being traced."""
+    """Have the compiled functions of a model traced again; later, if one is being traced."""
     if is_tracing():
         vars(model)[_PENDING] = True
         return
@@ -22,7 +22,7 @@ def retrace(model: Any) -> None:
 
 
 def retrace_if_due(model: Any) -> None:
-    """Do what :func:`retrace` had to put off, but leave alone a training that goes on.
+    """Do what :func:`retrace` had to postpone, but do not touch a training in progress.
 
     While a step of training is traced, ranges become known: that step quantizes, and only functions
     of inference were traced without.

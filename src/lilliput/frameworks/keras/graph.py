@@ -173,7 +173,7 @@ class _Reader:
     def read_nested(
         self, node: Any, values: Values, own: str, scopes: tuple[str, ...]
     ) -> list[int] | None:
-        """Read the model that a node calls; None if it is no model, or cannot be looked into."""
+        """Read the model that a node calls; None if it is not a model, or cannot be read."""
         if not isinstance(node.operation, keras.Model):
             return None
         function = function_of(node.operation)

@@ -41,7 +41,7 @@ class Sidecar:
         self.chains: dict[str, list[tuple[Any, str]]] = {}  # attribute -> [(wrapper, role)]
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
-        self.sites: list[Site] = []  # on behalf of layers elsewhere
+        self.remote: list[RemoteQuantizer] = []  # on behalf of layers elsewhere
         self.collectors: list[Collector] = []
         self.freezers: list[Freezer] = []
         self.pre_hooks: list[PreHook] = []
@@ -51,7 +51,7 @@ class Sidecar:
     @property
     def is_empty(self) -> bool:
         """Whether the layer could do without it."""
-        held = (self.wrappers, self.sites, self.collectors, self.freezers, self.pre_hooks)
+        held = (self.wrappers, self.remote, self.collectors, self.freezers, self.pre_hooks)
         return not any(held) and self.narrow is None
 
     def add(self, wrapper: Any, weight: str | None, bias: str | None) -> None:
@@ -61,16 +61,16 @@ class Sidecar:
             if attribute is not None and role in wrapper.roles:
                 chain = [*self.chains.get(attribute, []), (wrapper, role)]
                 self.chains[attribute] = sorted(chain, key=lambda link: int(link[0].order))
-        self.keep_sites(wrapper, wrapper.roles)
+        self.keep_quantizers(wrapper, wrapper.roles)
 
     def drop(self, wrapper: Any) -> None:
         """Take a wrapper out again."""
         self.wrappers.remove(wrapper)
         chains = {a: [x for x in chain if x[0] is not wrapper] for a, chain in self.chains.items()}
         self.chains = {attribute: chain for attribute, chain in chains.items() if chain}
-        self.keep_sites(wrapper, ())
+        self.keep_quantizers(wrapper, ())
 
-    def keep_sites(self, wrapper: Any, roles: Collection[str]) -> None:
+    def keep_quantizers(self, wrapper: Any, roles: Collection[str]) -> None:
         """Quantize a wrapper's input and output here only if ``roles`` names them."""
         for role, held in (("input", self.inputs), ("output", self.outputs)):
             # A layer with several weights has several wrappers, but its activations are one.
@@ -113,8 +113,8 @@ class Sidecar:
         output = call(*args, **kwargs)
         for wrapper in self.outputs:
             output = _map_floating(output, wrapper.quantize_output, wrapper, "output")
-        for site in self.sites:
-            output = _map_floating(output, site.quantize, site.wrapper, site.role)
+        for other in self.remote:
+            output = _map_floating(output, other.quantize, other.wrapper, other.role)
         for collector in self.collectors:
             _expect_one_replica(collector.wrapper)
             collector.function(collector.wrapper, args, output)
@@ -158,10 +158,10 @@ class _Handle:
             update(self.layer)
 
 
-class Site(_Handle):
+class RemoteQuantizer(_Handle):
     """Quantizes what a layer returns, on behalf of a layer elsewhere."""
 
-    kind = "sites"
+    kind = "remote"
 
     def __init__(self, wrapper: Any, role: str) -> None:
         self.wrapper = wrapper
@@ -236,7 +236,7 @@ def quantizers_in(layers: Iterable[Any]) -> list[Any]:
     for layer in layers:
         sidecar = sidecar_of(layer)
         if sidecar is not None:
-            wrappers = [*sidecar.wrappers, *(site.wrapper for site in sidecar.sites)]
+            wrappers = [*sidecar.wrappers, *(other.wrapper for other in sidecar.remote)]
             found |= {id(wrapper): wrapper for wrapper in wrappers if wrapper.order == 1}
     return list(found.values())
 

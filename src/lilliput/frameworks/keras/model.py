@@ -286,7 +286,7 @@ class StepFollower(keras.callbacks.Callback):  # type: ignore[misc]
         self.done = 0  # steps before those that come at a time, where these are several
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Note how many steps the optimizer has made before; a pruner may have set them to 0."""
+        """Record how many steps the optimizer has made before; a pruner may have set them to 0."""
         if self.model.steps_per_execution > 1:
             self.done = self._iterations()
 

@@ -144,7 +144,7 @@ def narrow_of(layer: Any) -> dict[int, Flags]:
     return {} if sidecar is None or sidecar.narrow is None else sidecar.narrow.kept()
 
 
-def narrow_live(pruner: Any) -> None:
+def narrow_to_masks(pruner: Any) -> None:
     """Let each norm of a pruner's model see the channels that masks keep, and no others."""
     groups = pruner.layout.groups
     analysis = getattr(groups, "analysis", None)

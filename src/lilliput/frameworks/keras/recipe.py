@@ -1,11 +1,10 @@
-"""Recipes on Keras 3: ``model.fit``, and shrunk models as ``.keras`` files."""
+"""Recipes on Keras 3: ``model.fit``, and weights as safetensors."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 
@@ -16,7 +15,6 @@ from lilliput.frameworks.keras.files import dump_tensors
 from lilliput.frameworks.keras.scopes import sync
 from lilliput.frameworks.looping import Epoch, Functions
 
-_SHRUNK = "model.keras"
 _OURS = "lilliput_"  # variables of wrappers: compressors keep them in their own states
 
 
@@ -28,7 +26,6 @@ class KerasLoop:
     """
 
     name = "keras"
-    writes_models: ClassVar[bool] = True
 
     def seed(self, number: int) -> None:
         """Seed Keras and its backend."""
@@ -134,25 +131,15 @@ class KerasLoop:
     def evaluation_mode(self, model: Any) -> None:
         """Do nothing: Keras models are told at each call."""
 
+    def training_of(self, model: Any) -> Callable[[Any], None]:
+        """Return what compiles a model as this one is now, which shrinking makes it forget."""
+        loss = getattr(model, "loss", None)
+        if loss is None:
+            return lambda shrunk: None
+        optimizer, settings = _new_optimizer(model), _settings(model)
+        return lambda shrunk: shrunk.compile(optimizer, loss, **settings)
+
     # -- writing -------------------------------------------------------------------------------------
-
-    def write_shrunk(self, shrunk: Any, model: Any, folder: Path) -> None:
-        """Write a shrunk model, and compile it as the original is."""
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as temporary:
-            path = Path(temporary) / _SHRUNK
-            shrunk.save(path)
-            write_atomically(folder / _SHRUNK, path.read_bytes())
-        _compile_alike(shrunk, model)
-
-    def read_shrunk(self, model: Any, folder: Path) -> Any:
-        """Read the shrunk model, and compile it as the original is."""
-        try:
-            shrunk = keras.models.load_model(folder / _SHRUNK, compile=False)
-        except (OSError, ValueError, TypeError) as error:
-            raise StateError(f"{folder}: no readable shrunk model ({error}).") from error
-        _compile_alike(shrunk, model)
-        return shrunk
 
     def write_model(self, model: Any, compressors: list[Any], folder: Path) -> Path:
         """Write the weights by their names, masks applied."""
@@ -182,7 +169,7 @@ def _variables(model: Any) -> dict[str, Any]:
 
 
 def _plain_path(variable: Any, model: Any) -> str:
-    """Return the path of a variable inside its model, whose own name may be one of a counter."""
+    """Return the path of a variable inside its model, whose own name may be numbered by Keras."""
     return str(variable.path).removeprefix(f"{model.name}/")
 
 
@@ -194,15 +181,15 @@ def _new_optimizer(model: Any) -> Any:
     return type(held).from_config(held.get_config())
 
 
-def _compile_alike(model: Any, other: Any) -> None:
-    """Compile a model as another one is."""
-    if getattr(other, "loss", None) is not None:
-        _compile(model, _new_optimizer(other), other.loss, other)
-
-
 def _compile(model: Any, optimizer: Any, loss: Any, other: Any) -> None:
-    jit = other.jit_compile if getattr(other, "compiled", False) else "auto"
-    model.compile(optimizer, loss, jit_compile=jit, run_eagerly=other.run_eagerly)
+    """Compile a model with the settings of another."""
+    model.compile(optimizer, loss, **_settings(other))
+
+
+def _settings(model: Any) -> dict[str, Any]:
+    """Return how a model is compiled, other than with which optimizer and loss."""
+    jit = model.jit_compile if getattr(model, "compiled", False) else "auto"
+    return {"jit_compile": jit, "run_eagerly": model.run_eagerly}
 
 
 def _loss(functions: Functions) -> Any:

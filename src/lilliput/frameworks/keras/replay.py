@@ -15,11 +15,10 @@ from lilliput.frameworks.keras.reader import graph_of
 from lilliput.frameworks.keras.scopes import sync
 from lilliput.frameworks.keras.tensors import Tensors, shapes_of, unhidden
 from lilliput.frameworks.shrinking import Shapes, check_cuts, compare_shapes
-from lilliput.graph.analysis import Analysis
 from lilliput.graph.collect import find_groups
-from lilliput.graph.cuts import Cut, find_cuts
-from lilliput.graph.labels import Flags
+from lilliput.graph.cuts import find_cuts
 from lilliput.graph.plan import Plan
+from lilliput.graph.removal import removal_of
 
 
 def saved_tensors(model: Any) -> dict[str, Any]:
@@ -72,10 +71,10 @@ def replay(model: Any, plan: Plan, source: Shapes, tensors: Any, inputs: Any, fo
     check_cuts(plan, source, folder)
     if plan.attributes or plan.graphs:
         raise StateError(
-            f"{folder}: the plan does not fit this model: it is one of a torch module."
+            f"{folder}: the plan does not fit this model: it was made for a torch module."
         )
     try:
-        new = _rebuild(model, plan, inputs, folder)
+        new = _rebuild(model, plan, inputs)
     except LilliputError as error:
         raise StateError(f"{folder}: the plan does not fit this model ({error}).") from error
     here = _variables(new)
@@ -103,29 +102,14 @@ def _new_names(saved: Shapes, here: Shapes) -> dict[str, str]:
     return {name: other for (name, _), (other, _) in pairs} if is_same else {}
 
 
-def _rebuild(model: Any, plan: Plan, inputs: Any, folder: Path) -> Any:
+def _rebuild(model: Any, plan: Plan, inputs: Any) -> Any:
     analysis = find_groups(graph_of(model, inputs)).analysis
-    removed = _removed_by(plan.cuts, analysis)
+    removed = removal_of(analysis, plan.cuts)
     cuts = find_cuts(analysis, removed)
     if _as_data(cuts) != _as_data(plan.cuts):
         raise StateError("its cuts are not those of whole channels")
     tensors: Tensors = analysis.graph.source.tensors
     return Builder(analysis, removed, cuts).build(tensors.arrays({}))
-
-
-def _removed_by(cuts: tuple[Cut, ...], analysis: Analysis) -> Flags:
-    """Return the classes that cuts remove, from the dimensions that hold one channel at each index."""
-    removed: Flags = np.zeros(analysis.walk.labels.count, bool)
-    for cut in cuts:
-        if cut.tensor not in analysis.axes:
-            continue
-        columns = analysis.columns(cut.tensor, cut.dim)
-        if len(columns) == 1 and cut.keep.ndim == columns[0].ndim:
-            rows = zip(np.atleast_2d(columns[0]), np.atleast_2d(cut.keep), strict=False)
-            for classes, keep in rows:
-                removed[np.delete(classes, keep)] = True
-    removed[0] = False  # where channels are pinned
-    return removed
 
 
 def _as_data(cuts: Any) -> dict[tuple[str, int], list[Any]]:

@@ -101,7 +101,7 @@ def zeros_of(model: Any) -> Zeros:
 
 
 def _check_model(model: Any) -> None:
-    """Raise if a model cannot be shrunk as it stands."""
+    """Raise if a model cannot be shrunk as it is."""
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(
             f"model: received {type(model).__name__}, expected a keras.Model."
@@ -109,9 +109,9 @@ def _check_model(model: Any) -> None:
     if function_of(model) is None:
         state = "a subclassed model" if model.built else "not built"
         raise UnsupportedModelError(
-            f"{type(model).__name__} is {state}: Keras knows no graph of it that could be built again "
+            f"{type(model).__name__} is {state}: Keras has no graph of it that could be rebuilt "
             "with smaller layers. Make it of keras.Input and layers, keras.Model(inputs, outputs), or as a "
-            "built keras.Sequential; as it is, masks are as far as it goes."
+            "built keras.Sequential; as it is, it can only be masked."
         )
     for layer in model._flatten_layers():
         sidecar = sidecar_of(layer)
@@ -147,7 +147,7 @@ class _Work:
         layers = layers_by_path(model)
         norms = {norm.path for norm in find_norms(self.analysis)} if masks is None else ()
         self.kept = {path: found for path in norms if (found := narrow_of(layers[path]))}
-        # Whether the model itself computes with these masks, and nobody counts its calls.
+        # Whether the model itself computes with these masks, and nothing counts its calls.
         self.is_live = masks is None and not _is_watched(model)
         self.inputs = make_inputs(model, example_inputs)
         if self.groups.unreached:

@@ -41,7 +41,7 @@ def double_precision() -> Iterator[None]:
 
 
 def make_inputs(model: Any, example_inputs: Any) -> list[Any]:
-    """Return two inputs for a model: the examples and a variation of them, or numbers by chance."""
+    """Return two inputs for a model: the examples and a variation of them, or random inputs."""
     rng = np.random.default_rng(_SEED)
     if example_inputs is None:
         drawn = [_draw(model, tensor, rng) for tensor in function_of(model).inputs]
@@ -55,8 +55,8 @@ def _draw(model: Any, tensor: Any, rng: np.random.Generator) -> Array:
     shape = [_BATCH if tensor.shape[0] is None else tensor.shape[0], *tensor.shape[1:]]
     if None in shape or "string" in tensor.dtype:
         raise UnsupportedModelError(
-            f"input {tensor.name!r} of {tensor.dtype} and shape {tuple(tensor.shape)}: nothing is known "
-            "that could go in; give example_inputs."
+            f"input {tensor.name!r} of {tensor.dtype} and shape {tuple(tensor.shape)}: random values "
+            "would not fit; give example_inputs."
         )
     if "float" in tensor.dtype:
         return rng.standard_normal(shape).astype("float32")
@@ -81,7 +81,7 @@ def answers(model: Any, inputs: list[Any]) -> list[Array]:
     if not any(np.isfinite(x).any() for x in arrays if np.issubdtype(x.dtype, np.floating)):
         raise UnsupportedModelError(
             f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
-            "checked; expected inputs as it is used with."
+            "checked; expected inputs like those it is used with."
         )
     return arrays
 

@@ -29,7 +29,7 @@ class ModuleWrapper(OwnAttributes):
     """One layer of the model as a compressor sees it.
 
     Tensors among its attributes are variables of the layer while it is compressed, so that graphs see
-    their changes: non-trainable ones, but for those that an algorithm learns.
+    their changes: non-trainable ones, except for those that an algorithm learns.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class ModuleWrapper(OwnAttributes):
 
     def _new(self, name: str, value: Any, trainable: bool = False) -> Any:
         array = to_array(value)
-        title = f"{OURS}{next(_numbers)}_{name}"  # each is another one, also on one layer
+        title = f"{OURS}{next(_numbers)}_{name}"  # each has a name of its own, also on one layer
         with strategy_of(self.compressor.bound_model):
             variable = keras.Variable(
                 array, dtype=str(array.dtype), trainable=trainable, autocast=False, name=title
@@ -211,7 +211,7 @@ class ModuleWrapper(OwnAttributes):
         return undo
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Put a snapshot back."""
+        """Restore a snapshot."""
         for name, tensor in tensors.items():
             self.set_attribute(name, np.asarray(tensor))
         for name, value in values.items():
@@ -235,7 +235,7 @@ class LearningWrapper(ModuleWrapper):
         return tensors, values | ({_SLOTS: slots} if any(slots.values()) else {})
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Put a snapshot back; slots as soon as an optimizer has them."""
+        """Restore a snapshot; slots as soon as an optimizer has them."""
         super().restore(tensors, {k: value for k, value in values.items() if k != _SLOTS})
         self.__dict__["_slots_to_come"] = dict(values.get(_SLOTS, {}))
         self.put_slots()
@@ -280,7 +280,7 @@ class PrunerModuleWrapper(LearningWrapper):
         return faults
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Put a snapshot back."""
+        """Restore a snapshot."""
         masks = {key: tensors[key] for key in ("weight_mask", "bias_mask") if key in tensors}
         kept_raw = self.keeps_raw()
         self.set_masks(masks)
@@ -289,7 +289,7 @@ class PrunerModuleWrapper(LearningWrapper):
             retrace(self.compressor.bound_model)
 
     def set_masks(self, masks: Mapping[str, Any]) -> None:
-        """Take over new masks."""
+        """Set new masks."""
         for name, mask in masks.items():
             if name not in self._variables:
                 bias = self.bias

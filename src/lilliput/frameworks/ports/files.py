@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class PlainFiles:
+    """What ``export_model`` writes, and the input that an ONNX file is traced with."""
+
+    model_path: Any
+    mask_path: Any = None
+    onnx_path: Any = None
+    input_shape: tuple[int, ...] | None = None
+    device: Any = None
 
 
 class Processes(ABC):
@@ -51,16 +63,7 @@ class Storing(ABC):
         """Put tensors of :meth:`model_tensors` back into a model."""
 
     @abstractmethod
-    def export(
-        self,
-        model: Any,
-        wrappers: Sequence[Any],
-        model_path: str,
-        mask_path: str | None,
-        onnx_path: str | None,
-        input_shape: tuple[int, ...] | None,
-        device: Any,
-    ) -> None:
+    def export(self, model: Any, wrappers: Sequence[Any], files: PlainFiles) -> None:
         """Write the compressed model as a plain one."""
 
     @abstractmethod

@@ -69,15 +69,15 @@ class Quantizing(ABC):
         return tensor
 
     @abstractmethod
-    def keep_sites(self, wrapper: Any, roles: Collection[str]) -> None:
+    def keep_quantizers(self, wrapper: Any, roles: Collection[str]) -> None:
         """Quantize a layer's input and output at the layer itself only if ``roles`` names them."""
 
     @abstractmethod
-    def add_site(self, model: Any, path: str, wrapper: Any, role: str) -> Any:
+    def add_remote_quantizer(self, model: Any, path: str, wrapper: Any, role: str) -> Any:
         """Quantize what a module returns on behalf of a layer; return a removable handle."""
 
     @abstractmethod
-    def hold_norm(self, model: Any, wrapper: Any) -> None:
+    def link_norm(self, model: Any, wrapper: Any) -> None:
         """Let a wrapper, and each copy of it, know the batch norm that ``wrapper.norm`` names."""
 
     @abstractmethod

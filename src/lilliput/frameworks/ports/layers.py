@@ -88,7 +88,7 @@ class Layers(ABC):
         """Bring the raw weights into the place where the optimizer finds them."""
 
     def announce_buffers(self, model: Any) -> None:  # noqa: B027
-        """Tell whoever holds the model that its buffers have come or gone."""
+        """Tell what holds the model that its buffers have come or gone."""
 
 
 class Masks(ABC):
@@ -119,7 +119,7 @@ class Masks(ABC):
         """Put pruned weights that an optimizer step has moved back to zero, in place."""
 
     @abstractmethod
-    def settle(self, wrappers: Sequence[Any]) -> None:
+    def write_zeros(self, wrappers: Sequence[Any]) -> None:
         """Leave the pruned zeros in the raw weights for good, or raise and change nothing."""
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Masks(ABC):
     def narrow_norms(self, wrappers: Sequence[Any]) -> None:  # noqa: B027
         """Make norm layers take their statistics over kept channels; called after masks changed."""
 
-    def narrow_again(self, model: Any) -> None:  # noqa: B027
+    def narrow_norms_again(self, model: Any) -> None:  # noqa: B027
         """Do so for the pruners that are still at work on a model, after one has left."""
 
     def widen_norms(self, model: Any) -> list[str]:

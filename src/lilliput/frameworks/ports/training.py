@@ -47,7 +47,7 @@ class Training(ABC):
         """Raise if the optimizer cannot be hooked or does not hold the weights."""
 
     @abstractmethod
-    def adopt(self, optimizer: Any, wrappers: Sequence[Any]) -> list[Any]:
+    def add_to_optimizer(self, optimizer: Any, wrappers: Sequence[Any]) -> list[Any]:
         """Let the optimizer train the wrappers' own parameters; return removable handles."""
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """The sizes that a user's own modules remember, such as ``num_heads``: found by what they explain.
 
-A view, split or slice whose numbers must change stands in some module's forward. If that module has
+A view, split or slice whose numbers must change is in some module's forward. If that module has
 an attribute with the old number, the attribute is a candidate for the new one. Whether it really was
 the source only a comparison of outputs can tell, so candidates are tried and checked.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from lilliput.frameworks.torch.cutting import named_tensors
-from lilliput.frameworks.torch.leaf import leaf_attributes
+from lilliput.frameworks.torch.layer_sizes import sizes_of
 from lilliput.frameworks.torch.rewrite import Edit
 from lilliput.graph.cuts import Cut
 from lilliput.graph.plan import Attributes
@@ -64,7 +64,7 @@ def _matching(model: nn.Module, wanted: dict[tuple[str, int], set[int]]) -> Attr
             continue
         (new,) = news
         module = model.get_submodule(path)
-        known = leaf_attributes(module)  # which are set anyway
+        known = sizes_of(module)  # which are set anyway
         for name, value in vars(module).items():
             if name.startswith("_") or name == "training" or name in known:
                 continue

@@ -14,6 +14,7 @@ from lilliput.config.layer import LayerInfo, Owner, QuantType
 from lilliput.errors import AlgorithmError, ConfigError, StageError, StateError
 from lilliput.frameworks.base import Backend
 from lilliput.frameworks.features import Run
+from lilliput.frameworks.ports.files import PlainFiles
 from lilliput.frameworks.torch import (
     batches,
     effects,
@@ -109,7 +110,7 @@ class TorchBackend(Backend):
         check_layer(layer, holds_masks=kind == "pruner")
         if kind == "pruner" and compressor.computes_weights:
             check_plain_weight(layer)
-        return (compressor.wrapper_type or _WRAPPERS[kind])(layer, compressor)
+        return (compressor._wrapper_type or _WRAPPERS[kind])(layer, compressor)
 
     def quantizers_in(self, model: nn.Module) -> list[Any]:
         """Return the wrappers of quantizers that are at work in a model."""
@@ -130,7 +131,7 @@ class TorchBackend(Backend):
             instrument.detach(owner.module, wrapper)
 
     @torch.no_grad()
-    def settle(self, wrappers: Sequence[ModuleWrapper]) -> None:
+    def write_zeros(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Leave the pruned zeros in the raw weights, or refuse where a parametrization hides them."""
         for wrapper in wrappers:
             _check_quantizers(wrapper)
@@ -325,7 +326,7 @@ class TorchBackend(Backend):
         """Load them; what a state dict holds beside tensors stays."""
         model.load_state_dict({**model.state_dict(), **tensors})
 
-    def adopt(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
+    def add_to_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
         """Add the wrappers' own parameters to the groups of their weights; see :mod:`learning`."""
         held = _held_by(optimizer)
         found: list[tuple[str, nn.Parameter, Any]] = []
@@ -459,17 +460,19 @@ class TorchBackend(Backend):
         except Exception:
             return record_flow(unwrapped(model), lambda: call(model, batch))
 
-    def keep_sites(self, wrapper: ModuleWrapper, roles: Collection[str]) -> None:
+    def keep_quantizers(self, wrapper: ModuleWrapper, roles: Collection[str]) -> None:
         """Switch the hooks on the modules that own the weight."""
         for owner in _owners(wrapper):
-            instrument.keep_sites(owner.module, wrapper, roles)
+            instrument.keep_quantizers(owner.module, wrapper, roles)
 
-    def add_site(self, model: nn.Module, path: str, wrapper: ModuleWrapper, role: str) -> Any:
+    def add_remote_quantizer(
+        self, model: nn.Module, path: str, wrapper: ModuleWrapper, role: str
+    ) -> Any:
         """Register a forward hook on another module."""
         module = unwrapped(model).get_submodule(path)
-        return module.register_forward_hook(instrument.Site(wrapper, role), prepend=True)
+        return module.register_forward_hook(instrument.RemoteQuantizer(wrapper, role), prepend=True)
 
-    def hold_norm(self, model: nn.Module, wrapper: ModuleWrapper) -> None:
+    def link_norm(self, model: nn.Module, wrapper: ModuleWrapper) -> None:
         """Keep the norm in a list: as an attribute it would be a child of the wrapper."""
         path = getattr(wrapper, "norm", "")
         wrapper.__dict__["_norms"] = [unwrapped(model).get_submodule(str(path))] if path else []
@@ -570,12 +573,14 @@ class TorchBackend(Backend):
         """Let norms see the channels that the masks of a structured pruner keep, and no others."""
         pruner = wrappers[0].compressor if wrappers else None
         layout = getattr(pruner, "layout", None)
-        if layout is not None and layout.is_followed:
-            from lilliput.frameworks.torch.live import narrow_live  # here: imports are to be quick
+        if layout is not None and layout.is_traced:
+            from lilliput.frameworks.torch.norms import (
+                narrow_to_masks,  # here: imports are to be quick
+            )
 
-            narrow_live(pruner)
+            narrow_to_masks(pruner)
 
-    def narrow_again(self, model: nn.Module) -> None:
+    def narrow_norms_again(self, model: nn.Module) -> None:
         """Narrow norms for the pruners that are still at work on a model, after one has left."""
         left = {id(m.compressor): m for m in model.modules() if isinstance(m, PrunerModuleWrapper)}
         for wrapper in left.values():
@@ -600,11 +605,11 @@ class TorchBackend(Backend):
         """A context in which no gradient is recorded."""
         return torch.no_grad()
 
-    def export(self, *args: Any) -> None:
+    def export(self, model: nn.Module, wrappers: Sequence[Any], files: PlainFiles) -> None:
         """Write the compressed model as a plain one; see :mod:`export`."""
         from lilliput.frameworks.torch.export import export_plain  # here: imports are to be quick
 
-        export_plain(*args)
+        export_plain(model, wrappers, files)
 
     def dump_tensors(self, tensors: dict[str, Tensor]) -> bytes:
         """Return tensors as the bytes of a safetensors file."""
@@ -703,13 +708,13 @@ def strip(model: nn.Module) -> nn.Module:
     """
     backend = TorchBackend()
     backend.widen_norms(model)
-    instrument.remove_sites(model)
+    instrument.remove_remote_quantizers(model)
     wrappers = [module for module in model.modules() if isinstance(module, ModuleWrapper)]
     for wrapper in wrappers:
         if isinstance(wrapper, QuantizerModuleWrapper):  # before the masks that it may rely on
             backend.detach(wrapper)
     others = [w for w in wrappers if not isinstance(w, QuantizerModuleWrapper)]
-    backend.settle(others)
+    backend.write_zeros(others)
     for wrapper in others:
         backend.detach(wrapper)
     return model

@@ -15,7 +15,7 @@ from lilliput.frameworks.torch.caches import drop_caches, tensors_in
 from lilliput.frameworks.torch.capture import as_inputs, shared_copy
 from lilliput.frameworks.torch.captured import capture_part, capture_whole
 from lilliput.frameworks.torch.cutting import apply_cuts, cut_all, named_tensors
-from lilliput.frameworks.torch.leaf import fix_leaf
+from lilliput.frameworks.torch.layer_sizes import fix_sizes
 from lilliput.graph.cuts import Cut, by_tensor
 from lilliput.graph.plan import Plan
 
@@ -62,10 +62,10 @@ def build_in_place(model: nn.Module, plan: Plan, parts: Mapping[str, nn.Module])
     for module in model.modules():
         own = [*module._parameters.values(), *module._buffers.values()]
         if any(id(t) in owners for t in own if t is not None):
-            fix_leaf(module)
+            fix_sizes(module)
     for module in model.modules():
         if isinstance(module, nn.MultiheadAttention):
-            fix_leaf(module)
+            fix_sizes(module)
     set_attributes(model, plan.attributes)
     drop_caches(model)
     for path, part in parts.items():

@@ -34,7 +34,7 @@ def drop_caches(model: nn.Module) -> None:
         for name, value in vars(module).items():
             if "cache" in name and isinstance(value, dict):
                 for key in [k for k, x in value.items() if any(True for _ in tensors_of(x))]:
-                    del value[key]  # options, in a dict of that name, are made by nobody again
+                    del value[key]  # options, in a dict of that name, are never made again
     for module in model.modules():
         if _has_own_modes(module) and not module.training and _has_cache(module):
             with _kept_modes(module):

@@ -429,7 +429,7 @@ def _drop_unused(graph: fx.Graph) -> None:
 def _unused_but_run(graph: fx.Graph) -> set[fx.Node]:
     """Return ops with no effect on the output that read parameters of their own.
 
-    The model's code runs them all the same, so their layers have to be cut along. Other ops that
+    The model's code still runs them, so their layers have to be cut along. Other ops that
     lead nowhere are dropped: nothing that only they read need be kept whole.
     """
     live: set[fx.Node] = set()

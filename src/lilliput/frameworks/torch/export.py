@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lilliput.errors import ExportError
 from lilliput.extras import require
 from lilliput.files import write_atomically
+from lilliput.frameworks.ports.files import PlainFiles
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.files import dump_tensors
 from lilliput.frameworks.torch.instrument import detach
@@ -25,28 +26,21 @@ from lilliput.frameworks.torch.wrapper import PrunerModuleWrapper
 _PICKLED = (".pt", ".pth", ".bin", ".tar", ".ckpt")
 
 
-def export_plain(
-    model: nn.Module,
-    wrappers: Sequence[Any],
-    model_path: str,
-    mask_path: str | None = None,
-    onnx_path: str | None = None,
-    input_shape: tuple[int, ...] | None = None,
-    device: Any = None,
-) -> None:
+def export_plain(model: nn.Module, wrappers: Sequence[Any], files: PlainFiles) -> None:
     """Write the compressed model, its masks and an ONNX file."""
+    model_path, mask_path, onnx_path = files.model_path, files.mask_path, files.onnx_path
     paths = [_checked(p) for p in (model_path, mask_path, onnx_path) if p is not None]
     if len(set(paths)) < len(paths):
         raise ExportError("model_path, mask_path and onnx_path must be different files.")
-    if onnx_path is not None and input_shape is None:
+    if onnx_path is not None and files.input_shape is None:
         raise ExportError("onnx_path needs input_shape, such as (1, 3, 224, 224).")
     check_norms(unwrapped(model))
     state = compressed_state_dict(unwrapped(model))
     contents = [_encode(state, model_path)]
     if mask_path is not None:
         contents.append(_encode(_masks_of(unwrapped(model), wrappers), mask_path))
-    if onnx_path is not None and input_shape is not None:
-        contents.append(encode_onnx(model, state, onnx_path, input_shape, device))
+    if onnx_path is not None and files.input_shape is not None:
+        contents.append(encode_onnx(model, state, onnx_path, files.input_shape, files.device))
     for path, data in zip(paths, contents, strict=True):
         write_atomically(path, data)
 

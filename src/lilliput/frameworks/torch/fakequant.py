@@ -24,7 +24,7 @@ def fake_quantize(
 
     Half precision is to be widened before: the reciprocal of a small scale overflows there.
     """
-    bottom, top = _bounds(scale, low, high, zero_point)
+    bottom, top = _bounds(low, high, zero_point)
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return _round(tensor, scale, bottom, top)
     if forward_ad._current_level >= 0:  # forward mode: a Function would drop the tangent
@@ -56,12 +56,12 @@ def learned_fake_quantize(
 ) -> Tensor:
     """Return a tensor rounded to a grid whose scale is learned (LSQ), and its offset too (LSQ+).
 
-    The offset is the real number that the lowest integer stands for; the zero point is then the
+    The offset is the real number that the lowest integer represents; the zero point is then the
     integer next to ``low - offset / scale``.
     """
     if offset is not None:
         zero_point = offset_to_zero_point(scale.detach(), offset.detach(), low, high)
-    bottom, top = _bounds(scale, low, high, zero_point)
+    bottom, top = _bounds(low, high, zero_point)
     result: Tensor = _LearnedFakeQuantize.apply(  # type: ignore[no-untyped-call]
         tensor, scale, offset, bottom, top, gradient_scale, high - low > _COARSE
     )
@@ -69,11 +69,11 @@ def learned_fake_quantize(
 
 
 def offset_to_zero_point(scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:
-    """Return the zero point with which the lowest integer stands for ``offset``, about."""
+    """Return the zero point with which the lowest integer represents ``offset``, approximately."""
     return (low - offset / scale).round_().clamp_(low, high)
 
 
-def _bounds(scale: Tensor, low: int, high: int, zero_point: Tensor | None) -> tuple[Bound, Bound]:
+def _bounds(low: int, high: int, zero_point: Tensor | None) -> tuple[Bound, Bound]:
     """Return the range of ``round(x / s)``, as plain numbers where that needs no waiting."""
     if zero_point is None:
         return low, high

@@ -13,7 +13,7 @@ from lilliput.config.layer import QuantType
 from lilliput.errors import StageError
 from lilliput.ops.grad import QuantGrad
 
-# Functions here return ``detach()`` of an input: the same memory, but no view of it, which nobody
+# Functions here return ``detach()`` of an input: the same memory, but not a view of it, which no one
 # could change in place (``relu_``, ``+=``).
 
 

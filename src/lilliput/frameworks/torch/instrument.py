@@ -100,14 +100,14 @@ def _update(module: nn.Module) -> None:
             module._init_flat_weights()
 
 
-def keep_sites(module: nn.Module, wrapper: Any, roles: Collection[str]) -> None:
+def keep_quantizers(module: nn.Module, wrapper: Any, roles: Collection[str]) -> None:
     """Quantize a wrapper's input and output at its own module only if ``roles`` names them."""
     sidecar: Any = module._modules[SIDECAR]
-    sidecar.keep_sites(wrapper, roles)
+    sidecar.keep_quantizers(wrapper, roles)
     _update(module)
 
 
-class Site:
+class RemoteQuantizer:
     """A forward hook that quantizes what a module returns, on behalf of a layer elsewhere."""
 
     def __init__(self, wrapper: Any, role: str) -> None:
@@ -124,8 +124,8 @@ class Site:
             return self.wrapper.quantize_output(tensor)  # type: ignore[no-any-return]
         return self.wrapper.quantize_inputs((tensor,))[0]  # type: ignore[no-any-return]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Site:
-        return Site(copy.deepcopy(self.wrapper, memo), self.role)
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteQuantizer:
+        return RemoteQuantizer(copy.deepcopy(self.wrapper, memo), self.role)
 
 
 def quantizers_in(model: nn.Module) -> list[Any]:
@@ -137,17 +137,20 @@ def quantizers_in(model: nn.Module) -> list[Any]:
         if isinstance(sidecar, Sidecar):
             wrappers += sidecar._modules.values()
         hooks = module._forward_hooks.values()
-        wrappers += [hook.wrapper for hook in hooks if isinstance(hook, Site)]
+        wrappers += [hook.wrapper for hook in hooks if isinstance(hook, RemoteQuantizer)]
         found |= {id(wrapper): wrapper for wrapper in wrappers if wrapper.order == 1}
     return list(found.values())
 
 
-def remove_sites(model: nn.Module) -> None:
+def remove_remote_quantizers(model: nn.Module) -> None:
     """Take out the hooks that act on behalf of layers elsewhere."""
     for module in model.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for key, hook in list(hooks.items()):
-                if isinstance(hook, Site) or hook in (use_running_statistics, resume_mode):
+                if isinstance(hook, RemoteQuantizer) or hook in (
+                    use_running_statistics,
+                    resume_mode,
+                ):
                     del hooks[key]
                     module._forward_hooks_always_called.pop(key, None)
 

@@ -41,7 +41,7 @@ def hint(value: Any) -> Any:
     if expression is not None and expression.hint is None:
         raise UnsupportedModelError(
             "some sizes in the model depend on its data (x[x > 0], nonzero, unique): what is computed "
-            "there cannot be followed. Leave that step out of the model that is pruned."
+            "there cannot be traced. Leave that step out of the model that is pruned."
         )
     return int(expression.hint) if expression is not None else value
 

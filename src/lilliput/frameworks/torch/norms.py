@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import nn
 
 from lilliput.frameworks.torch.attributes import find_attributes, set_attributes
 from lilliput.frameworks.torch.capture import plain_copy
 from lilliput.frameworks.torch.cutting import apply_cuts
-from lilliput.frameworks.torch.leaf import fix_leaf
+from lilliput.frameworks.torch.dead import zeros_in
+from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.instrument import set_narrow
+from lilliput.frameworks.torch.layer_sizes import fix_sizes
 from lilliput.frameworks.torch.narrow import Keep, Narrow, keep_of
 from lilliput.frameworks.torch.rewrite import find_edits
+from lilliput.frameworks.torch.sidecar import mask_of
 from lilliput.graph.analysis import Analysis
-from lilliput.graph.cuts import by_tensor, find_cuts
+from lilliput.graph.cuts import balance, by_tensor, find_cuts
+from lilliput.graph.dead import find_dead
 from lilliput.graph.labels import Flags
 from lilliput.graph.norms import find_norms
 from lilliput.graph.walk import Value
@@ -34,7 +42,7 @@ def narrow_norms(analysis: Analysis, model: nn.Module, removed: Flags) -> dict[s
         own = [cut.within(prefix) for cut in cuts if cut.tensor.startswith(prefix)]
         twin = plain_copy(model.get_submodule(norm.path))
         apply_cuts(twin, own)
-        fix_leaf(twin)
+        fix_sizes(twin)
         sizes = {("", name): x for (path, name), x in attributes.items() if path == norm.path}
         set_attributes(twin, sizes)
         parameters = {
@@ -50,3 +58,19 @@ def _kept_of(analysis: Analysis, value: Value, removed: Flags) -> list[Keep]:
     """Return what stays along each dimension that loses something."""
     flags = [analysis.kept(value, d, removed) for d in range(len(value.shape))]
     return [keep_of(d, kept) for d, kept in enumerate(flags) if not kept.all()]
+
+
+def narrow_to_masks(pruner: Any) -> None:
+    """Let each norm of a pruner's model see the channels that masks keep, and no others."""
+    layout, model = pruner.layout, unwrapped(pruner.bound_model)
+    analysis = getattr(layout.groups, "analysis", None)
+    if analysis is None or not analysis.walk.statistics:
+        return
+    masks = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        path, _, leaf = name.rpartition(".")
+        mask = mask_of(model.get_submodule(path), leaf)
+        masks[name] = torch.ones(()).expand(parameter.shape) if mask is None else mask
+    flags = balance(analysis, layout.groups.flags(find_dead(layout.groups, zeros_in(masks))))
+    for path, narrow in narrow_norms(analysis, model, flags).items():
+        set_narrow(model.get_submodule(path), narrow)

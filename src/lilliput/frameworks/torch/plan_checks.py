@@ -11,7 +11,7 @@ from torch import nn
 from lilliput.errors import StateError
 from lilliput.frameworks.torch.attributes import held_value
 from lilliput.frameworks.torch.capture import as_inputs, quiet
-from lilliput.frameworks.torch.leaf import leaf_attributes
+from lilliput.frameworks.torch.layer_sizes import sizes_of
 from lilliput.graph.plan import Attributes
 
 
@@ -26,7 +26,7 @@ def check_attributes(attributes: Attributes, model: nn.Module, folder: Path) -> 
                 f"{folder}: the plan does not fit this model: {path!r} has no size called {name!r} that "
                 f"could become {list(value) if isinstance(value, tuple) else value}."
             )
-        known = leaf_attributes(module)
+        known = sizes_of(module)
         if known and name in _constants(module) and name not in known:
             raise StateError(
                 f"{folder}: the plan sets {name!r} of {path!r}, which no cut changes; shrink the model "
@@ -55,7 +55,7 @@ def _constants(module: Any) -> set[str]:
 def check_layers(trial: nn.Module, folder: Path) -> None:
     """Refuse a plan after which a layer remembers other sizes than those of its tensors."""
     for path, module in trial.named_modules():
-        for name, expected in leaf_attributes(module).items():
+        for name, expected in sizes_of(module).items():
             received = getattr(module, name)
             if received != expected:
                 raise StateError(

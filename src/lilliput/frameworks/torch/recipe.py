@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ class TorchLoop:
     """How torch trains and writes; see :class:`~lilliput.frameworks.looping.Loop`."""
 
     name = "torch"
-    writes_models: ClassVar[bool] = False
 
     def seed(self, number: int) -> None:
         """Seed torch on all devices."""
@@ -158,13 +157,9 @@ class TorchLoop:
         """Turn dropout and batch statistics off."""
         model.eval()
 
-    def write_shrunk(self, shrunk: nn.Module, model: nn.Module, folder: Path) -> None:
-        """Refuse: the plan of a shrunk module is written, and followed again."""
-        raise NotImplementedError
-
-    def read_shrunk(self, model: nn.Module, folder: Path) -> nn.Module:
-        """Refuse, as :meth:`write_shrunk`."""
-        raise NotImplementedError
+    def training_of(self, model: nn.Module) -> Callable[[Any], None]:
+        """Return what does nothing: a module does not know how it is trained."""
+        return lambda shrunk: None
 
     # -- writing -------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def _has_compressor(module: Any) -> bool:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise if a model cannot be shrunk as it stands."""
+    """Raise if a model cannot be shrunk as it is."""
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(
             f"model: received {type(model).__name__}, expected a torch.nn.Module."
@@ -116,7 +116,7 @@ def find_left_masks(model: nn.Module) -> list[str]:
     return [
         type(pruner).__name__
         for pruner in _pruners_on(model)
-        if not getattr(getattr(pruner, "layout", None), "is_followed", False)
+        if not getattr(getattr(pruner, "layout", None), "is_traced", False)
     ]
 
 

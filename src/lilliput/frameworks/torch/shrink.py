@@ -404,6 +404,6 @@ class _Work:
 
 
 def _common(edits: list[Edit]) -> str:
-    """Return the module whose code most of the changing numbers stand in, '' for the model itself."""
+    """Return the module whose code holds most of the changing numbers, ''  for the model itself."""
     owners = [owners_of(edit)[0] for edit in edits if edit.numbers() and owners_of(edit)]
     return max(set(owners), key=lambda x: (owners.count(x), x)) if owners else ""

@@ -87,7 +87,7 @@ class Sidecar(nn.Module):
                 mask = self._modules[key].stored_mask(role, value)  # type: ignore[union-attr,operator]
                 if mask is None:
                     continue
-                # Through .data: zeros that are there already are no change to autograd.
+                # Through .data: zeros that are there already do not change anything for autograd.
                 if mask.dtype == value.dtype:
                     value.data.mul_(mask)
                 else:  # multiplying would make a copy of the mask in the value's type
@@ -162,7 +162,7 @@ class Sidecar(nn.Module):
             self.held[attribute] = HeldParameter(parameter)
             self.held[attribute].mask_gradient(self, attribute)
 
-    def keep_sites(self, wrapper: Any, roles: Collection[str]) -> None:
+    def keep_quantizers(self, wrapper: Any, roles: Collection[str]) -> None:
         """Quantize a wrapper's input and output here only if ``roles`` names them."""
         key = next(key for key, child in self._modules.items() if child is wrapper)
         for role, keys in (("input", self.input_keys), ("output", self.output_keys)):

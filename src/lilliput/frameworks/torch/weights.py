@@ -149,7 +149,7 @@ def _local(tensor: Any, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forget_(optimizer: torch.optim.Optimizer, parameter: Tensor, mask: Tensor) -> None:
-    """Zero what an optimizer remembers (momentum and the like) of the pruned entries."""
+    """Zero what an optimizer remembers (momentum and similar) of the pruned entries."""
     for record in optimizer.state.get(parameter, {}).values():
         if not isinstance(record, Tensor) or record.shape != parameter.shape:
             continue

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lilliput.frameworks.torch.attributes import OTHER_SIZES
 from lilliput.frameworks.torch.cutting import named_tensors
-from lilliput.frameworks.torch.leaf import leaf_attributes
+from lilliput.frameworks.torch.layer_sizes import sizes_of
 from lilliput.graph.cuts import Cut
 from lilliput.graph.plan import Attributes
 
@@ -121,7 +121,7 @@ def _shapes(model: nn.Module, paths: set[str], run: Run) -> dict[str, tuple[int,
 
 def _remembered(module: nn.Module) -> Iterator[tuple[str, int]]:
     """Yield the attributes of a module that look like widths, those of its config included."""
-    if leaf_attributes(module):
+    if sizes_of(module):
         return  # the sizes of torch's own layers follow from their tensors
     config = vars(module).get("config")
     held = {f"config.{name}": x for name, x in getattr(config, "__dict__", {}).items()}

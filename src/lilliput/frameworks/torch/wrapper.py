@@ -86,7 +86,7 @@ class ModuleWrapper(OwnAttributes, nn.Module):
 
     @property
     def weight(self) -> Any:
-        """The raw trainable weight; where a quantizer is at work, ``module.weight`` is another one.
+        """The raw trainable weight; where a quantizer is at work, ``module.weight`` is its rounded form.
 
         Gathered in full (a copy) where it is sharded over processes.
         """
@@ -173,7 +173,7 @@ class ModuleWrapper(OwnAttributes, nn.Module):
         return faults
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Put a snapshot back."""
+        """Restore a snapshot."""
         for name, tensor in tensors.items():
             self.set_attribute(name, tensor)
         for name, value in values.items():
@@ -253,7 +253,7 @@ class PrunerModuleWrapper(ModuleWrapper):
 
     @torch.inference_mode(False)
     def set_masks(self, masks: Mapping[str, Tensor]) -> None:
-        """Take over new masks, in place where there were some."""
+        """Set new masks, in place where there were some."""
         for name, mask in masks.items():
             if getattr(self, name) is None:
                 self.register_buffer(name, torch.ones_like(self.bias.detach()))
@@ -276,8 +276,8 @@ class PrunerModuleWrapper(ModuleWrapper):
     def _pruner(self) -> Any:
         if self._link.compressor is None:
             raise StageError(
-                f"layer {self.name!r} was being pruned by an algorithm that did not come along when the "
-                "model was unpickled; build the model anew, make the pruner and load its state."
+                f"layer {self.name!r} was being pruned by an algorithm that was not pickled with the "
+                "model; build the model anew, make the pruner and load its state."
             )
         return self._link.compressor
 
@@ -329,7 +329,7 @@ class QuantizerModuleWrapper(ModuleWrapper):
 
     def unquantized(self, value: Tensor) -> Tensor:
         """Return a raw weight to the quantizer that reads it off the module; see ``quant_grad``."""
-        return value if self._quantizer().differentiates_itself else value.detach()
+        return value if self._quantizer()._differentiates_itself else value.detach()
 
     def quantize_inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Quantize what the layer is called with."""
@@ -353,8 +353,8 @@ class QuantizerModuleWrapper(ModuleWrapper):
     def _quantizer(self) -> Any:
         if self._link.compressor is None:
             raise StageError(
-                f"layer {self.name!r} was quantized by an algorithm that did not come along when the "
-                "model was unpickled; build the model anew, make the quantizer and load its state."
+                f"layer {self.name!r} was quantized by an algorithm that was not pickled with the "
+                "model; build the model anew, make the quantizer and load its state."
             )
         return self._link.compressor
 
@@ -368,7 +368,7 @@ class DistillerModuleWrapper(ModuleWrapper):
     optional_tensors = ("projection",)
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Put a snapshot back; a projection is learned on."""
+        """Restore a snapshot; a projection is learned on."""
         learned = {name: nn.Parameter(tensor) for name, tensor in tensors.items()}
         super().restore(learned, values)
 

@@ -61,7 +61,7 @@ def permute(walk: Walk, a: SimpleNamespace) -> Value:
 
 @rule("expand")
 def expand(walk: Walk, a: SimpleNamespace) -> Value:
-    """Repeat dimensions of size one: as many times as whoever reads them needs."""
+    """Repeat dimensions of size one: as many times as their reader needs."""
     return _spread(walk, a.input, a.shapes)
 
 

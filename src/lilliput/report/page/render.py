@@ -10,8 +10,9 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from lilliput.charts import metro
 from lilliput.charts.colors import variables
-from lilliput.charts.groups import count_rows, draw_groups
+from lilliput.charts.groups import draw_groups, layers_in
 from lilliput.charts.heatmap import draw_strip, find_strips
 from lilliput.charts.histograms import draw_pair
 from lilliput.charts.lines import NAMED, draw_lines, rank
@@ -23,7 +24,7 @@ from lilliput.report.page import layers, words
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_PLAIN = 64_000  # characters of data that stand in the page as they are; more are compressed
+_PLAIN = 64_000  # characters of data that the page holds as they are; more are compressed
 _FEW_ROWS = 48  # of a map of channel groups that is open from the start
 
 
@@ -67,7 +68,7 @@ def render(report: Report) -> str:
         data=Markup(_embedded(text) if is_plain else _packed(text)),
         is_plain=is_plain,
         flags=_flags(report.environment),
-        is_small_map=count_rows(report.groups) <= _FEW_ROWS,
+        is_small_map=len(layers_in(report.groups)) <= _FEW_ROWS,
         file_name=_file_name(report.title),
     )
 
@@ -128,7 +129,7 @@ def _style() -> str:
         f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
         f"@media screen{{:root[data-theme=dark]{{{dark}}}}}\n"
     )
-    return themes + _text("report.css")
+    return themes + _text("report.css") + metro.STYLE
 
 
 def _policy(script: str) -> str:

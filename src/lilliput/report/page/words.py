@@ -9,7 +9,7 @@ from typing import Any
 from lilliput.charts.bars import draw_bar
 
 NOTHING = "–"
-_DENSE = 0.97  # a few zeros are no sparsity
+_DENSE = 0.97  # a few zeros are not sparsity
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from lilliput.compat.nni.config.rules import in_total
 from lilliput.compat.nni.config.target_rules import Target, split_rules
 from lilliput.compat.nni.tools.exporting import PrunerFiles
 from lilliput.errors import StageError
+from lilliput.frameworks.ports.files import PlainFiles
 from lilliput.ops.channels import channel_rows
 from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.pruning.scheduled import ScheduledPruner
@@ -23,7 +24,7 @@ from lilliput.torch import Pruner
 class AdaptedPruner(Adapted, PrunerFiles, Pruner):
     """A pruner behind NNI's paths."""
 
-    wrapper_type = SeenPrunerWrapper
+    _wrapper_type = SeenPrunerWrapper
     targets_by_rule: tuple[Target | None, ...] = ()  # what rules say that those of today cannot
 
     def follow_targets(self, targets: Sequence[Target | None]) -> None:
@@ -71,10 +72,10 @@ class AdaptedPruner(Adapted, PrunerFiles, Pruner):
             )
         return isinstance(self, OneShotPruner) and bool(self._missing())
 
-    def _write_files(self, model_path: Any, mask_path: Any, *onnx: Any) -> None:
+    def _write_files(self, files: PlainFiles) -> None:
         """As in :class:`PrunerFiles`; refuses while the masks have yet to come."""
         self._check_computed("the file of masks")
-        super()._write_files(model_path, mask_path, *onnx)
+        super()._write_files(files)
 
 
 class Wrappers(list[Any]):
@@ -127,7 +128,7 @@ class SecondStackPruner(AdaptedPruner):
         return self.bound_model
 
     def wrap_model(self) -> Any:
-        """Put the masks in force again."""
+        """Apply the masks again."""
         self._wrap_model()
         return self.bound_model
 

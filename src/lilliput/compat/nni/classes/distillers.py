@@ -108,6 +108,6 @@ class Adaptive1dLayerwiseDistiller(TeacherModelBasedDistiller):
     """Where the width of a layer differs from its teacher's, a projection is trained along."""
 
     def track_forward(self, *args: Any, **kwargs: Any) -> None:
-        """Note what the models are called with, so that projections are there before the training."""
+        """Record what the models are called with, so that projections are there before the training."""
         super().track_forward(*args, **kwargs)
         self.example_inputs = Call(args, kwargs)

@@ -83,7 +83,7 @@ class Fused(Adapted):
             compressor.finish_training(max_steps, max_epochs)
 
     def attach_all(self) -> None:
-        """Put every compressor in force, in the order in which they were made."""
+        """Apply every compressor, in the order in which they were made."""
         for compressor in reversed(self.fused_compressors):
             if compressor.optimizer is None and self.evaluator is not None:
                 compressor.bind_optimizer(self.evaluator.optimizer)
@@ -119,7 +119,7 @@ class Fused(Adapted):
         return self.bound_model
 
     def wrap_model(self) -> Any:
-        """Put all masks and quantizers in force again."""
+        """Apply all masks and quantizers again."""
         for compressor in reversed(self.fused_compressors):
             compressor._wrap_model()
         return self.bound_model

@@ -38,7 +38,7 @@ class ObservingQuantizer(AdaptedQuantizer, PTQQuantizer):
             self.calibrate(seen, lambda net, call: net(*call[0], **call[1]), progress=False)
         return compressed
 
-    def place_by(self, batch: Any, forward: Any) -> None:
+    def _place_by(self, batch: Any, forward: Any) -> None:
         """Leave activations where the rules ask for them."""
 
 

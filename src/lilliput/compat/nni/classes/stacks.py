@@ -54,7 +54,7 @@ class Adapted(OlderNames):
     """What all classes behind NNI's paths have in common."""
 
     forms: ClassVar[tuple[Form, ...]] = ()
-    strict_names = False  # NNI warned, and went on with what did match
+    _strict_names = False  # NNI warned, and went on with what did match
     trainer: Any = None
     criterion: Any = None
     evaluator: Any = None
@@ -204,7 +204,7 @@ class Adapted(OlderNames):
         return found
 
     def load_masks(self, masks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put masks in force that :meth:`get_masks` or an export gave."""
+        """Apply masks that :meth:`get_masks` or an export gave."""
         changed = []
         for wrapper in self.get_modules_wrapper():
             own = {f"{k}_mask": v for k, v in masks.get(wrapper.name, {}).items() if v is not None}
@@ -231,7 +231,7 @@ class Adapted(OlderNames):
 class AdaptedQuantizer(Adapted, QuantizerFiles, Quantizer):
     """A quantizer behind NNI's paths."""
 
-    wrapper_type = SeenQuantizerWrapper
+    _wrapper_type = SeenQuantizerWrapper
     follows_settings: ClassVar[bool] = True  # NNI's own defaults, which a program could set
 
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -240,9 +240,9 @@ class AdaptedQuantizer(Adapted, QuantizerFiles, Quantizer):
             rules = with_settings(getattr(type(self).adapts, "__name__", ""), rules)
         return super()._translated({**given, "config_list": rules})
 
-    def gradient_of(self, wrapper: Any, quant_type: QuantType) -> type[QuantGrad] | None:
+    def _gradient_of(self, wrapper: Any, quant_type: QuantType) -> type[QuantGrad] | None:
         """Return what the gradient does at one quantizer, also for rules of seven arguments."""
-        rule = super().gradient_of(wrapper, quant_type)
+        rule = super()._gradient_of(wrapper, quant_type)
         if rule is not None and wants_grid(rule):
             return with_grid(rule, self, wrapper, quant_type)
         return rule

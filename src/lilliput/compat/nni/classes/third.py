@@ -52,7 +52,7 @@ class ThirdStackPruner(Fused, SecondStackPruner):
         return super()._check_masks(wrapper, answer)
 
     def update_masks(self, masks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put masks in force that :meth:`get_masks` gave."""
+        """Apply masks that :meth:`get_masks` gave."""
         self.load_masks(masks)
 
     def compress(self, max_steps: int | None = None, max_epochs: int | None = None) -> Any:
@@ -174,5 +174,5 @@ class ThirdStackCalibration(ThirdStackQuantizer, PTQQuantizer):
 
         self.calibrate([None], run, progress=False)
 
-    def place_by(self, batch: Any, forward: Any) -> None:
-        """Quantize where the rules say, as v3 did: the flow of a training run is no model's."""
+    def _place_by(self, batch: Any, forward: Any) -> None:
+        """Quantize where the rules say, as v3 did: the flow of a training run is not that of a model."""

@@ -48,7 +48,7 @@ class Translation:
     Parameters
     ----------
     rules : list of dict
-        The rules in today's language; entries that are no mappings are here as they were given.
+        The rules in today's language; entries that are not mappings are here as they were given.
     origins : list of int
         For each of ``rules``, the index of the rule that the user wrote.
     notes : list of str
@@ -160,7 +160,7 @@ class _Draft:
         old, *_ = (key for key in OLD_SELECTORS if key in self.rule)
         synonyms = {OLD_SELECTORS[key] for key in OLD_SELECTORS if key in self.rule}
         for key in NEW_SELECTORS:
-            # 'op_types' beside 'support_type' is no mix: put() checks that they say the same.
+            # 'op_types' beside 'support_type' is not a mix: put() checks that they say the same.
             if key in self.rule and key not in synonyms:
                 message = (
                     f"mixes with {old!r} of NNI 2019, where type and name meant type OR name; "

@@ -1,1 +1,1 @@
-"""Where NNI's import paths lead: tables of its names, and what stands for each."""
+"""Where NNI's import paths lead: tables of its names, and what replaces each."""

@@ -50,7 +50,7 @@ class ShimLoader(Loader):
 
 
 class ShimFinder(MetaPathFinder):
-    """Answer for the paths in the table, and keep what stood there before.
+    """Answer for the paths in the table, and keep what was there before.
 
     ``from nni.x import Name`` asks here for ``nni.x.Name`` when the module has no such attribute,
     provided that ``nni.x`` is a package. So all shim modules are packages: that is the one place
@@ -128,7 +128,7 @@ def _is_nni(name: str) -> bool:
 
 def _real_nni() -> str:
     """Say where a real NNI is, empty if there is none."""
-    # Importing can be blocked by an entry that is None; that is nobody's package.
+    # Importing can be blocked by an entry that is None; that belongs to no package.
     module = sys.modules.get("nni")
     if module is not None:
         return f"imported already (from {getattr(module, '__file__', None) or 'memory'})"

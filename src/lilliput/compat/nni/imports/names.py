@@ -53,7 +53,7 @@ def available(path: str) -> list[str]:
 
 
 def resolve(path: str, name: str) -> Any:
-    """Return the object that stands for a name of NNI.
+    """Return the object that replaces a name of NNI.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def resolve(path: str, name: str) -> Any:
 
 
 def explain_missing(path: str, name: str) -> str:
-    """Say that a name cannot be had, and what can."""
+    """Say that a name is not available, and what is."""
     if path == "nni":
         return f"{path}.{name} is not available: Lilliput replaces NNI's model compression only."
     usable = [found for found in available(path) if not _is_internal(path, found)]

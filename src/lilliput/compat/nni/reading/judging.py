@@ -54,7 +54,7 @@ def judge_name(use: NameUse) -> Verdict:
 
 
 def missing_reason(found: Any) -> str:
-    """Return what a class that stands for a missing one says about it, empty for one that works."""
+    """Return what a class that replaces a missing one says about it, empty for one that works."""
     return str(getattr(found, "not_here", ""))
 
 

@@ -1,7 +1,7 @@
-"""What the names of a program stand for, read from its source: modules, classes and objects of NNI.
+"""What the names of a program refer to, read from its source: modules, classes and objects of NNI.
 
-Nothing is executed. A name that is bound to several things stands for all of them, and one that is
-bound to anything else (a parameter, a loop variable, another library's object) stands for nothing.
+Nothing is executed. A name that is bound to several things refers to all of them, and one that is
+bound to anything else (a parameter, a loop variable, another library's object) refers to nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Scope:
 
 
 class Bindings(ast.NodeVisitor):
-    """Read who binds what, and answer what an expression stands for.
+    """Read who binds what, and answer what an expression refers to.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Bindings(ast.NodeVisitor):
     # -- answers ---------------------------------------------------------------------------------------
 
     def meanings(self, node: ast.expr) -> list[Meaning]:
-        """Return what an expression stands for; empty if it is, or may be, anything but NNI's."""
+        """Return what an expression refers to; empty if it is, or may be, anything but NNI's."""
         found = self._meanings(node, self.scopes.get(node, self.top))
         known = [meaning for meaning in found if meaning is not None]
         return list(dict.fromkeys(known)) if len(known) == len(found) else []
@@ -171,7 +171,7 @@ class Bindings(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
-        """Bind targets of loops, ``with``, ``del`` and the like to nothing that is known."""
+        """Bind targets of loops, ``with``, ``del`` and similar to nothing that is known."""
         if not isinstance(node.ctx, ast.Load) and node not in self._assigned:
             self.scope.bind(node.id, None)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from lilliput.compat.nni.tools.filing import PathLike, read_tensors
 from lilliput.errors import ConfigError, StageError, StateError
 from lilliput.ops.qparams import QParams, spread
-from lilliput.quantization.bits import bits_of
 from lilliput.quantization.bnn import BNNQuantizer
+from lilliput.quantization.grids import bits_of
 from lilliput.quantization.lsq import LSQPlusQuantizer, LSQQuantizer
 from lilliput.quantization.ranges import RangeQuantizer
 from lilliput.torch import QuantType
@@ -64,7 +64,7 @@ def _grid_entry(wrapper: Any, role: str, qparams: QParams) -> dict[str, Any]:
 def _tracked(quantizer: Any, wrapper: Any, role: str, qparams: QParams) -> dict[str, float]:
     """Return the range that was seen, or where scales are learned, the range that they cover."""
     if quantizer.keeps_ranges:
-        other, target = quantizer.who_quantizes(wrapper, role)
+        other, target = quantizer._who_quantizes(wrapper, role)
         return {end: float(getattr(other, f"{target}_{own}")) for end, own in _ENDS}
     ends = (qparams.grid.low, qparams.grid.high)
     reals = [float((x - qparams.zero_point) * qparams.scale) for x in ends]
@@ -134,7 +134,7 @@ def in_todays_words(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _take_range(quantizer: Any, wrapper: Any, role: str, entry: Mapping[str, Any]) -> None:
-    owner, target = quantizer.who_quantizes(wrapper, role)
+    owner, target = quantizer._who_quantizes(wrapper, role)
     low, high = (entry.get(f"tracked_{end}_{role}") for end, _ in _ENDS)
     if low is None or high is None:
         log.warning("load_calibration_config: no range for the %s of layer %r.", role, wrapper.name)

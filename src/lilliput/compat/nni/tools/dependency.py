@@ -37,7 +37,7 @@ class Channels:
     def __init__(self, model: nn.Module, dummy_input: Any) -> None:
         if model is None or dummy_input is None:
             raise ConfigError(
-                "a dependency needs model and dummy_input; a traced model has no use."
+                "a dependency needs model and dummy_input; a traced model is not used."
             )
         args, kwargs = as_inputs(at_least_two(dummy_input))
         self.plain = unwrapped(plain_copy(model, share=True))

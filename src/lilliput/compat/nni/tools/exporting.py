@@ -16,6 +16,7 @@ from lilliput.compat.nni.tools.calibration import (
 from lilliput.compat.nni.tools.filing import PathLike, write_model, write_tensors
 from lilliput.core.compressor import Compressor
 from lilliput.errors import StageError
+from lilliput.frameworks.ports.files import PlainFiles
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.quantization.ranges import RangeQuantizer
 
@@ -23,11 +24,12 @@ from lilliput.quantization.ranges import RangeQuantizer
 class PrunerFiles(Compressor):
     """What a pruner behind NNI's paths writes."""
 
-    def _write_files(self, model_path: Any, mask_path: Any, *onnx: Any) -> None:
+    def _write_files(self, files: PlainFiles) -> None:
         """Write the model, and the masks in the nested form of NNI's files."""
-        write_model(self.bound_model, model_path, *onnx)
-        if mask_path is not None:
-            write_tensors({w.name: _masks_of(w) for w in self.get_modules_wrapper()}, mask_path)
+        write_model(self.bound_model, files)
+        if files.mask_path is not None:
+            masks = {w.name: _masks_of(w) for w in self.get_modules_wrapper()}
+            write_tensors(masks, files.mask_path)
 
 
 class QuantizerFiles(Compressor):
@@ -64,7 +66,7 @@ class QuantizerFiles(Compressor):
             with torch.no_grad():
                 for name, value in shown.items():
                     model.get_parameter(name).copy_(value)
-        write_model(model, model_path, onnx_path, input_shape, device)
+        write_model(model, PlainFiles(model_path, None, onnx_path, input_shape, device))
         if calibration_path is not None:
             write_tensors(config, calibration_path)
         return config

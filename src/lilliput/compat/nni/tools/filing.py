@@ -16,6 +16,7 @@ from torch import nn
 
 from lilliput.errors import ExportError, StateError
 from lilliput.files import write_atomically
+from lilliput.frameworks.ports.files import PlainFiles
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.export import check_norms, compressed_state_dict, encode_onnx
 from lilliput.frameworks.torch.mask_files import apply_masks, check_masks, named_masks, read_masks
@@ -31,25 +32,20 @@ def write_tensors(value: Mapping[str, Any], path: PathLike) -> None:
     write_atomically(target, buffer.getvalue())
 
 
-def write_model(
-    model: nn.Module,
-    model_path: PathLike,
-    onnx_path: PathLike | None = None,
-    input_shape: tuple[int, ...] | None = None,
-    device: Any = None,
-) -> None:
+def write_model(model: nn.Module, files: PlainFiles) -> None:
     """Write the state dict of the plain model, with masks applied, and an ONNX file of the same."""
-    _checked(model_path)
-    if onnx_path is not None and input_shape is None:
+    _checked(files.model_path)
+    onnx_path, shape = files.onnx_path, files.input_shape
+    if onnx_path is not None and shape is None:
         raise ExportError("onnx_path needs input_shape, such as (1, 3, 224, 224).")
     check_norms(unwrapped(model))
     state = compressed_state_dict(unwrapped(model))
     onnx = None
-    if onnx_path is not None and input_shape is not None:
+    if onnx_path is not None and shape is not None:
         _checked(onnx_path)
-        onnx = encode_onnx(model, state, os.fspath(onnx_path), tuple(input_shape), device)
-    write_tensors({key: value.cpu().clone() for key, value in state.items()}, model_path)
-    if onnx is not None and onnx_path is not None:
+        onnx = encode_onnx(model, state, os.fspath(onnx_path), tuple(shape), files.device)
+    write_tensors({key: value.cpu().clone() for key, value in state.items()}, files.model_path)
+    if onnx is not None:
         write_atomically(onnx_path, onnx)
 
 

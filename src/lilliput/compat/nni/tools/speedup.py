@@ -39,7 +39,7 @@ class ModelSpeedup(TodaysModelSpeedup):
     confidence, batch_size : int
         How many samples NNI tried; here the graph is followed, and nothing depends on it.
     customized_replace_func, customized_mask_updaters, customized_replacers : optional
-        How NNI was told to cut modules that it did not know. Here every module is followed op by op, so
+        How NNI was told to cut modules that it did not know. Here every module is traced op by op, so
         they are not called: a note says what to do for an op that is not known.
     graph_module, garbage_collect_values, logger : optional
         Of NNI's own tracer; not used.
@@ -115,7 +115,7 @@ def _note_not_needed(name: str, value: Any) -> None:
     kinds = value if isinstance(value, Iterable) else [value]
     listed = ", ".join(getattr(x, "__name__", type(x).__name__) for x in kinds)
     log.warning(
-        "ModelSpeedup: %s (%s) is not called: modules are followed op by op, whatever their type, and the "
+        "ModelSpeedup: %s (%s) is not called: modules are traced op by op, whatever their type, and the "
         "outputs are compared. Where an op keeps its channels, give it a rule: see 'A rule for an op' in "
         "the page on channel groups.",
         name,

@@ -12,19 +12,13 @@ from lilliput.graph.ir import Shape, Tensor
 @lowering("Conv1D", "Conv2D", "Conv3D")
 def convolution(writer: Writer) -> Any:
     """Filters are last in the kernel, inputs of a group before them."""
-    kernel = writer.kernel()
-    weight = writer.permute(kernel, (-1, -2, *range(len(kernel.shape) - 2)))
-    made = _convolve(writer, "conv", writer.channels_first(writer.input()), weight)
-    return _finish(writer, made)
+    return _plain(writer, "conv")
 
 
 @lowering("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")
 def transposed(writer: Writer) -> Any:
     """Inputs are last in the kernel, filters before them."""
-    kernel = writer.kernel()
-    weight = writer.permute(kernel, (-1, -2, *range(len(kernel.shape) - 2)))
-    made = _convolve(writer, "conv_transpose", writer.channels_first(writer.input()), weight)
-    return _finish(writer, made)
+    return _plain(writer, "conv_transpose")
 
 
 @lowering("DepthwiseConv1D", "DepthwiseConv2D")
@@ -38,8 +32,12 @@ def separable(writer: Writer) -> Any:
     """A depthwise convolution, and one of size 1 behind it."""
     mixing = writer.kernel("pointwise_kernel")
     between = _apart(writer, writer.kernel("depthwise_kernel"), "")
-    weight = writer.permute(mixing, (-1, -2, *range(len(mixing.shape) - 2)))
-    return _finish(writer, _convolve(writer, "conv", between, weight))
+    return _finish(writer, _convolve(writer, "conv", between, mixing))
+
+
+def _plain(writer: Writer, name: str) -> Any:
+    x = writer.channels_first(writer.input())
+    return _finish(writer, _convolve(writer, name, x, writer.kernel()))
 
 
 def _apart(writer: Writer, kernel: Tensor, bias: str) -> Tensor:
@@ -55,7 +53,8 @@ def _apart(writer: Writer, kernel: Tensor, bias: str) -> Tensor:
     return made
 
 
-def _convolve(writer: Writer, name: str, x: Tensor, weight: Tensor) -> Tensor:
+def _convolve(writer: Writer, name: str, x: Tensor, kernel: Tensor) -> Tensor:
+    weight = writer.permute(kernel, (-1, -2, *range(len(kernel.shape) - 2)))
     filters = weight.shape[1] if name == "conv_transpose" else weight.shape[0]
     shape = (x.shape[0], filters, *_space(writer, writer.shape()))
     made: Tensor = writer.op(

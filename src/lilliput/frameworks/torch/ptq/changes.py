@@ -33,7 +33,7 @@ class Changes:
         parameter.copy_(value)
 
     def seal(self) -> None:
-        """Note how the parameters are now, to see later whether somebody else has changed them."""
+        """Record how the parameters are now, to see later whether somebody else has changed them."""
         self._marks = {parameter: _fingerprint(parameter) for parameter in self._before}
 
     def is_intact(self) -> bool:

@@ -27,7 +27,7 @@ _PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True, eq=False)
 class PlainLayer:
-    """A convolution or linear layer that is called once and shares its parameters with nobody."""
+    """A convolution or linear layer that is called once and shares its parameters with no other."""
 
     wrapper: Any
     path: str

@@ -1,6 +1,6 @@
 import pytest
 
-from lilliput.quantization.bits import bits_of
+from lilliput.quantization.grids import bits_of
 
 
 @pytest.mark.parametrize(

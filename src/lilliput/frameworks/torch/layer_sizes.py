@@ -9,13 +9,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 
-def fix_leaf(module: nn.Module) -> None:
+def fix_sizes(module: nn.Module) -> None:
     """Make a layer's attributes agree with the shapes of its tensors."""
-    for name, value in leaf_attributes(module).items():
+    for name, value in sizes_of(module).items():
         setattr(module, name, value)
 
 
-def leaf_attributes(module: Any) -> dict[str, Any]:
+def sizes_of(module: Any) -> dict[str, Any]:
     """Return the sizes that a layer should remember, empty for a module that is not one of torch's."""
     weight: Any = getattr(module, "weight", None)
     if isinstance(module, _ConvTransposeNd):

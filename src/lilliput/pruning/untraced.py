@@ -1,4 +1,4 @@
-"""Each layer as a channel group of its own: what is known of a model that nobody has followed."""
+"""Each layer as a channel group of its own: what is known of a model whose channels were not traced."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lilliput.config.layer import LayerInfo
 from lilliput.graph.groups import Group, Slice
 
 
-class LoneFilters:
-    """Groups of one layer each; a stand-in for the groups that an analysis finds.
+class UntracedLayers:
+    """Groups of one layer each; in place of the groups that an analysis finds.
 
     Parameters
     ----------
@@ -21,7 +21,7 @@ class LoneFilters:
     """
 
     def __init__(self, layers: Iterable[LayerInfo]) -> None:
-        self.groups = tuple(_lone_group(layer) for layer in layers if not _is_recurrent(layer))
+        self.groups = tuple(_group_of(layer) for layer in layers if not _is_recurrent(layer))
 
     def reason(self, tensor: str) -> str:
         """Return why the channels of a parameter cannot be removed."""
@@ -33,7 +33,7 @@ def _is_recurrent(layer: LayerInfo) -> bool:
     return not layer.types.isdisjoint({"RNNBase", "RNNCellBase"})
 
 
-def _lone_group(layer: LayerInfo) -> Group:
+def _group_of(layer: LayerInfo) -> Group:
     units = np.arange(layer.out_channels)
     own = units if layer.out_groups == 1 else units.reshape(layer.out_groups, -1)
     name = layer.tensor_name

@@ -18,8 +18,8 @@ from lilliput.ops.channels import channel_rows
 from lilliput.ops.masks import prune_count
 from lilliput.ops.namespace import namespace
 from lilliput.pruning.layout import Flags, Layout, Pruned
-from lilliput.pruning.lone import LoneFilters
 from lilliput.pruning.ranking import Candidates, Removed, take_share, take_until
+from lilliput.pruning.untraced import UntracedLayers
 
 _BUDGETS = {"max_macs": "count_macs", "max_params": "count_parameters"}
 
@@ -34,7 +34,7 @@ def lay_out(pruner: Any, selection: Selection, obstacle: Callable[[LayerInfo], s
         if missing:
             selection = replace(selection, problems=(*selection.problems, *missing))
         layers = [d.layer for d in selection.decisions if d.rule is not None]
-        groups = LoneFilters(layers)
+        groups = UntracedLayers(layers)
     parameters = pruner._backend.parameters(pruner.bound_model)
     filters_only = getattr(pruner, "filters_only", False)  # a schedule has any criterion's masker
     reads_weights = getattr(pruner.masker_type, "reads_weights", False)
@@ -155,7 +155,7 @@ def _answers(pruner: Any, wrappers: Mapping[str, Any], removed: Removed) -> Answ
 
 
 def _find_budgets(selection: Selection) -> list[Problem]:
-    """Return the rules with a budget, which only a model that is followed can meet."""
+    """Return the rules with a budget, which only a model whose channels are traced can meet."""
     found = {
         (decision.rule, key): Problem(
             f"rule {decision.rule} → {key}",
