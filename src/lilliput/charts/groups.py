@@ -27,8 +27,10 @@ def draw_groups(groups: Sequence[ChannelGroup], order: Sequence[str] = ()) -> st
     for group in groups:
         if not group.reason:
             label = units_of(group.size, group.rows)
-            stops = ([place[x] for x in part] for part in (group.makes, group.reads, group.passes))
-            tracks.append(Track(group.size, label, f"{group.name}: {label}", *stops))
+            roles = (group.makes, group.reads, group.passes)
+            makes, reads, passes = ([place[x] for x in layers] for layers in roles)
+            hover = f"{group.name}: {label}"
+            tracks.append(Track(group.size, label, hover, makes, reads, passes))
         elif group.makes:
             rows[group.makes[0]].write(f"{group.size} stay: {group.reason}")
     return draw_map(list(rows.values()), tracks)

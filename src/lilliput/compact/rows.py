@@ -27,6 +27,7 @@ _RAREST = 1 << 8  # slots of the least likely bit
 _PATTERNS, _COUNTS = 24, 24  # contexts by neighbours, and by the column so far
 _STEPS = np.array([1, 2, 4, 8, 16])  # classes of counts
 _MOST_CLASSES = 48
+_LARGEST_STRIDE = 512  # rows
 HINTS = 6
 # How many neighbours a pattern has, three being many.
 _NEAR = np.array([min((i & 1) + (i >> 1 & 1) + (i >> 2 & 1) + (i >> 3), 3) for i in range(24)])
@@ -251,7 +252,7 @@ def classes_of(counts: Array) -> Array:
     return np.searchsorted(_STEPS, counts, "right")
 
 
-def find_stride(mask: Array, most: int = 512) -> int:
+def find_stride(mask: Array) -> int:
     """Return how many rows apart are most alike beyond neighbours, 0 if none are.
 
     Examples
@@ -261,7 +262,7 @@ def find_stride(mask: Array, most: int = 512) -> int:
     7
     """
     rows = len(mask)
-    last = min(rows // 2, most)
+    last = min(rows // 2, _LARGEST_STRIDE)
     if last < 3:
         return 0
     held = mask.astype(np.float32)

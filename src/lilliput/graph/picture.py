@@ -19,9 +19,9 @@ def draw(groups: ChannelGroups) -> str:
     place = {name: i for i, name in enumerate(rows)}
     tracks = []
     for group in groups:
-        stops = ([place[x] for x in layers] for layers in roles_of(group, groups))
+        makes, reads, passes = ([place[x] for x in layers] for layers in roles_of(group, groups))
         label = f"{group.name} · {units_of(group.size, group.row_count)}"
-        tracks.append(Track(group.size, label, str(group), *stops))
+        tracks.append(Track(group.size, label, str(group), makes, reads, passes))
     for pinned in groups.pinned:
         rows[layer_of(pinned.tensor)].write(f"{pinned.size} stay: {pinned.reason}")
     for name in groups.unreached:

@@ -6,20 +6,20 @@ from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams, fit
 
 
-def integer_range(bits: int, narrow: bool = True) -> tuple[int, int]:
-    """Return the smallest and largest signed integer of ``bits`` bits, which are two or more.
+def integer_range(bits: int) -> tuple[int, int]:
+    """Return the range of signed integers of ``bits`` bits, two or more, that is symmetric around zero.
 
-    A narrow range is symmetric around zero (-127 to 127), so that a symmetric scale wastes nothing.
+    So a symmetric scale wastes nothing.
 
     Examples
     --------
-    >>> integer_range(8), integer_range(4, narrow=False)
-    ((-127, 127), (-8, 7))
+    >>> integer_range(8)
+    (-127, 127)
     """
     if bits < 2:
         raise ValueError(f"received bits={bits}; a signed integer grid needs at least 2.")
     top = 2 ** (bits - 1) - 1
-    return (-top if narrow else -top - 1), top
+    return -top, top
 
 
 def quantize_symmetric(tensor: Tensor, bits: int) -> Tensor:

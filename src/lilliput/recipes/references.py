@@ -123,10 +123,10 @@ def _functions(found: Any) -> str:
 
     Examples
     --------
-    >>> resolve("lilliput.recipes.faults:batches", "data")
+    >>> resolve("lilliput.calling:batches", "data")
     Traceback (most recent call last):
         ...
-    lilliput.errors.ConfigError: data: module 'lilliput.recipes.faults' has no 'batches'. It has: Fault.
+    lilliput.errors.ConfigError: data: module 'lilliput.calling' has no 'batches'. It has: call.
     """
     if not inspect.ismodule(found):
         return ""

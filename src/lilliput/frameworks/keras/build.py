@@ -237,7 +237,7 @@ def take_over(model: Any, new: Any) -> tuple[Any, Any]:
 
 
 @cache
-def _names_in_keras(cls: type) -> frozenset[str]:
+def _names_in_keras(cls: Any) -> frozenset[str]:
     """Return all names that the code of a model's classes mentions, as far as they are not the user's."""
     frameworks = [x for x in cls.__mro__ if x.__module__.partition(".")[0] in _FRAMEWORKS]
     found: set[str] = set()
