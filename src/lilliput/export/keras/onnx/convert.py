@@ -58,6 +58,8 @@ def _convert(traced: Trace, opset: int) -> Any:
     )
     import onnx
 
+    # It counts on in names: a file must not depend on how many were written before.
+    tf2onnx.utils.INTERNAL_NAME = 1
     with quiet():
         try:
             proto, _ = tf2onnx.convert.from_function(
