@@ -308,7 +308,9 @@ def test_a_pruned_model_is_recovered_without_training(how, tmp_path, monkeypatch
 
     steps = {"recover": how, "batches": 8}, {"speedup": {}}
     gain = agreement(*steps) - agreement(steps[1])
-    if how == "match":  # the only norm comes right behind the pruned layer: its statistics are right
+    if (
+        how == "match"
+    ):  # the only norm comes right behind the pruned layer: its statistics are right
         assert abs(gain) < 1e-6
     else:
         assert gain > 0 or how == "recalibrate"
