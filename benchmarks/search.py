@@ -30,6 +30,7 @@ from trained_nets import Case, lite_case
 
 from lilliput.search.candidate import Maker, target_of
 from lilliput.search.costs import Counts
+from lilliput.search.journal import Journal
 from lilliput.search.scores import find_scores
 from lilliput.search.solve import total
 from lilliput.search.space import Space
@@ -120,7 +121,8 @@ def latency(case: Case, count: int, networks: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         space = Space(case.model, WIDTHS, case.example[0])
         maker = Maker(space, case.calibration[:1], "none", {}, target_of("onnxruntime", "torch"))
-        clock = Clock(maker, Counts(space), Path(folder), Path(folder))
+        original = maker.write_original(Path(folder), Journal(Path(folder), {}))
+        clock = Clock(maker, Counts(space), original, Path(folder))
         clock.fill(networks)
         terms, macs = clock.terms(), clock.counts.macs()
         whole = total(macs, (0,) * len(space.sizes))

@@ -11,7 +11,7 @@ from the file, and all that is in it counts: biases, scales, names and shapes. T
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,21 @@ from torch import nn, optim
 from lilliput.torch import LevelPruner, LSQQuantizer, load, save
 from papers import han2015
 from papers.harness import Budget, Paper, Row, Task, sparse_figures
-from papers.lenets import lenet_300_100
+from papers.lenets import NETWORKS
 
-FLOAT_BYTES = 4 * 266_610  # weights and biases of LeNet-300-100
 BIAS_BITS = 6
+KEPT = han2015.papers_shares("lenet-300-100")
 
 
 def attach(
-    model: nn.Module, optimizer: optim.Optimizer, bits: tuple[int, ...], kept: tuple[float, ...]
+    model: nn.Module,
+    optimizer: optim.Optimizer,
+    layers: Iterable[str],
+    bits: tuple[int, ...],
+    kept: tuple[float, ...],
 ) -> None:
     """Keep the zeros, or more of them, and round the other weights, layer by layer."""
-    names = [{"op_names": [name]} for name in han2015.LAYERS]
+    names = [{"op_names": [name]} for name in layers]
     rules = [{**name, "sparsity": 1 - share} for name, share in zip(names, kept, strict=True)]
     LevelPruner(model, rules, optimizer).compress()
     one_scale = {"granularity": "per_tensor"}  # those of channels would be a fifth of the file
@@ -48,12 +52,15 @@ def small(
 
     def run(task: Task) -> dict[str, Any]:
         pruned = han2015.prune(task.before(), *before)
-        model, _ = task.retrain(lambda *both: attach(*both, bits, kept or before), pruned)
+        layers = han2015.KEPT[task.network]
+        model, _ = task.retrain(lambda *both: attach(*both, layers, bits, kept or before), pruned)
+        plain = NETWORKS[task.network]()
+        floats = 4 * sum(tensor.numel() for tensor in plain.parameters())
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "network"
             size = save(model, path, compact=True, bias_bits=BIAS_BITS)
-            loaded = load(lenet_300_100(), path)
-        figures = {"error": task.error(loaded), "bytes": size, "smaller": FLOAT_BYTES / size}
+            loaded = load(plain, path)
+        figures = {"error": task.error(loaded), "bytes": size, "smaller": floats / size}
         return figures | sparse_figures(loaded)
 
     return run
@@ -64,12 +71,12 @@ PAPER = Paper(
     "Han et al. 2016, Deep Compression",
     {
         "12 ×, 4 bits": Row(
-            small(han2015.KEPT, (4, 4, 4)),
+            small(KEPT, (4, 4, 4)),
             {"error": 1.58, "bytes": 27_000},
             limits={"bytes": 27_000},
         ),
         "17 ×, 4 bits": Row(
-            small(han2015.KEPT, (4, 4, 4), 0.055, 0.075, 0.26),
+            small(KEPT, (4, 4, 4), 0.055, 0.075, 0.26),
             {"error": 1.69, "bytes": 16_100},
             most=1.69,
             limits={"bytes": 16_100},

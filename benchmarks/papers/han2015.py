@@ -17,16 +17,19 @@ from torch import nn, optim
 from lilliput.torch import AGPPruner
 from papers.harness import Budget, Paper, Row, Task, sparse_figures
 
-LAYERS = ("1", "3", "5")  # the linear layers of LeNet-300-100
-KEPT = (0.08, 0.09, 0.26)  # shares of their weights that the paper keeps
+KEPT = {  # shares of the layers' weights that the paper keeps
+    "lenet-300-100": {"1": 0.08, "3": 0.09, "5": 0.26},
+    "lenet-5": {"0": 0.66, "2": 0.12, "5": 0.08, "7": 0.19},
+}
 
 
-def prune(task: Task, *kept: float) -> nn.Module:
-    """Return the dense network pruned to a share of each layer's weights.
+def papers_shares(network: str) -> tuple[float, ...]:
+    """Return the shares that the paper keeps, in the order of the layers."""
+    return tuple(KEPT[network].values())
 
-    Where the training follows another one, it starts with the network that has been pruned there as in the
-    paper.
-    """
+
+def schedule(task: Task, kept: tuple[float, ...]) -> Callable[..., AGPPruner]:
+    """Return what puts a pruner on a network: on AGP's schedule down to a share of each layer's weights."""
     is_first = task.budget.before is None
 
     def attach(model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
@@ -38,15 +41,26 @@ def prune(task: Task, *kept: float) -> nn.Module:
                 "final_sparsity": 1 - share,
                 "end_epoch": end,
             }
-            for name, start, share in zip(LAYERS, KEPT, kept, strict=True)
+            for (name, start), share in zip(KEPT[task.network].items(), kept, strict=True)
         ]
         pruner = AGPPruner(model, rules, optimizer)
         pruner.compress()
         return pruner
 
+    return attach
+
+
+def prune(task: Task, *kept: float) -> nn.Module:
+    """Return the dense network pruned to a share of each layer's weights.
+
+    Where the training follows another one, it starts with the network that has been pruned there as in the
+    paper.
+    """
+
     def make() -> nn.Module:
-        student = None if is_first else prune(task.before(), *KEPT)
-        model: nn.Module = task.retrain(attach, student)[1].strip()
+        is_first = task.budget.before is None
+        student = None if is_first else prune(task.before(), *papers_shares(task.network))
+        model: nn.Module = task.retrain(schedule(task, kept), student)[1].strip()
         return model
 
     return task.kept("agp", [asdict(task.budget), kept], make)[0]
@@ -67,7 +81,7 @@ PAPER = Paper(
     "Han et al. 2015, Learning both weights and connections",
     {
         "12 ×": Row(
-            pruned(*KEPT),
+            pruned(*papers_shares("lenet-300-100")),
             {"error": 1.59, "rate": 12, "reference": 1.64},
             above_control=0.10,
         ),

@@ -163,11 +163,14 @@ class Task:
         self,
         attach: Callable[[nn.Module, torch.optim.Optimizer], Any] | None,
         model: nn.Module | None = None,
+        says: tuple[float, float] | None = None,
     ) -> tuple[nn.Module, Any]:
         """Train the dense network on, as its own student, with the compressor that ``attach`` puts on it.
 
         A ``model`` that is given is the student in its place. Returned with the compressor still on it.
+        What the labels and the teacher count in the loss is the budget's, if ``says`` is not given.
         """
+        of_labels, of_teacher = says or (self.budget.labels, 1.0)
         teacher = self.dense()
         student = copy.deepcopy(teacher) if model is None else model
         optimizer = torch.optim.Adam(student.parameters(), self.budget.rate, fused=True)
@@ -177,8 +180,8 @@ class Task:
         compressor = attach(student, optimizer) if attach is not None else None
 
         def loss(logits: Tensor, labels: Tensor) -> Tensor:
-            total: Tensor = self.budget.labels * F.cross_entropy(logits, labels) + distiller.loss()
-            return total
+            total: Tensor = of_labels * F.cross_entropy(logits, labels)
+            return total + of_teacher * distiller.loss()
 
         tick = getattr(compressor, "update_epoch", None)
         torch.manual_seed(self.seed)

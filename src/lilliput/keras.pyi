@@ -56,6 +56,8 @@ from lilliput.quantization.naive import NaiveQuantizer as NaiveQuantizer
 from lilliput.quantization.ptq import PTQQuantizer as PTQQuantizer
 from lilliput.quantization.qat import QATQuantizer as QATQuantizer
 from lilliput.quantization.ranges import RangeQuantizer as RangeQuantizer
+from lilliput.recipes.auto import Compressed as Compressed
+from lilliput.recipes.auto import compress as compress
 from lilliput.recovery.recalibrate import recalibrate as recalibrate
 from lilliput.report.build import build_report as build_report
 from lilliput.report.document import Report as Report
@@ -64,6 +66,10 @@ from lilliput.report.measure import measure_all as measure_all
 from lilliput.report.quantization import QuantizationReport as QuantizationReport
 from lilliput.report.quantization import quantization_report as quantization_report
 from lilliput.report.snapshot import snapshot as snapshot
+from lilliput.search.executors import RayExecutor as RayExecutor
+from lilliput.search.repair import repair as repair
+from lilliput.search.result import Found as Found
+from lilliput.search.search import Search as Search
 from lilliput.speedup.channels import channel_groups as channel_groups
 from lilliput.speedup.preflight import preflight as preflight
 from lilliput.speedup.result import SpeedupResult as SpeedupResult

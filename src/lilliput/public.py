@@ -93,10 +93,11 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ((TORCH,), "lilliput.export", "ExportResult export_executorch export_onnx export_openvino"),
     ((KERAS,), "lilliput.export.keras", "ExportResult export_litert export_onnx litert_latency"),
     # search
-    ((TORCH,), "lilliput.search.search", "Search"),
-    ((TORCH,), "lilliput.search.result", "Found"),
-    ((TORCH,), "lilliput.search.repair", "repair"),
-    ((TORCH,), "lilliput.recipes.auto", "Compressed compress"),
+    (BOTH, "lilliput.search.search", "Search"),
+    (BOTH, "lilliput.search.result", "Found"),
+    (BOTH, "lilliput.search.repair", "repair"),
+    (BOTH, "lilliput.search.executors", "RayExecutor"),
+    (BOTH, "lilliput.recipes.auto", "Compressed compress"),
     # receipt and report
     (BOTH, "lilliput.report.build", "build_report"),
     (BOTH, "lilliput.report.document", "Report"),

@@ -74,6 +74,7 @@ from lilliput.report.measure import measure_all as measure_all
 from lilliput.report.quantization import QuantizationReport as QuantizationReport
 from lilliput.report.quantization import quantization_report as quantization_report
 from lilliput.report.snapshot import snapshot as snapshot
+from lilliput.search.executors import RayExecutor as RayExecutor
 from lilliput.search.repair import repair as repair
 from lilliput.search.result import Found as Found
 from lilliput.search.search import Search as Search

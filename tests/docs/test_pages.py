@@ -21,7 +21,7 @@ RUN += ["docs/migrating_from_torch_pruning.md", "docs/tutorial.md", "docs/index.
 RUN += ["docs/receipt_and_report.md", "docs/recipes.md", "docs/training_libraries.md"]
 RUN += ["docs/channels_are_labels.md", "docs/several_inputs.md", "docs/pruning_without_training.md"]
 RUN += ["docs/distillation.md", "docs/targets.md", "docs/say_the_goal.md", "docs/compact_files.md"]
-RUN += ["docs/factorization.md"]
+RUN += ["docs/factorization.md", "docs/many_machines.md"]
 # run with the slow tests
 LONG = ["docs/index.md", "docs/migrating_from_tfmot.md", "docs/sensitivity.md", "docs/recipes.md"]
 LONG += ["docs/keras.md", "docs/training_libraries.md", "docs/say_the_goal.md"]

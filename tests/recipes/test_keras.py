@@ -62,6 +62,15 @@ def test_batch_norms_of_a_pruned_model_are_recalibrated(tmp_path, monkeypatch):
     _, _, mean, variance = model.get_layer("norm").get_weights()
     np.testing.assert_allclose(mean, seen.mean(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(variance, seen.var(0, ddof=1), rtol=1e-4)
+    run(recipe("match"), tmp_path / "matched")
+    matched = load_run(tmp_path / "matched", trust=True).model
+    _, _, mean, variance = matched.get_layer("norm").get_weights()
+    np.testing.assert_allclose(
+        mean, 0, atol=1e-5
+    )  # of the original, which no digit has gone through,
+    np.testing.assert_allclose(
+        variance, 1, rtol=1e-4
+    )  # and whose channels that are left see the same
     with pytest.raises(UnsupportedModelError, match="reconstruct works on torch models only"):
         run(recipe("reconstruct"), tmp_path / "refused")
 

@@ -288,7 +288,7 @@ def test_scales_that_are_learned_are_part_of_the_checkpoint(tmp_path, digest):
     assert digest(tmp_path / "parts") == digest(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("how", ["reconstruct", "recalibrate"])
+@pytest.mark.parametrize("how", ["reconstruct", "match", "recalibrate"])
 def test_a_pruned_model_is_recovered_without_training(how, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(HERE / "project")
     import recipe_tiny
@@ -307,7 +307,13 @@ def test_a_pruned_model_is_recovered_without_training(how, tmp_path, monkeypatch
             return -float((model(inputs) - original(inputs)).square().mean())
 
     steps = {"recover": how, "batches": 8}, {"speedup": {}}
-    assert agreement(*steps) > agreement(steps[1]) or how == "recalibrate"
+    gain = agreement(*steps) - agreement(steps[1])
+    if (
+        how == "match"
+    ):  # the only norm comes right behind the pruned layer: its statistics are right
+        assert abs(gain) < 1e-6
+    else:
+        assert gain > 0 or how == "recalibrate"
     log = json.loads((tmp_path / "2" / "report.json").read_text())
     assert f"recover ({how})" in json.dumps(log)
 
@@ -315,7 +321,7 @@ def test_a_pruned_model_is_recovered_without_training(how, tmp_path, monkeypatch
 def test_a_reconstruction_needs_the_original_to_belong_to_the_model():
     steps = [
         {"prune": "l1", "config": [{"sparsity": 0.5}], "epochs": 1},
-        {"recover": "reconstruct"},
+        {"recover": "match"},
         {"speedup": {}},
         {"recover": "reconstruct"},
     ]

@@ -12,7 +12,7 @@ from lilliput.search import timing
 from lilliput.search.candidate import Maker, target_of
 from lilliput.search.costs import Counts
 from lilliput.search.journal import Journal
-from lilliput.search.latency import LatencyTable, Network, TimedLayer, Times
+from lilliput.search.latency import LatencyTable, Network, TimedLayer, Times, bordering
 from lilliput.search.solve import total
 from lilliput.search.space import Space
 from lilliput.search.timing import Clock, architecture_of
@@ -27,9 +27,9 @@ def made_up(outputs, inputs, kind="float"):
     return TimedLayer(shape=[outputs, inputs], kind=kind, share=time)
 
 
-def network(rng, factor=1.1):
+def network(rng, factor=1.1, overhead=0.0):
     layers = {name: made_up(*map(int, rng.choice(WIDTHS, 2))) for name in "abc"}
-    whole = factor * sum(layer.share for layer in layers.values())
+    whole = factor * sum(layer.share for layer in layers.values()) + overhead
     return Network(choice=[0], layers=layers, ratio=whole)
 
 
@@ -40,6 +40,26 @@ def test_estimates_at_shapes_that_were_never_timed_follow_the_work():
     found = times.estimate(dict.fromkeys("abc", ((20, 28), "float")))
     assert found == pytest.approx(3 * 1.1 * made_up(20, 28).share, rel=0.02)
     assert times.error() < 0.02
+
+
+def test_what_a_call_costs_is_told_from_what_its_kernels_take():
+    """A constant that a factor alone would take for work: small networks would seem faster than they are."""
+    rng = np.random.default_rng(0)
+    networks = [network(rng, 1.05, overhead=0.1) for _ in range(12)]
+    disturbed = networks[3].model_copy(update={"ratio": 3 * networks[3].ratio})
+    for held in (networks, [*networks[:3], disturbed, *networks[4:]]):
+        times = Times(held)
+        assert (times.factor, times.overhead) == pytest.approx((1.05, 0.1), rel=0.02)
+    small = times.estimate({"a": ((8, 8), "float")})
+    assert small == pytest.approx(1.05 * made_up(8, 8).share + 0.1, rel=0.02)
+    assert Times(networks).error() < 0.02
+
+
+def test_without_networks_of_other_sizes_or_with_noise_below_it_there_is_no_constant():
+    alike = [network(np.random.default_rng(0)) for _ in range(5)]
+    assert Times(alike).overhead == 0 and Times(alike).factor == pytest.approx(1.1)
+    below = [network(np.random.default_rng(i), 1.1, overhead=-0.01) for i in range(8)]
+    assert Times(below).overhead == 0 and 0.9 < Times(below).factor < 1.1
 
 
 def test_the_error_is_what_others_say_of_a_network():
@@ -58,6 +78,37 @@ def test_a_kind_that_a_layer_was_not_timed_in_is_scaled_as_others_were():
     half = {"a": TimedLayer(shape=[8, 8], kind="int8", share=layers["a"].share / 2)}
     times = Times([Network(choice=[0], layers=x, ratio=1.0) for x in (layers, half)])
     assert times.layer("b", (16, 16), "int8") == pytest.approx(layers["b"].share / 2)
+
+
+def test_conversions_at_borders_of_precision_are_told_from_the_layers(border=0.05):
+    """Layers of two kinds in random order; where the next one has another kind, numbers are converted."""
+    rng, names = np.random.default_rng(0), "abcdef"
+
+    def timed(is_told):
+        kinds = rng.choice(["float", "int8"], len(names))
+        layers = {}
+        for i, name in enumerate(names):
+            after = kinds[i + 1] if i + 1 < len(names) else kinds[i]
+            share = 0.1 * (1 if kinds[i] == "float" else 0.4) + border * (kinds[i] != after)
+            kind = bordering(kinds[i], after) if is_told else kinds[i]
+            layers[name] = TimedLayer(shape=[8, 8], kind=kind, share=share)
+        ratio = sum(layer.share for layer in layers.values())
+        return Network(choice=[0], layers=layers, ratio=ratio)
+
+    assert Times([timed(True) for _ in range(16)]).error() < 0.02
+    assert Times([timed(False) for _ in range(16)]).error() > 0.05
+
+
+def test_a_border_that_was_not_timed_is_scaled_as_others_were():
+    layers = {
+        "a": TimedLayer(shape=[8, 8], kind="int8", share=0.1),
+        "b": TimedLayer(shape=[8, 8], kind="int8", share=0.2),
+        "c": TimedLayer(shape=[8, 8], kind="float", share=0.9),
+    }
+    other = {"a": TimedLayer(shape=[8, 8], kind="int8 before float", share=0.15)}
+    other["b"] = TimedLayer(shape=[8, 8], kind="float", share=0.7)
+    times = Times([Network(choice=[0], layers=x, ratio=1.2) for x in (layers, other)])
+    assert times.layer("b", (8, 8), "int8 before float") == pytest.approx(0.3)
 
 
 def test_a_table_is_one_file_per_runtime_processor_and_threads(tmp_path):
@@ -113,6 +164,24 @@ def test_terms_add_up_to_the_estimate(clock):
     terms = clock.terms()
     for choice in ((0, 0, 0, *[0] * 5), (1, 2, 0, *[0] * 5), (2, 2, 2, *[0] * 5)):
         assert total(terms, choice) == pytest.approx(clock.times.estimate(clock.describe(choice)))
+
+
+def test_terms_add_up_to_the_estimate_where_kinds_are_mixed(clock, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "_SECONDS", 0.02)
+    rules = [{"op_types": ["Conv2d", "Linear"], "quant_bits": {"choose": [4, 8, None]}}]
+    space = Space(trained(), rules, digits()[0][:16])
+    maker = Maker(space, batches(1), "none", {}, target_of("onnxruntime", "torch"))
+    mixed = Clock(maker, Counts(space), clock.original, tmp_path)
+    mixed.fill(4)
+    assert mixed.following == {"stem": "inner", "inner": "outer", "outer": "down", "down": "head"}
+    described = mixed.describe((0, 1, 2, 0, 0))
+    assert [kind for _, kind in described.values()] == [
+        *("float before int8", "int8", "int8 before float", "float", "float")
+    ]
+    terms = mixed.terms()
+    assert {len(term.decisions) for term in terms} == {0, 1, 2}
+    for choice in ((0, 0, 0, 0, 0), (0, 1, 2, 0, 0), (2, 0, 1, 0, 2), (1, 1, 1, 1, 1)):
+        assert total(terms, choice) == pytest.approx(mixed.times.estimate(mixed.describe(choice)))
 
 
 def test_every_layer_is_timed_inside_the_network(clock):

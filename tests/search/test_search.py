@@ -21,7 +21,7 @@ import pytest
 import torch
 from digits_search import accuracy, batches, dies_once, digits, trained
 
-from lilliput.errors import AlgorithmError, ConfigError, StateError, UnsupportedModelError
+from lilliput.errors import AlgorithmError, ConfigError, StateError
 from lilliput.files import make_folder
 from lilliput.measure.receipt import Figures
 from lilliput.search.budget import parse_budget
@@ -155,14 +155,6 @@ def test_latency_in_a_runtime_that_does_not_tell_is_refused(tmp_path):
     pytest.importorskip("openvino")
     with pytest.raises(ConfigError, match="OpenVINO does not tell"):
         search({"latency": 0.5}, target="openvino").run(tmp_path)
-
-
-@pytest.mark.slow  # imports TensorFlow
-def test_keras_models_are_refused():
-    keras = pytest.importorskip("keras")
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-    with pytest.raises(UnsupportedModelError, match="PyTorch models"):
-        Search(model, CHOICES, budget={"macs": 0.5}, evaluate=len, data=[1], example_inputs=None)
 
 
 def test_a_folder_of_another_search_is_refused(tmp_path):

@@ -87,6 +87,9 @@ class Loop(Protocol):
     def start_recovery(self, model: Any) -> Any:
         """Return an optimizer that trains a cut network without being tuned for it."""
 
+    def set_rate(self, optimizer: Any, rate: float) -> None:
+        """Give an optimizer a learning rate."""
+
     def stop_training(self, compressors: list[Any]) -> None:
         """Make compressors forget their optimizer."""
 

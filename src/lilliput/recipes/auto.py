@@ -115,7 +115,7 @@ def compress(
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : torch.nn.Module or keras.Model
         The trained model; it is never changed.
     budget : dict
         See :class:`~lilliput.search.search.Search`, such as ``{"latency": 0.5, "drop": 0.005}``.

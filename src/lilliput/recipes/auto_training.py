@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from typing import Any
 
 from lilliput.distillation.distiller import Distiller
 from lilliput.errors import ConfigError
+from lilliput.frameworks import backend_of
 from lilliput.frameworks.looping import Epoch, Loop
 from lilliput.recipes.framework import loop_named
 from lilliput.recipes.functions import Functions
@@ -27,7 +27,7 @@ class Recovery:
     order : Order
         What the network is made from.
     framework : str
-        ``"torch"``.
+        ``"torch"`` or ``"keras"``.
     data : iterable, or callable that returns one
         The batches of an epoch.
     seed : int
@@ -38,7 +38,8 @@ class Recovery:
         self.order, self.data = order, data
         self.framework: Loop = loop_named(framework)
         self.framework.seed(seed)
-        self.model, self.teacher = order.cut(), copy.deepcopy(order.model)
+        self.copied = backend_of(order.model).copy_model
+        self.model, self.teacher = order.cut(), self.copied(order.model)
         self.optimizer = self.framework.start_recovery(self.model)
         self.done = 0
 
@@ -74,15 +75,15 @@ class Recovery:
             if self.done >= due or self.done == planned or is_late:
                 due = 2 * self.done
                 self.framework.evaluation_mode(self.model)
-                candidate = self.order.quantized(copy.deepcopy(self.model))
+                candidate = self.order.quantized(self.copied(self.model))
                 what = f"trained for {self.done} epoch{'s' * (self.done > 1)}"
                 if offer(what, candidate) or is_late:
                     return
 
     def _train(self, rules: list[dict[str, Any]], planned: int) -> None:
         """Train one epoch."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = _RATE * 0.5 * (1 + math.cos(math.pi * self.done / planned))
+        rate = _RATE * 0.5 * (1 + math.cos(math.pi * self.done / planned))
+        self.framework.set_rate(self.optimizer, rate)
         distiller = Distiller(
             self.model, rules, teacher=self.teacher, example_inputs=self.order.example_inputs
         )

@@ -16,15 +16,15 @@ def loop_named(name: str) -> Loop:
     return found
 
 
-def recover(loop: Loop, model: Any, batches: list[Any], teacher: Any) -> None:
-    """Refit a pruned model to a teacher, or without one re-estimate its batch norms."""
+def recover(loop: Loop, model: Any, batches: list[Any], how: str, original: Any) -> None:
+    """Refit the layers or the batch norms of a pruned model; with an original, to what that computes."""
     from lilliput.recovery.recalibrate import recalibrate
     from lilliput.recovery.reconstruct import reconstruct
 
-    if teacher is None:
-        recalibrate(model, batches, loop.forward)
+    if how == "reconstruct":
+        reconstruct(model, batches, original, progress=False)
     else:
-        reconstruct(model, batches, teacher, progress=False)
+        recalibrate(model, batches, loop.forward, original=original)
 
 
 def shrink(loop: Loop, model: Any, inputs: Any, options: dict[str, Any], folder: Path) -> Any:

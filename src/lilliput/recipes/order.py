@@ -27,7 +27,7 @@ def check_order(recipe: Recipe) -> list[Fault]:
             found = f"writes {step.file!r}, which an earlier step writes too; choose another name."
         elif step.verb in ("prune", "recover") and is_quantized:
             found = f"comes after quantize; {step.verb} first."
-        elif step.verb == "recover" and step.recover == "reconstruct" and since:
+        elif step.verb == "recover" and step.recover != "recalibrate" and since:
             found = f"comes after {since}; it refits a pruned model to the one that the recipe began with."
         if found:
             faults.append(Fault(("steps", index, step.verb), found))

@@ -163,8 +163,8 @@ class RecoverStep(Strict):
     """Give back what pruning took, from batches and without training."""
 
     verb: ClassVar[str] = "recover"
-    recover: Literal["reconstruct", "recalibrate"] = Field(
-        description="Refit layers to the original model (torch), or re-estimate batch norms."
+    recover: Literal["reconstruct", "match", "recalibrate"] = Field(
+        description="Refit layers (torch) or batch norms to the original, or re-estimate batch norms."
     )
     batches: Count = Field(16, description="Batches to run.")
 

@@ -85,8 +85,8 @@ def _recover(session: Session, unit: Unit) -> None:
     step = session.step_of(unit)
     samples = session.samples(step.batches)
     session.framework.evaluation_mode(session.model)
-    teacher = make_original(session) if step.recover == "reconstruct" else None
-    recover(session.framework, session.model, samples, teacher)
+    original = None if step.recover == "recalibrate" else make_original(session)
+    recover(session.framework, session.model, samples, step.recover, original)
 
 
 def _speedup(session: Session, unit: Unit) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import inspect
 import logging
 import math
 import tempfile
@@ -16,6 +16,7 @@ from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError, 
 from lilliput.export.targets.table import TARGETS
 from lilliput.export.targets.target import Target
 from lilliput.extras import require
+from lilliput.frameworks import backend_of
 from lilliput.measure.timing import run_evaluation
 from lilliput.registry import pruners, quantizers
 from lilliput.search.journal import Journal
@@ -81,7 +82,7 @@ class Order:
 
     def cut(self) -> Any:
         """Return a copy of the model without the channels that are pruned, in floating point."""
-        model = copy.deepcopy(self.model)
+        model = backend_of(self.model).copy_model(self.model)
         if not self.pruning:
             return model
         from lilliput.recovery.recalibrate import recalibrate
@@ -117,7 +118,8 @@ class Maker:
     space : Space
         What can be chosen.
     data, recover, options
-        See :class:`Order`; ``"auto"`` reconstructs, or does nothing where a model cannot be reconstructed.
+        See :class:`Order`; ``"auto"`` is the first of reconstruct, recalibrate and nothing that works on
+        the model.
     target : Target
         The kind of file that is written.
     """
@@ -143,12 +145,16 @@ class Maker:
 
     def _way_back(self, order: Order) -> str:
         """Return how networks are recovered: refitted to the original, where that is possible."""
-        try:
-            replace(order, recover="reconstruct").cut()
-        except UnsupportedModelError as error:
-            log.warning("what pruning takes is not given back without training: %s", error)
-            return "none"
-        return "reconstruct"
+        reasons = []
+        for way in ("reconstruct", "recalibrate"):
+            try:
+                replace(order, recover=way).cut()
+            except (UnsupportedModelError, AlgorithmError) as error:
+                reasons.append(str(error))
+            else:
+                return way
+        log.warning("what pruning takes is not given back without training: %s", reasons[-1])
+        return "none"
 
     def _order(self, choice: Sequence[int]) -> Order:
         space = self.space
@@ -174,7 +180,7 @@ class Maker:
         what = self.space.model if candidate is None else candidate.compressor
         write = self.target.writer(self.space.backend.name).load()
         options: dict[str, Any] = {"check": check}
-        if "dynamic_shapes" in self.target.options:
+        if "dynamic_shapes" in inspect.signature(write).parameters:
             options["dynamic_shapes"] = False
         with quiet():
             return write(what, path, self.space.example_inputs, **options)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, CancelledError
+from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any
 
-from lilliput.errors import ConfigError
+from lilliput.errors import ConfigError, LilliputError
+from lilliput.extras import require
 from lilliput.search.candidate import Order, evaluated
 
 log = logging.getLogger("lilliput")
@@ -45,6 +46,30 @@ def outcome(future: Any, order: Order, evaluate: Callable[[Any], Any], what: str
     try:
         if future is not None:
             return float(future.result())
-    except (BrokenExecutor, CancelledError, ConnectionError, EOFError) as error:
+    except LilliputError:  # of the trial itself
+        raise
+    except Exception as error:  # every engine has others for a worker that died
         log.warning("a worker was lost (%s); its trial is done again.", type(error).__name__)
     return metric_of(order, evaluate, what)
+
+
+class RayExecutor(Executor):
+    """Tasks of Ray as an executor of PEP 3148; ``ray.init`` says on which cluster.
+
+    Ray itself starts a task again whose worker died.
+
+    Parameters
+    ----------
+    **options
+        Of ``ray.remote``, for every task: ``num_cpus=2``, ``num_gpus=1``, ``runtime_env={...}``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._ray = require("ray", "RayExecutor needs pip install 'lilliput[ray]'")
+        self._options = {"num_cpus": 1, **options}
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start a task, and return the future of what it returns."""
+        task = self._ray.remote(**self._options)(fn)
+        future: Future[Any] = task.remote(*args, **kwargs).future()
+        return future

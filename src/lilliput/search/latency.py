@@ -6,7 +6,8 @@ and in which kind of arithmetic, and the latency of the whole network in terms o
 and network take turns, so that the load of the machine cancels.
 
 An estimate adds up the layers of a config list: as timed where a layer was timed at that shape, else by a
-fit over the shapes at which it was (constant, inputs, outputs, and their product). Its error is what
+fit over the shapes at which it was (constant, inputs, outputs, and their product). A whole network takes a
+factor of that, and what a call costs whatever is called: of a small network, a large part. Its error is what
 estimates of timed networks are off, each made from the other networks.
 """
 
@@ -32,6 +33,8 @@ Shape = tuple[int, ...]
 Key = tuple[str, Shape, str]  # layer, shape of its weight, kind of arithmetic
 _LEAST = 0.05  # of the smallest time of a layer that was seen: no fit goes below
 _RIDGE = 1e-4
+_BEFORE = " before "
+_APART = 0.1  # of the largest network: by how much two must differ to show what a call costs
 
 
 class TimedLayer(Strict):
@@ -141,13 +144,14 @@ class Times:
     --------
     >>> timed = {"conv": TimedLayer(shape=[8, 4], kind="float", share=0.5)}
     >>> times = Times([Network(choice=[0], layers=timed, ratio=0.6)])
-    >>> times.layer("conv", (8, 4), "float"), round(times.factor, 3)
-    (0.5, 1.2)
+    >>> times.layer("conv", (8, 4), "float"), round(times.factor, 3), times.overhead
+    (0.5, 1.2, 0.0)
     """
 
     networks: Sequence[Network]
     known: dict[Key, float] = field(init=False)
     factor: float = field(init=False)
+    overhead: float = field(init=False)
 
     def __post_init__(self) -> None:
         seen: dict[Key, list[float]] = {}
@@ -156,9 +160,7 @@ class Times:
                 seen.setdefault((name, tuple(layer.shape), layer.kind), []).append(layer.share)
         self.known = {key: float(np.mean(shares)) for key, shares in seen.items()}
         self._fits: dict[tuple[str, str], Any] = {}
-        # Whole networks take a little more or less than their kernels, noted one by one, add up to.
-        ratios = [n.ratio / n.kernels for n in self.networks]
-        self.factor = float(np.median(ratios)) if ratios else 1.0
+        self.factor, self.overhead = _whole(self.networks)
 
     def layer(self, name: str, shape: Shape, kind: str) -> float:
         """Return the share of the original's time that a layer is expected to take."""
@@ -167,7 +169,8 @@ class Times:
 
     def estimate(self, layers: Mapping[str, tuple[Shape, str]]) -> float:
         """Return the latency of a network in terms of the original's."""
-        return self.factor * sum(self.layer(name, *layer) for name, layer in layers.items())
+        kernels = sum(self.layer(name, *layer) for name, layer in layers.items())
+        return self.factor * kernels + self.overhead
 
     def error(self) -> float | None:
         """Return the mean relative error of estimates for timed networks, each from the other ones."""
@@ -175,7 +178,8 @@ class Times:
         for i, network in enumerate(self.networks):
             others = Times([x for j, x in enumerate(self.networks) if j != i])
             layers = {k: (tuple(x.shape), x.kind) for k, x in network.layers.items()}
-            if {(k, x.kind) for k, x in network.layers.items()} <= others.seen:
+            seen = {(name, own_kind(kind)) for name, kind in others.seen}
+            if {(k, own_kind(x.kind)) for k, x in network.layers.items()} <= seen:
                 errors.append(abs(others.estimate(layers) / network.ratio - 1))
         return float(np.mean(errors)) if errors else None
 
@@ -203,11 +207,53 @@ class Times:
                 for other in {k for _, _, k in self.known} - {kind}:
                     if (n, s, other) in self.known:
                         pairs.setdefault(other, []).append(time / self.known[n, s, other])
-        kinds = [k for n, k in self.seen if n == name]
+        # The same arithmetic before another layer, if that was timed.
+        kinds = sorted(
+            (k for n, k in self.seen if n == name),
+            key=lambda k: (own_kind(k) != own_kind(kind), k),
+        )
         if not kinds:
             return 0.0  # the runtime executes nothing for it
         scale = float(np.median(pairs[kinds[0]])) if pairs.get(kinds[0]) else 1.0
         return scale * self.layer(name, shape, kinds[0])
+
+
+def bordering(kind: str, after: str) -> str:
+    """Return a kind of arithmetic, with that of the layer behind where numbers are converted for it.
+
+    What converts them counts to the layer that was executed before.
+
+    Examples
+    --------
+    >>> bordering("int8", "int8"), bordering("int8", "float"), own_kind("int8 before float")
+    ('int8', 'int8 before float', 'int8')
+    """
+    return kind if kind == after else f"{kind}{_BEFORE}{after}"
+
+
+def own_kind(kind: str) -> str:
+    """Return the arithmetic of a layer alone."""
+    return kind.partition(_BEFORE)[0]
+
+
+def _whole(networks: Sequence[Network]) -> tuple[float, float]:
+    """Return factor and constant by which whole networks exceed what their kernels add up to.
+
+    The line through networks by medians (Theil and Sen), so that one that was disturbed does not move it. A
+    constant below zero would be noise, and without networks of different sizes there is none to be seen.
+    """
+    if not networks:
+        return 1.0, 0.0
+    kernels = np.array([network.kernels for network in networks])
+    ratios = np.array([network.ratio for network in networks])
+    apart = kernels[:, None] - kernels
+    far = apart > _APART * kernels.max()
+    if far.any():
+        factor = float(np.median((ratios[:, None] - ratios)[far] / apart[far]))
+        overhead = float(np.median(ratios - factor * kernels))
+        if factor > 0 and overhead > 0:
+            return factor, overhead
+    return float(np.median(ratios / kernels)), 0.0
 
 
 def _fit(points: Sequence[tuple[Shape, float]]) -> tuple[Shape, NDArray[np.float64]]:

@@ -43,7 +43,7 @@ def repair(
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : torch.nn.Module or keras.Model
         The trained model, as it was before compression; it is not changed.
     config_list : list of dict
         What loses too much: rules with ``sparsity``, ``quant_bits`` or both, such as

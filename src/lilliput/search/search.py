@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lilliput.errors import ConfigError, UnsupportedModelError, nearest
+from lilliput.errors import ConfigError, nearest
 from lilliput.export.targets.executed import open_file
 from lilliput.files import make_folder, write_atomically
 from lilliput.frameworks import backend_of
@@ -51,7 +51,7 @@ class Search:
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : torch.nn.Module or keras.Model
         The trained model; it is never changed.
     config_list : list of dict, or path of a YAML or JSON file
         Rules of the ordinary config language in which ``sparsity`` and ``quant_bits`` may be
@@ -62,14 +62,15 @@ class Search:
         ``params``, ``average_bits`` (of the weights whose bits are chosen) and ``drop`` (of the metric).
     evaluate : callable
         ``evaluate(model)`` returns the metric, higher being better. It is called with models, and with
-        the executed file at the end.
+        the executed file at the end; Keras models are not compiled: call ``model(x)`` or ``predict``.
     data : iterable
         A few batches like those the model will see, without labels or with: sensitivities, recovery and
         calibration use their inputs. They are kept in memory.
     example_inputs : tensor, tuple or dict
         What the model is called with, with a batch of at least two.
     target : str
-        The runtime: ``"onnxruntime"``, ``"openvino"`` or ``"executorch"``.
+        The runtime: ``"onnxruntime"``; ``"openvino"`` or ``"executorch"`` for torch models, ``"litert"``
+        for Keras models.
     strategy : str
         How to search: ``"knapsack"`` (exact by scores, then exchanges), ``"evolution"`` (level
         switches), ``"netadapt"`` (step by step to the budget) or ``"annealing"``.
@@ -77,7 +78,8 @@ class Search:
         Names of the pruner, which removes channels by their weights, and of the quantizer.
     recover : str
         What gives back, without training, what pruning took: ``"reconstruct"``, ``"recalibrate"``,
-        ``"none"``, or ``"auto"``: reconstruct where the model can be.
+        ``"none"``, or ``"auto"``: the first of them that works on the model. Keras models are not
+        reconstructed.
     quantizer_options : dict, optional
         Keyword arguments of the quantizer; ``{"weights": "mse"}`` by default.
     trials : int
@@ -116,11 +118,6 @@ class Search:
         executor: Any = None,
     ) -> None:
         framework = backend_of(model).name
-        if framework != "torch":
-            raise UnsupportedModelError(
-                "Search works on PyTorch models so far; for Keras, SensitivityPruner finds a sparsity for "
-                "each layer."
-            )
         self.limits = parse_budget(budget)
         _check(evaluate, recover, trials, networks)
         check_executor(executor)

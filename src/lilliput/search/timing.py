@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from lilliput.report.environment import environment
 from lilliput.report.measure import how_to_measure
 from lilliput.search.candidate import Candidate, Maker
 from lilliput.search.costs import Counts, expand, merged
-from lilliput.search.latency import LatencyTable, Network, Shape, TimedLayer, Times
+from lilliput.search.latency import LatencyTable, Network, Shape, TimedLayer, Times, bordering
 from lilliput.search.solve import Choice, Term
 from lilliput.store import digest_of
 
@@ -70,26 +72,26 @@ class Clock:
 
     def terms(self) -> list[Term]:
         """Return the estimated latency of choices, in terms of the original's."""
-        times, terms = self.times, []
+        times = self.times
+        terms = [Term((), np.array(times.overhead))]
         for name, layer in self.layers.items():
             decisions = [d for d in self.counts.touching.get(layer, ()) if self.space.removed[d]]
-            number = self.space.bits_decision(name)
+
+            def time(chosen: dict[int, int], kind: str, name: str = name) -> float:
+                return times.factor * times.layer(name, self.shape(name, chosen), kind)
+
             kinds = self.kinds(name)
-
-            def time(
-                chosen: dict[int, int], kind: str, name: str = name, layer: str = layer
-            ) -> float:
-                return times.factor * times.layer(name, self.counts.shape(layer, chosen), kind)
-
             by_kind = {
-                kind: expand(decisions, self.space.sizes, lambda c, k=kind: time(c, k))  # type: ignore[misc]
-                for kind in dict.fromkeys(kinds)
+                kind: merged(
+                    expand(decisions, self.space.sizes, lambda c, k=kind: time(c, k))  # type: ignore[misc]
+                )
+                for kind in {x for own in kinds for x in self.bordered(name, own)}
             }
-            if number is None:
-                terms += by_kind[kinds[0]]
-            else:
-                parts = [merged(by_kind[kind]) for kind in kinds]
-                terms += _stacked(parts, number)
+            after, rows = self.following.get(name), []
+            for own in kinds:
+                cells = [by_kind[kind] for kind in self.bordered(name, own)]
+                rows.append(_stacked(cells, None if after is None else self._decision(after)))
+            terms += _stacked(rows, self._decision(name))
         return merged(terms)
 
     @property
@@ -110,15 +112,47 @@ class Clock:
         group = self.space.settings["quant_bits"][layer].get("group_size")
         return [kind_of(x, group) for x in self.space.decisions[number].choices]
 
+    @cached_property
+    def following(self) -> dict[str, str]:
+        """The layer that is executed behind each layer, as the graph has them in order."""
+        owners = {weight: name for name, weight in self.layers.items()}
+        read = [
+            x.parameter.name
+            for op in self.counts.analysis.graph.ops
+            for x in op.tensors
+            if x.parameter
+        ]
+        order = list(dict.fromkeys(owners[name] for name in read if name in owners))
+        return dict(pairwise(order))
+
+    def bordered(self, layer: str, kind: str) -> list[str]:
+        """Return a kind of a layer as it is executed, for each choice of the bits of the layer behind."""
+        after = self.following.get(layer)
+        return [kind] if after is None else [bordering(kind, x) for x in self.kinds(after)]
+
+    def _decision(self, layer: str) -> int | None:
+        """Return the decision on a layer's bits, None if its arithmetic is the same for all choices."""
+        return self.space.bits_decision(layer) if len(set(self.kinds(layer))) > 1 else None
+
+    def shape(self, layer: str, chosen: dict[int, int]) -> Shape:
+        """Return the shape of a layer's weight, given some decisions, its output channels first."""
+        info = self.space.layers[layer]
+        sizes = list(self.counts.shape(info.tensor_name, chosen))
+        return (sizes.pop(info.out_axis), *sizes)
+
     def describe(self, choice: Sequence[int]) -> dict[str, tuple[Shape, str]]:
         """Return the shape of each layer's weight and its kind of arithmetic."""
         found = {}
         for name, tensor in self.layers.items():
             touching = {d: choice[d] for d in self.counts.touching.get(tensor, ())}
-            number = self.space.bits_decision(name)
-            kind = self.kinds(name)[0 if number is None else choice[number]]
-            found[name] = (self.counts.shape(tensor, touching), kind)
+            kind, after = self._kind(name, choice), self.following.get(name)
+            kind = kind if after is None else bordering(kind, self._kind(after, choice))
+            found[name] = (self.shape(name, touching), kind)
         return found
+
+    def _kind(self, layer: str, choice: Sequence[int]) -> str:
+        number = self.space.bits_decision(layer)
+        return self.kinds(layer)[0 if number is None else choice[number]]
 
     def fill(self, networks: int, seed: int = 0) -> None:
         """Time networks until so many were timed, each chosen to show layers at new shapes."""
@@ -194,20 +228,32 @@ class Clock:
 
 
 def architecture_of(path: Path) -> str:
-    """Return a hash of all that decides how long an ONNX file takes: everything but the trained numbers."""
+    """Return a hash of all that decides how long an ONNX file takes: everything but the trained numbers.
+
+    Of names only those of layers count, by which the table knows them; others tell how a file was made.
+    """
     import onnx
 
+    from lilliput.export.passes.graph import LAYERS
+
     graph = onnx.load(path, load_external_data=False).graph
+    numbers: dict[str, int] = {}
+
+    def numbered(names: Iterable[str]) -> list[int]:
+        return [numbers.setdefault(name, len(numbers)) for name in names]
+
     described: list[Any] = [
-        [node.op_type, list(node.input), list(node.output)]
+        [node.op_type, node.name if node.op_type in LAYERS else ""]
+        + [numbered(node.input), numbered(node.output)]
         + [x.SerializeToString(deterministic=True) for x in node.attribute]
         for node in graph.node
     ]
     for tensor in graph.initializer:
-        is_setting = tensor.data_type == onnx.TensorProto.INT64  # such as shapes and axes
-        content = tensor.SerializeToString(deterministic=True) if is_setting else b""
-        described.append([tensor.name, list(tensor.dims), tensor.data_type, content])
-    described += [x.SerializeToString(deterministic=True) for x in graph.input]
+        described.append([numbered([tensor.name]), list(tensor.dims), tensor.data_type])
+        if tensor.data_type == onnx.TensorProto.INT64:  # settings, such as shapes and axes
+            tensor.ClearField("name")
+            described.append(tensor.SerializeToString(deterministic=True))
+    described += [x.type.SerializeToString(deterministic=True) for x in graph.input]
     return digest_of(repr(described).encode())[:16]
 
 
@@ -239,8 +285,10 @@ def kind_of(bits: Any, group_size: int | None = None) -> str:
     return "int8" if most <= 8 else "int16"
 
 
-def _stacked(parts: Sequence[Sequence[Term]], number: int) -> list[Term]:
-    """Return terms that depend on one more decision, given those of each of its choices."""
+def _stacked(parts: Sequence[Sequence[Term]], number: int | None) -> list[Term]:
+    """Return terms that depend on one more decision, if there is one, given those of each choice."""
+    if number is None:
+        return list(parts[0])
     keys = dict.fromkeys(term.decisions for part in parts for term in part)
     found = []
     for key in keys:

@@ -11,10 +11,16 @@ import numpy as np
 from keras import ops
 
 from lilliput.config.layer import LayerInfo, QuantType
-from lilliput.errors import AlgorithmError, ConfigError, StateError, UnsupportedModelError
+from lilliput.errors import (
+    AlgorithmError,
+    ConfigError,
+    StageError,
+    StateError,
+    UnsupportedModelError,
+)
 from lilliput.frameworks.base import Backend
 from lilliput.frameworks.features import Run
-from lilliput.frameworks.keras import features, files, instrument, penalty, running
+from lilliput.frameworks.keras import copies, effects, features, files, instrument, penalty, running
 from lilliput.frameworks.keras import model as models
 from lilliput.frameworks.keras.discover import (
     DEFAULT_TYPES,
@@ -341,10 +347,29 @@ class KerasBackend(Backend):
         task: Callable[[], None] | None = None,
     ) -> None:
         """Run batches in inference mode, with gradients where a task wants to see them."""
+        taps = [] if task is None else effects.taps_in(model)
         if task is None:
             running.run(model, batches, forward)
+        elif taps:
+            effects.run(model, batches, forward or running.call, taps, task)
         else:
             running.run_with_gradients(model, batches, forward or running.call, task)
+
+    def probe(self, outputs: Any) -> Tensor:
+        """Return a random combination of outputs, to be derived."""
+        return effects.probe(outputs)
+
+    def sampled_loss(self, outputs: Any, seed: int) -> Tensor | None:
+        """Return a loss whose derivatives measure KL divergences; see :mod:`effects`."""
+        return effects.sampled_loss(outputs, seed)
+
+    def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
+        """Watch every layer that owns the weight."""
+        return list(effects.watch_effects(layer, task))
+
+    def response(self, layer: LayerInfo, change: Tensor, inputs: Tensor) -> Tensor:
+        """Run the first layer that owns the weight with and without the change."""
+        return effects.response(layer, change, inputs)
 
     def remember(self, model: Any) -> running.Snapshot:
         """Return copies of all variables; Keras has no modes."""
@@ -360,6 +385,16 @@ class KerasBackend(Backend):
         sync(model)
         for i, variable in enumerate(model.variables):
             variable.assign(tensors[f"{i}"])
+
+    def copy_model(self, model: Any) -> Any:
+        """Make the model again from its config, with the same values; no compressor would come along."""
+        at_work = models.compressors_of(model)
+        if at_work:
+            raise StageError(
+                f"the model is under {type(at_work[0]).__name__}, and cannot be copied with it; strip() it "
+                "first, or give a model that no compressor is on."
+            )
+        return copies.copy_model(model)
 
     def on_call(self, model: Any, task: Callable[[Any, Any], None]) -> Any:
         """Call ``task(args, kwargs)`` before each call of a model under compression."""

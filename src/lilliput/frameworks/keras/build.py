@@ -146,8 +146,9 @@ class Builder:
     def _carry(self, model: Any, new: Any) -> None:
         """Give a new model the attributes that its class or its user has given the old one."""
         known, lost = {*vars(keras.Sequential()), *_OF_KERAS}, []
+        of_keras = _names_in_keras(model.__class__)
         for key, value in vars(model).items():
-            is_private = key.startswith("_") and key in _names_in_keras(type(model))
+            is_private = key.startswith("_") and key in of_keras
             if key in known or key.startswith("_lilliput") or (is_private and key not in vars(new)):
                 continue
             if _is_plain(value):

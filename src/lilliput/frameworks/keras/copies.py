@@ -1,4 +1,4 @@
-"""New layers like old ones: from their configs, with what no config can hold put back by hand."""
+"""New models and layers like old ones: from their configs, with what no config can hold put back by hand."""
 
 from __future__ import annotations
 
@@ -11,8 +11,24 @@ import keras
 
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.keras.instrument import unshadowed
+from lilliput.frameworks.keras.scopes import sync
 
 Config = dict[str, Any]
+
+
+def copy_model(model: Any) -> Any:
+    """Return a model like another, under the same names, with the same values."""
+    sync(model)
+    try:
+        made = keras.models.clone_model(model)
+        if not made.built:
+            made.build(model.input_shape)
+        made.set_weights(model.get_weights())
+    except Exception as error:  # configs are the user's code
+        raise UnsupportedModelError(
+            f"the model cannot be made again from its config ({type(error).__name__}: {error})"
+        ) from error
+    return made
 
 
 def copy_operation(

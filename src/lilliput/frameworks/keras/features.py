@@ -14,6 +14,7 @@ from lilliput.config.layer import LayerInfo
 from lilliput.errors import StageError, UnsupportedModelError
 from lilliput.frameworks.features import MODEL, Run
 from lilliput.frameworks.keras import model as models
+from lilliput.frameworks.keras.copies import copy_model
 from lilliput.frameworks.keras.discover import find_layers, layers_by_path
 from lilliput.frameworks.keras.instrument import Collector
 from lilliput.frameworks.keras.running import no_grad
@@ -38,17 +39,10 @@ def frozen_copy(model: Any) -> Any:
             "original. Make the distiller before the other compressors are attached, or give it the "
             "original: Distiller(model, teacher=original)."
         )
-    sync(model)
     try:
-        teacher = keras.models.clone_model(model)
-        if not teacher.built:
-            teacher.build(model.input_shape)
-        teacher.set_weights(model.get_weights())
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"teacher: the model cannot be made again from its config ({type(error).__name__}: {error}); "
-            "give the distiller a teacher."
-        ) from error
+        teacher = copy_model(model)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"teacher: {error}; give the distiller a teacher.") from error
     teacher.trainable = False
     return teacher
 

@@ -45,13 +45,21 @@ class Sidecar:
         self.collectors: list[Collector] = []
         self.freezers: list[Freezer] = []
         self.pre_hooks: list[PreHook] = []
+        self.taps: list[Any] = []  # see effects
         self.narrow: Any = None  # how a norm runs on kept channels alone
         self.is_bare = False  # attributes return raw variables for a moment
 
     @property
     def is_empty(self) -> bool:
         """Whether the layer could do without it."""
-        held = (self.wrappers, self.remote, self.collectors, self.freezers, self.pre_hooks)
+        held = (
+            self.wrappers,
+            self.remote,
+            self.collectors,
+            self.freezers,
+            self.pre_hooks,
+            self.taps,
+        )
         return not any(held) and self.narrow is None
 
     def add(self, wrapper: Any, weight: str | None, bias: str | None) -> None:
@@ -110,7 +118,11 @@ class Sidecar:
             kwargs = {**kwargs, "training": False}
         if self.inputs:
             args, kwargs = self._quantize_inputs(args, kwargs)
+        for tap in self.taps:
+            args = tap.before(args)
         output = call(*args, **kwargs)
+        for tap in self.taps:
+            output = tap.after(output)
         for wrapper in self.outputs:
             output = _map_floating(output, wrapper.quantize_output, wrapper, "output")
         for other in self.remote:
@@ -136,7 +148,7 @@ class Sidecar:
         return args, {**kwargs, **named}
 
 
-class _Handle:
+class Handle:
     """Something on a layer that can be taken away."""
 
     kind: str
@@ -158,7 +170,7 @@ class _Handle:
             update(self.layer)
 
 
-class RemoteQuantizer(_Handle):
+class RemoteQuantizer(Handle):
     """Quantizes what a layer returns, on behalf of a layer elsewhere."""
 
     kind = "remote"
@@ -174,7 +186,7 @@ class RemoteQuantizer(_Handle):
         return self.wrapper.quantize_inputs((tensor,))[0]
 
 
-class Collector(_Handle):
+class Collector(Handle):
     """Calls a user's function with what a layer was called with and returned."""
 
     kind = "collectors"
@@ -184,13 +196,13 @@ class Collector(_Handle):
         self.function = function
 
 
-class Freezer(_Handle):
+class Freezer(Handle):
     """Makes a batch norm use its running statistics in training."""
 
     kind = "freezers"
 
 
-class PreHook(_Handle):
+class PreHook(Handle):
     """Calls a function with what a layer is about to be called with."""
 
     kind = "pre_hooks"

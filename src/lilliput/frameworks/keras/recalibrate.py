@@ -16,7 +16,7 @@ from lilliput.frameworks.keras.discover import layers_by_path
 from lilliput.frameworks.keras.instrument import PreHook
 from lilliput.frameworks.keras.running import call as call
 from lilliput.frameworks.keras.running import no_grad
-from lilliput.frameworks.keras.scopes import is_tracing, sync
+from lilliput.frameworks.keras.scopes import has_value, sync
 from lilliput.frameworks.keras.variables import to_array
 
 NAMES_MAY_DIFFER = True  # Keras counts on in the names of a second model
@@ -84,7 +84,7 @@ def _hook(norm: Any, path: str, see: Callable[[Any], None]) -> Any:
 
 def _rows(norm: Any, path: str, inputs: Any, mask: Any) -> Any:
     """Return the values of each channel that count."""
-    if is_tracing() or type(inputs).__name__.endswith("Tracer"):
+    if not has_value(inputs):
         raise UnsupportedModelError(
             f"recalibrate(): layer {path!r} runs inside a compiled function or a loop, where what it is "
             "given cannot be seen; let forward call model(inputs, training=False). Batch norms in "

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from lilliput.calling import call
-from lilliput.errors import ConfigError, StateError, UnsupportedModelError
+from lilliput.errors import ConfigError, StateError
 from lilliput.files import write_atomically
 from lilliput.frameworks.keras.files import dump_tensors
 from lilliput.frameworks.keras.scopes import sync
@@ -84,8 +84,15 @@ class KerasLoop:
         return optimizer
 
     def start_recovery(self, model: Any) -> Any:
-        """Refuse: nothing that uses it works on Keras models yet."""
-        raise UnsupportedModelError("compress() works on PyTorch models so far.")
+        """Compile the model with Adam and no loss of its own: that is the distiller's."""
+        optimizer = keras.optimizers.Adam()
+        _compile(model, optimizer, None, model)
+        optimizer.build(model.trainable_variables)
+        return optimizer
+
+    def set_rate(self, optimizer: Any, rate: float) -> None:
+        """Assign the learning rate."""
+        optimizer.learning_rate = rate
 
     def stop_training(self, compressors: list[Any]) -> None:
         """Make compressors forget their optimizer."""

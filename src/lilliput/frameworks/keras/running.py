@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -38,8 +38,7 @@ def run_with_gradients(
     variables = model.trainable_variables
     try:
         for batch in batches:
-            found = _differentiate(model, loss, batch, variables)
-            pairs = zip(variables, found, strict=True)
+            pairs = zip(variables, _gradients(model, loss, batch, variables), strict=True)
             vars(model)[_GRADIENTS] = {id(v): g for v, g in pairs if g is not None}
             task()
     finally:
@@ -53,24 +52,39 @@ def gradients_in(model: Any) -> dict[int, Any]:
     return found
 
 
-def _differentiate(model: Any, loss: Callable[..., Any], batch: Any, variables: list[Any]) -> Any:
+def _gradients(model: Any, loss: Callable[..., Any], batch: Any, variables: list[Any]) -> Any:
     """Return the gradient of a loss with respect to each variable, None if there is none."""
-    backend = keras.backend.backend()
-    values = [variable.value for variable in variables]
-    if backend == "torch":
-        torch = sys.modules["torch"]
-        return torch.autograd.grad(loss(model, batch), values, allow_unused=True)
-    if backend == "tensorflow":
-        with sys.modules["tensorflow"].GradientTape() as tape:
-            total = loss(model, batch)
-        found = tape.gradient(total, values)
-        return [None if x is None else keras.ops.convert_to_tensor(x) for x in found]
 
-    def compute(trained: list[Any]) -> Any:
-        with keras.StatelessScope(zip(variables, trained, strict=True)):
+    def compute(values: Sequence[Any]) -> Any:
+        if keras.backend.backend() != "jax":  # the variables themselves
+            return loss(model, batch)
+        with keras.StatelessScope(zip(variables, values, strict=True)):
             return loss(model, batch)
 
-    return sys.modules["jax"].grad(compute)(values)
+    return derive(compute, [variable.value for variable in variables])
+
+
+def derive(compute: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Sequence[Any]:
+    """Return the gradient of a number with respect to each tensor that it is computed from.
+
+    None for a tensor that it does not depend on; on JAX, zeros.
+    """
+    backend = keras.backend.backend()
+    if backend == "torch":
+        for value in values:
+            value.requires_grad_()
+        found: Sequence[Any] = sys.modules["torch"].autograd.grad(
+            compute(values), values, allow_unused=True
+        )
+        return found
+    if backend == "tensorflow":
+        with sys.modules["tensorflow"].GradientTape() as tape:
+            tape.watch(values)
+            total = compute(values)
+        found = tape.gradient(total, values)
+        return [None if x is None else keras.ops.convert_to_tensor(x) for x in found]
+    found = sys.modules["jax"].grad(compute)(list(values))
+    return found
 
 
 def call(model: Any, batch: Any) -> Any:

@@ -16,6 +16,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope as is_symb
 
 __all__ = [
     "full_precision",
+    "has_value",
     "is_calling",
     "is_symbolic",
     "is_tracing",
@@ -38,6 +39,11 @@ def is_tracing() -> bool:
     tensorflow = sys.modules.get("tensorflow")
     is_tensorflow = keras.backend.backend() == "tensorflow" and tensorflow is not None
     return is_tensorflow and bool(tensorflow.inside_function())  # type: ignore[union-attr]
+
+
+def has_value(tensor: Any) -> bool:
+    """Whether a tensor is computed already: not in a compiled function, nor in a loop of JAX."""
+    return not is_tracing() and not type(tensor).__name__.endswith("Tracer")
 
 
 def is_calling() -> bool:

@@ -55,6 +55,10 @@ class Storing(ABC):
     """Turn models and tensors into files, and back."""
 
     @abstractmethod
+    def copy_model(self, model: Any) -> Any:
+        """Return a model of the same names and values that shares nothing with this one."""
+
+    @abstractmethod
     def model_tensors(self, model: Any) -> dict[str, Any]:
         """Return every tensor of a model by a name that stays the same."""
 

@@ -138,8 +138,8 @@ class Running(ABC):
         """Call ``task(input, its gradient through this layer alone, output, its gradient)`` in backward."""
         raise NotImplementedError(f"{self.name} shows no gradients of activations.")
 
-    def response(self, layer: LayerInfo, weight: Any, inputs: Any) -> Any:
-        """Return what a layer would return with another weight and without bias."""
+    def response(self, layer: LayerInfo, change: Any, inputs: Any) -> Any:
+        """Return by how much what a layer returns moves when its weight is changed by this."""
         raise NotImplementedError(f"{self.name} runs no layer with another weight.")
 
     def is_activated(self, layer: LayerInfo) -> bool:

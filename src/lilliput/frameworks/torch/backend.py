@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -306,9 +307,9 @@ class TorchBackend(Backend):
         """Watch every module that owns the weight."""
         return [x for owner in layer.owners for x in effects.watch_effects(owner.module, task)]
 
-    def response(self, layer: LayerInfo, weight: Tensor, inputs: Tensor) -> Tensor:
-        """Run the first module that owns the weight."""
-        return effects.response(layer.module, layer.weight_name or "", weight, inputs)
+    def response(self, layer: LayerInfo, change: Tensor, inputs: Tensor) -> Tensor:
+        """Run the first module that owns the weight, which is linear, with the change alone."""
+        return effects.response(layer.module, layer.weight_name or "", change, inputs)
 
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
         """Return what calls a model with a batch; see :mod:`batches`."""
@@ -317,6 +318,10 @@ class TorchBackend(Backend):
     def remember(self, model: nn.Module) -> statistics.Snapshot:
         """Return copies of all parameters and buffers, and the modes of all modules."""
         return statistics.Snapshot(model)
+
+    def copy_model(self, model: nn.Module) -> nn.Module:
+        """Return a deep copy."""
+        return copy.deepcopy(model)
 
     def model_tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the tensors of the state dict."""

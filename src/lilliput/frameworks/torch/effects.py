@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from lilliput.frameworks.torch.features import are_shares
+
+_SMALLEST = 1e-12  # probability whose logarithm is taken
 
 # task(input, gradient of it through this layer, output, gradient of it); None where there is none.
 Task = Callable[[Tensor, Tensor | None, Tensor, Tensor], None]
@@ -73,12 +78,17 @@ def sampled_loss(outputs: Any, seed: int) -> Tensor | None:
     """Return minus the log-likelihood of classes drawn as the model itself expects them.
 
     The mean square of its derivative along a change of the model is, to second order, twice the
-    KL divergence that the change makes. None if the outputs are not one row of classes per example.
+    KL divergence that the change makes. Outputs that are probabilities are taken as such, others as
+    logits. None if the outputs are not one row of classes per example.
     """
     found = getattr(outputs, "logits", outputs)
     if not isinstance(found, Tensor) or found.dim() != 2 or found.shape[1] < 2:
         return None
-    logs = found.float().log_softmax(1)
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.multinomial(logs.detach().exp().cpu(), 1, generator=generator)
-    return -logs.gather(1, drawn.to(logs.device)).sum()
+    values = found.float()
+    is_done = are_shares(values.detach(), 1)
+    logs = values.clamp(min=_SMALLEST).log() if is_done else values.log_softmax(1)
+    # By NumPy, so that Keras models draw the same.
+    draws = np.random.default_rng(seed).random((len(values), 1)).astype(np.float32)
+    reached = logs.detach().exp().cumsum(1)
+    drawn = (reached < torch.from_numpy(draws).to(reached.device)).sum(1, keepdim=True)
+    return -logs.gather(1, drawn.clamp(max=values.shape[1] - 1)).sum()

@@ -93,6 +93,11 @@ class TorchLoop:
         """Return Adam: the steps of cut and refitted networks must not depend on the scale of weights."""
         return torch.optim.Adam(model.parameters())
 
+    def set_rate(self, optimizer: Any, rate: float) -> None:
+        """Give all groups the learning rate."""
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
     def stop_training(self, compressors: list[Any]) -> None:
         """Make compressors forget their optimizer."""
         for compressor in compressors:

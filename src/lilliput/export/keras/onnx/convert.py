@@ -58,6 +58,8 @@ def _convert(traced: Trace, opset: int) -> Any:
     )
     import onnx
 
+    # Names have a number of as many digits, and a file as many bytes, however many were written before.
+    tf2onnx.utils.INTERNAL_NAME = 10_000
     with quiet():
         try:
             proto, _ = tf2onnx.convert.from_function(
@@ -68,6 +70,7 @@ def _convert(traced: Trace, opset: int) -> Any:
             )
         except Exception as error:
             raise ExportError(f"tf2onnx cannot write this model: {first_line(error)}") from error
+    proto.graph.doc_string = ""  # it would name a function of TensorFlow by its number
     for node in proto.graph.node:
         if node.domain == "" and not onnx.defs.has(node.op_type):
             raise ExportError(
