@@ -79,7 +79,7 @@ class Recorder:
         """Start a run, if it is one of training."""
         self.run = None
         if kwargs.get("training"):
-            # While a graph is traced, nobody can forget the loss of the last run: it may be replaced.
+            # While a graph is traced, nothing can forget the loss of the last run: it may be replaced.
             self.run = Run(args, kwargs, is_training=not is_tracing())
 
     def _add(self, wrapper: Any, args: Any, output: Any) -> None:
