@@ -218,7 +218,7 @@ class KerasBackend(Backend):
         restart(model, getattr(model, "optimizer", None) if optimizer is None else optimizer)
 
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Raise if this is no optimizer of Keras, or it is built for other variables."""
+        """Raise if this is not an optimizer of Keras, or it is built for other variables."""
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise ConfigError(
                 f"optimizer: received {type(optimizer).__name__!r}, expected a keras.optimizers.Optimizer "
