@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -54,3 +56,20 @@ def is_installed(name: str) -> bool:
         return find_spec(name) is not None
     except ValueError:  # a module that was made by hand and has no spec
         return True
+
+
+def versions_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the packages that are installed.
+
+    Examples
+    --------
+    >>> list(versions_of(["numpy", "openvino_"]))
+    ['numpy']
+    """
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

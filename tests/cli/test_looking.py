@@ -41,7 +41,7 @@ def test_doctor(lilliput, monkeypatch):
     packages = {row["name"]: row for row in found["packages"]}
     assert packages["torch"]["version"] and packages["torch"]["install"] is None
     assert found["cores"] >= 1 and isinstance(found["flags"], dict)
-    monkeypatch.setattr("lilliput.cli.checkup._version", lambda name: None)
+    monkeypatch.setattr("lilliput.cli.checkup.versions_of", lambda names: {})
     text = " ".join(lilliput("doctor").out.split())
     assert "missing" in text and "no framework: pip install 'lilliput[torch]'" in text
 

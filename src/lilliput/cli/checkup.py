@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from lilliput.cli.table import Table
 from lilliput.export.targets.table import packages
+from lilliput.extras import versions_of
 from lilliput.report.environment import environment
 
 # distribution, what it is for, and the extra that brings it
@@ -85,17 +85,10 @@ def total_memory() -> int | None:
 
 
 def _package(name: str, purpose: str, extra: str) -> dict[str, Any]:
-    found = next(filter(None, map(_version, (name, *_ALSO.get(name, ())))), None)
+    found = next(iter(versions_of((name, *_ALSO.get(name, ()))).values()), None)
     wanted = f"lilliput[{extra}]" if extra else name
     install = None if found else f"pip install '{wanted}'" if extra else f"pip install {wanted}"
     return {"name": name, "version": found, "for": purpose, "install": install}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _threads(cores: int) -> str:

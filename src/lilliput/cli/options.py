@@ -67,7 +67,7 @@ InputShape = Annotated[
     typer.Option(
         "--input-shape",
         metavar="1,3,32,32",
-        help="Instead of --inputs: random numbers of this shape; 'x' may stand for ','.",
+        help="Instead of --inputs: random numbers of this shape; 'x' may be used for ','.",
     ),
 ]
 Train = Annotated[

@@ -166,7 +166,7 @@ class BaseDistiller(Projecting):
         forward: Callable[[Any], Any] | None = None,
     ) -> Run:
         try:
-            outputs = self._backend.outputs_of(model, names, run.args, run.kwargs, forward)
+            outputs = self._backend.outputs_of(model, names, run, forward)
         except Exception as error:
             raise ConfigError(
                 f"{whose}: it does not run on what the model was called with: "

@@ -1,7 +1,7 @@
 """How tensors flow through a model: which calls of layers make and read which values.
 
-A value is a number that represents one tensor of one forward. Backends record a :class:`Flow`; whoever
-reads it needs no framework.
+A value is a number that represents one tensor of one forward. Frameworks record a :class:`Flow`;
+reading it needs none.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Histogram:
         xp = namespace(tensor)
         low, high = (float(x) for x in xp.range_of(tensor, None))
         if not (np.isfinite(low) and np.isfinite(high)):
-            self.low, self.high = low, high  # whoever watches will see it
+            self.low, self.high = low, high  # the observer will see it
             return
         self.widen(min(low, self.low), max(high, self.high))
         if self.high > self.low:

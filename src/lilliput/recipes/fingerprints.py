@@ -6,13 +6,13 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from lilliput.errors import StateError
+from lilliput.extras import versions_of
 from lilliput.recipes.spec import Recipe
 
 _BATCHES = 2  # what is hashed of the data
@@ -52,13 +52,7 @@ def of_data(batches: Any, inputs: Any) -> dict[str, Any]:
 
 def of_versions(framework: str) -> dict[str, str]:
     """Return the versions that the last bit of a result depends on."""
-    found = {}
-    for name in _PACKAGES[framework]:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return versions_of(_PACKAGES[framework])
 
 
 def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], folder: Any) -> None:

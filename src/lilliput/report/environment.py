@@ -11,11 +11,11 @@ import os
 import platform
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from lilliput.export.targets.table import packages
+from lilliput.extras import versions_of
 
 PACKAGES = (
     *("lilliput", "torch", "keras", "tensorflow", "tensorflow-cpu", "jax", "numpy", "safetensors"),
@@ -50,7 +50,7 @@ def environment() -> dict[str, Any]:
         computes with (None before one is imported).
     """
     return {
-        "packages": _versions(),
+        "packages": versions_of(PACKAGES),
         "python": platform.python_version(),
         "os": _system(),
         "machine": platform.machine(),
@@ -77,16 +77,6 @@ def processor_flags() -> dict[str, bool]:
     if not held:
         return {}
     return {flag: any(name in held for name in known) for flag, known in names.items()}
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _system() -> str:

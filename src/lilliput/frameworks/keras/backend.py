@@ -218,7 +218,7 @@ class KerasBackend(Backend):
         restart(model, getattr(model, "optimizer", None) if optimizer is None else optimizer)
 
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Raise if this is no optimizer of Keras, or it is built for other variables."""
+        """Raise if this is not an optimizer of Keras, or it is built for other variables."""
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise ConfigError(
                 f"optimizer: received {type(optimizer).__name__!r}, expected a keras.optimizers.Optimizer "
@@ -306,15 +306,10 @@ class KerasBackend(Backend):
         return [features.Recorder(model, wrappers, task)]
 
     def outputs_of(
-        self,
-        model: Any,
-        names: Sequence[str],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        forward: Callable[[Any], Any] | None = None,
+        self, model: Any, names: Sequence[str], run: Run, forward: Any = None
     ) -> dict[str, list[Any]]:
         """Call a model for inference, without gradients."""
-        return features.outputs_of(model, names, args, kwargs, forward)
+        return features.outputs_of(model, names, run, forward)
 
     def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return inputs as ``fit`` takes them: the only argument."""

@@ -13,7 +13,7 @@ from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.keras.instrument import unshadowed
 from lilliput.frameworks.keras.variables import bias_of, is_bias, own_variables
 
-# What 'default' stands for: layers that hold most of the weights. Never norm layers.
+# What 'default' means: layers that hold most of the weights. Never norm layers.
 DEFAULT_TYPES = frozenset(
     {
         *("Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"),

@@ -79,7 +79,7 @@ class Recorder:
         """Start a run, if it is one of training."""
         self.run = None
         if kwargs.get("training"):
-            # While a graph is traced, nobody can forget the loss of the last run: it may be replaced.
+            # While a graph is traced, nothing can forget the loss of the last run: it may be replaced.
             self.run = Run(args, kwargs, is_training=not is_tracing())
 
     def _add(self, wrapper: Any, args: Any, output: Any) -> None:
@@ -102,11 +102,7 @@ class _Named:
 
 
 def outputs_of(
-    model: Any,
-    names: Sequence[str],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    forward: Callable[[Any], Any] | None = None,
+    model: Any, names: Sequence[str], run: Run, forward: Any = None
 ) -> dict[str, list[Any]]:
     """Call a model for inference, without gradients, and return what layers returned."""
     found: dict[str, list[Any]] = {}
@@ -114,14 +110,16 @@ def outputs_of(
     def keep(named: Any, inputs: Any, output: Any) -> None:
         found.setdefault(named.name, []).append(tree.map_structure(ops.stop_gradient, output))
 
-    given = {key: value for key, value in kwargs.items() if key != "training" and value is not None}
+    given = {
+        key: value for key, value in run.kwargs.items() if key != "training" and value is not None
+    }
     with ExitStack() as stack:
         stack.enter_context(no_grad())
         layers = layers_by_path(model) if set(names) - {MODEL} else {}
         for name in set(names) - {MODEL}:
             stack.callback(Collector(_Named(name), keep).add_to(layers[name]).remove)
-        result = model(*args, training=False, **given) if forward is None else forward(model)
-        keep(_Named(MODEL), args, result)
+        result = model(*run.args, training=False, **given) if forward is None else forward(model)
+        keep(_Named(MODEL), run.args, result)
     return found
 
 

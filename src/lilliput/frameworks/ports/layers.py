@@ -120,7 +120,7 @@ class Masks(ABC):
 
     @abstractmethod
     def write_zeros(self, wrappers: Sequence[Any]) -> None:
-        """Leave the pruned zeros in the raw weights for good, or raise and change nothing."""
+        """Write the pruned zeros into the raw weights, or raise and change nothing."""
 
     @abstractmethod
     def masked_weight(self, wrapper: Any) -> Any:

@@ -192,16 +192,11 @@ class Teaching(ABC):
 
     @abstractmethod
     def outputs_of(
-        self,
-        model: Any,
-        names: Sequence[str],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        forward: Callable[[Any], Any] | None = None,
+        self, model: Any, names: Sequence[str], run: Run, forward: Any = None
     ) -> dict[str, list[Any]]:
-        """Run a model in evaluation mode, without gradients, and return what layers returned.
+        """Call a model as in a run, but in evaluation mode without gradients; return what layers returned.
 
-        ``forward(model)`` runs it in place of a call with these arguments.
+        ``forward(model)`` takes the place of that call.
         """
 
     @abstractmethod

@@ -162,15 +162,10 @@ class TorchBackend(Backend):
         return features.record(model, wrappers, task)
 
     def outputs_of(
-        self,
-        model: nn.Module,
-        names: Sequence[str],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        forward: Callable[[Any], Any] | None = None,
+        self, model: nn.Module, names: Sequence[str], run: Run, forward: Any = None
     ) -> dict[str, list[Any]]:
         """Run a model in eval mode without gradients, and leave its modes as they were."""
-        return features.outputs_of(model, names, args, kwargs, forward)
+        return features.outputs_of(model, names, run, forward)
 
     def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a tensor, a tuple of arguments or a dict of named ones as arguments."""

@@ -128,7 +128,7 @@ def plain_copy(model: nn.Module, share: bool = False) -> nn.Module:
     """Return a copy of a model in eval mode, without what compressors put on it.
 
     With ``share``, parameters lie in the memory of the model's own, unless masks have to be applied
-    to them: nobody may write to the copy.
+    to them: the copy must not be written to.
     """
     from lilliput.frameworks.torch.backend import strip
     from lilliput.frameworks.torch.discover import unwrapped

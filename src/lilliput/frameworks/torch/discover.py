@@ -15,7 +15,7 @@ from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.sidecar import Sidecar
 from lilliput.frameworks.torch.weights import bias_name, peek, plain_type, unshadowed, weight_names
 
-# What 'default' stands for: layers that hold most of the weights. Never norm layers.
+# What 'default' means: layers that hold most of the weights. Never norm layers.
 DEFAULT_TYPES = frozenset(
     {
         *("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),

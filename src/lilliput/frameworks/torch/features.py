@@ -132,11 +132,7 @@ def record(model: nn.Module, wrappers: Sequence[Any], task: Callable[[Run], None
 
 
 def outputs_of(
-    model: nn.Module,
-    names: Sequence[str],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    forward: Callable[[Any], Any] | None = None,
+    model: nn.Module, names: Sequence[str], run: Run, forward: Any = None
 ) -> dict[str, list[Any]]:
     """Run a model in eval mode without gradients, and leave its modes as they were."""
     plain = unwrapped(model)
@@ -156,7 +152,7 @@ def outputs_of(
         for name in set(names) - {MODEL}:
             handle = _module(plain, name).register_forward_hook(keep(name))
             stack.callback(handle.remove)
-        found[MODEL] = [plain(*args, **kwargs) if forward is None else forward(plain)]
+        found[MODEL] = [plain(*run.args, **run.kwargs) if forward is None else forward(plain)]
     return found
 
 

@@ -196,7 +196,7 @@ def _quantize_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> An
     named = list(kwargs)
     items = [*args, *kwargs.values()]
     where = floating(items)
-    if isinstance(module, nn.MultiheadAttention):  # its masks are no activations
+    if isinstance(module, nn.MultiheadAttention):  # its masks are not activations
         places = [*range(len(args)), *(_ATTENTION.get(name, 3) for name in named)]
         where = [i for i in where if places[i] < 3]
     if isinstance(module, nn.Embedding) and not where and _is_tied(sidecar):

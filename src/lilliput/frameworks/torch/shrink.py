@@ -279,7 +279,7 @@ class _Work:
             others = {k: v for k, v in attributes.items() if not f"{k[0]}.".startswith(inside)}
             yield Plan(self.cuts, others, tuple(sorted(graphs)))
             path = failures[-1].path
-            while path in graphs:  # the graph runs, but those around it do not go along
+            while path in graphs:  # the graph runs, but modules around it do not
                 path = path.rpartition(".")[0]
         yield Plan(self.cuts, {}, ("",))
 

@@ -101,7 +101,7 @@ def embedding_bag(walk: Walk, a: SimpleNamespace) -> Any:
 
 @rule("pad")
 def pad(walk: Walk, a: SimpleNamespace) -> Value:
-    """Add entries at the ends of dimensions: these are no channels."""
+    """Add entries at the ends of dimensions: these are not channels."""
     axes = list(a.input.axes)
     mode = getattr(a, "mode", "constant")
     value = getattr(a, "value", 0) or 0
