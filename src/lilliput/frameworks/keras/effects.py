@@ -172,8 +172,9 @@ def sampled_loss(outputs: Any, seed: int) -> Tensor | None:
         are_shares, ops.log(ops.maximum(values, _SMALLEST)), ops.log_softmax(values, axis=1)
     )
     reached = ops.cumsum(ops.exp(ops.stop_gradient(logs)), axis=1)
-    draws = np.random.default_rng(seed).random((len(outputs), 1)).astype(np.float32)
-    drawn = ops.sum(ops.cast(reached < draws, "int32"), axis=1, keepdims=True)
+    draws = np.random.default_rng(seed).random((outputs.shape[0], 1))
+    is_below = reached < ops.convert_to_tensor(draws, "float32")
+    drawn = ops.sum(ops.cast(is_below, "int32"), axis=1, keepdims=True)
     drawn = ops.minimum(drawn, outputs.shape[1] - 1)
     return -ops.sum(ops.take_along_axis(logs, drawn, axis=1))
 
@@ -190,5 +191,5 @@ def probe(outputs: Any) -> Tensor:
         values, shape = ops.cast(x, "float32"), tuple(x.shape)
         signs = np.random.default_rng(int(np.prod(shape))).choice([-1.0, 1.0], shape)
         spread = ops.maximum(ops.std(ops.stop_gradient(values)), _SMALLEST)
-        total = total + ops.sum(values * signs.astype(np.float32) / spread)
+        total = total + ops.sum(values * ops.convert_to_tensor(signs, "float32") / spread)
     return total
