@@ -6,7 +6,7 @@ import pytest
 
 from lilliput.algorithms import list_pruners, list_quantizers, pruner, quantizer
 from lilliput.frameworks.torch.lab import loss_of
-from lilliput.testing import Subject, pruner_checks, quantizer_checks
+from lilliput.testing import Subject, check_together, pruner_checks, quantizer_checks
 from lilliput.torch import (
     ActivationAPoZRankPruner,
     ActivationMeanRankPruner,
@@ -19,6 +19,7 @@ from lilliput.torch import (
     RigLPruner,
     SecondOrderPruner,
     SlimPruner,
+    STRPruner,
     TaylorFOWeightPruner,
 )
 
@@ -124,3 +125,36 @@ def test_pruner_of_channels_conforms(name, check):
 @pytest.mark.parametrize(("name", "check"), cases(list_quantizers(), quantizer_checks()))
 def test_quantizer_conforms(name, check):
     check(Subject(quantizer(name), SETTINGS.get(name)))
+
+
+# -- a pruner, a quantizer and a distiller on one model ------------------------------------------------
+
+
+def together(name):
+    """Return a pruner as it is when it prunes within two steps of training."""
+    made = {
+        "soft agp": (AGPPruner, partial(AGPPruner, soft=True, hard_epoch=2)),
+        "str": (STRPruner, partial(STRPruner, start=-3.0)),  # thresholds of 0.05
+    }
+    if name in FOLLOWED:
+        return FOLLOWED[name]
+    cls, make = made.get(name) or (pruner(name), MAKERS.get(name))
+    return Subject(cls, make=make)
+
+
+TOGETHER = list(dict.fromkeys([*list_pruners(), "soft agp", *FOLLOWED]))
+# Each pruner once, with all quantizers in turn; the other pairs are slow.
+PAIRS = [
+    pytest.param(
+        first,
+        second,
+        marks=[] if i % len(list_quantizers()) == j else [pytest.mark.slow],
+    )
+    for i, first in enumerate(TOGETHER)
+    for j, second in enumerate(list_quantizers())
+]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_pruner_quantizer_and_distiller_work_together(first, second):
+    assert check_together(together(first), Subject(quantizer(second), SETTINGS.get(second))) == ""

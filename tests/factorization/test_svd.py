@@ -169,3 +169,68 @@ def test_layers_whose_weight_a_transformer_reads_in_evaluation_are_left():
     assert "reads its weight" in factorizer.result.left["0.linear1"]
     with torch.no_grad():
         assert model(torch.randn(2, 5, 32)).shape == (2, 5, 32)
+
+
+class Reader(nn.Module):
+    """Computes with the weight of a layer in one of the ways that people write."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.layers = nn.Linear(32, 32), nn.ModuleList([nn.Linear(32, 32)])
+        self.reset()
+
+    def reset(self):
+        nn.init.orthogonal_(self.fc.weight)
+
+
+class Direct(Reader):
+    def forward(self, x):
+        return F.linear(self.layers[0](x), self.fc.weight)
+
+
+class ByAnotherName(Reader):
+    def forward(self, x):
+        layer = self.fc
+        return self.norm(self.layers[0](x)) @ layer.weight.T
+
+    def norm(self, x):
+        return x
+
+
+class InAMethod(Reader):
+    def forward(self, x):
+        return self.fc(self.layers[0](x)) + self.penalty()
+
+    def penalty(self):
+        return self.fc.weight.abs().sum()
+
+
+class InALoop(Reader):
+    def forward(self, x):
+        for layer in self.layers:
+            x = F.linear(x, layer.weight)
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("cls", [Direct, ByAnotherName, InAMethod, InALoop])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_layer_whose_parent_reads_its_weight_is_refused_by_name(cls, is_nested):
+    model = nn.Sequential(cls()) if is_nested else cls()
+    name, other = ("layers.0", "fc") if cls is InALoop else ("fc", "layers.0")
+    prefix = "0." if is_nested else ""
+    words = f"layer '{prefix}{name}' is not only called: {cls.__name__}.* reads its 'weight'"
+    with pytest.raises(ConfigError, match=words):
+        SVDFactorizer(model, [{"rank": 2}])
+    factorizer = SVDFactorizer(model, [{"op_names": [prefix + other], "rank": 2}])
+    model = factorizer.compress()
+    assert model(torch.randn(3, 32)).shape == (3, 32)
+
+
+def test_what_only_initialization_reads_does_not_count():
+    class Plain(Reader):
+        def forward(self, x):
+            return self.fc(self.layers[0](x))
+
+    factorizer = SVDFactorizer(Plain(), [{"rank": 2}])
+    factorizer.compress()
+    assert sorted(factorizer.result.ranks) == ["fc", "layers.0"]

@@ -14,6 +14,7 @@ from lilliput.torch import (
     ActivationAPoZRankPruner,
     ActivationMeanRankPruner,
     CompressionState,
+    LeastSquaresPruner,
     TaylorFOWeightPruner,
 )
 
@@ -216,3 +217,54 @@ def test_activation_checkpointing_counts_each_batch_once(reentrant):
     inputs = torch.randn(3, 4, requires_grad=True)
     checkpoint(model, inputs, use_reentrant=reentrant).sum().backward()
     assert [wrapper.batches for wrapper in pruner.get_modules_wrapper()] == [1]
+
+
+def plain():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
+
+
+def squares(model, x):
+    return model(x).square().mean()
+
+
+@pytest.mark.parametrize("cls", [*ALL, LeastSquaresPruner])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_batch_that_is_not_a_number_is_named(cls, bad):
+    good = [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(i)) for i in (1, 2)]
+    spoilt = good[1].clone()
+    spoilt[2, 1, 4, 4] = bad
+    needs = {"loss": squares} if cls is TaylorFOWeightPruner else {}
+    pruner = cls(plain(), RULES, example_inputs=good[0])
+    with pytest.raises(AlgorithmError, match=r"calibration batch 2: what is seen of layer '[03]'"):
+        pruner.calibrate([good[0], spoilt], **needs)
+    with pytest.raises(StageError, match="missing"):  # nothing was calibrated
+        pruner.compress()
+        pruner.export_model("nowhere.safetensors")
+    pruner.calibrate(good, **needs)
+    other = cls(plain(), RULES, example_inputs=good[0])
+    other.calibrate(good, **needs)
+    other.compress()
+    for one, two in zip(pruner.get_modules_wrapper(), other.get_modules_wrapper(), strict=True):
+        assert torch.equal(one.weight_mask, two.weight_mask)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_in_training_a_batch_that_is_not_a_number_does_not_count(cls):
+    """As in mixed precision, where the first gradients are often infinite and the step is left out."""
+    model, twin = plain(), plain()
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    for each in (model, twin):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.0)
+        pruner = cls(each, RULES, optimizer, training_batches=2)
+        pruner.compress()
+        for batch in (x, x * float("inf"), 2 * x) if each is model else (x, 2 * x):
+            before = [p.detach().clone() for p in each.parameters()]
+            optimizer.zero_grad()
+            squares(each, batch).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for parameter, value in zip(each.parameters(), before, strict=True):
+                    if not parameter.isfinite().all():
+                        parameter.copy_(value)
+    assert gone(model[0]) == gone(twin[0]) != []

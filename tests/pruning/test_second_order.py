@@ -238,3 +238,19 @@ def test_a_second_calibration_shares_by_the_weights_as_they_are():
     fresh.compress()
     assert torch.equal(model[0].weight == 0, changed[0].weight == 0)
     assert torch.equal(model[2].weight == 0, changed[2].weight == 0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_batch_that_is_not_a_number_is_named_and_nothing_changes(bad):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(3, 32, 6)
+    spoilt = x.clone()
+    spoilt[1, 5, 2] = bad
+    pruner = SecondOrderPruner(model, [{"sparsity": 0.5}])
+    with pytest.raises(AlgorithmError, match=r"calibrate\(\): batch 2: what layer '0' reads"):
+        pruner.calibrate(list(spoilt))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    pruner.calibrate(list(x))
+    assert int((pruner.compress()[0].weight == 0).sum()) == 24

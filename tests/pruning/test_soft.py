@@ -170,15 +170,6 @@ def test_a_compiled_model_follows_when_the_masks_become_hard():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("rule", [{"granularity": "2:4"}, {"granularity": "1:2", "end_epoch": 3}])
-def test_an_nm_pattern_is_refused(rule):
-    with pytest.raises(
-        ConfigError,
-        match="single weights or blocks, and has no use for an N:M",
-    ):
-        AGPPruner(nn.Linear(8, 8), [rule], soft=True)
-
-
 class Same(nn.Module):
     """A parametrization that could hold a masked weight."""
 
@@ -190,8 +181,6 @@ class Same(nn.Module):
 
 
 def test_what_cannot_be_shrunk_is_refused():
-    with pytest.raises(ConfigError, match="shrunk by magnitude, and 'l1' ranks by something else"):
-        AGPPruner(nn.Linear(8, 8), [RULE], pruning_algorithm="l1", soft=True)
     with pytest.raises(ConfigError, match="without soft=True"):
         AGPPruner(nn.Linear(8, 8), [RULE], hard_epoch=3)
     layer = nn.Linear(4, 4)
@@ -257,3 +246,23 @@ def test_of_equal_weights_as_many_are_computed_as_zero_as_the_mask_prunes(dtype)
         assert int((layer.weight == 0).sum()) == int((wrapper.weight_mask == 0).sum()) == 2048
     pruner.strip()
     assert [int((layer.weight == 0).sum()) for layer in model] == [2048, 2048]
+
+
+def test_whole_filters_are_blocks_of_one_output():
+    """They are shrunk by the sum of their magnitudes, and one that was pruned may come back."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 2), nn.Conv2d(6, 2, 1))
+    rule = {"op_names": ["0"], "granularity": [1, 3], "final_sparsity": 0.5, "end_epoch": 0}
+    pruner = AGPPruner(model, [rule], soft=True, hard_epoch=9)
+    pruner.compress()
+    raw = pruner.get_modules_wrapper()[0].weight.detach()
+    size = raw.abs().sum((1, 2, 3))
+    order = size.argsort()
+    wanted = raw * (1 - size[order[2]] / size).clamp(min=0)[:, None, None, None]
+    torch.testing.assert_close(model[0].weight.detach(), wanted)
+    assert bool((model[0].weight[order[:3]] == 0).all())
+    with torch.no_grad():
+        pruner.get_modules_wrapper()[0].weight[order[0]] *= 100
+    pruner.step()
+    assert bool((model[0].weight[order[0]] != 0).all())
+    assert bool((model[0].weight[order[1:4]] == 0).all())

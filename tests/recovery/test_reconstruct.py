@@ -189,3 +189,29 @@ def test_norms_over_masked_channels_are_refused():
     model, teacher = pruned(model, x, op_names=["0"], sparsity=0.5)
     with pytest.raises(UnsupportedModelError, match="normalizes over channels"):
         reconstruct(model, [x], teacher)
+
+
+class Roots(nn.Module):
+    """Computes what is not a number behind its second layer, of some inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        y = self.second(self.first(x).relu())
+        return self.last((y + 30).sqrt())
+
+
+def test_a_batch_that_is_not_a_number_is_named_and_nothing_changes():
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    model, teacher = pruned(Roots(), x, op_names=["first"], sparsity=0.5)
+    before = copy.deepcopy(model.state_dict())
+    far = x.clone()
+    far[7] = 1e4
+    with pytest.raises(AlgorithmError, match=r"reconstruct\(\): batch 2: what layer 'last' reads"):
+        reconstruct(model, [x, far], teacher, progress=False)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    reconstruct(model, [x], teacher, progress=False)
+    assert any(not torch.equal(value, before[key]) for key, value in model.state_dict().items())

@@ -13,11 +13,12 @@ import lilliput.testing
 needs_keras = pytest.mark.skipif(find_spec("keras") is None, reason="needs Keras")
 NAMES = """
     ConformanceError Report Specimen Subject TinyCNN TinyLSTM TinyMLP TinyTied TinyTransformer check_pruner
-    check_quantizer pruner_checks quantizer_checks
+    check_quantizer check_together pruner_checks quantizer_checks
 """
 KERAS_NAMES = """
     ConformanceError Report Specimen Subject TinyAttention TinyCNN TinyLSTM TinyMLP TinyNested
-    TinySubclassed TinyUntold check_pruner check_quantizer make_input pruner_checks quantizer_checks
+    TinySubclassed TinyUntold check_pruner check_quantizer check_together make_input pruner_checks
+    quantizer_checks
 """
 
 # As if it were not installed: with None in sys.modules, SciPy would think that it is there.

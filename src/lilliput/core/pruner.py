@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from lilliput.config.spec import PruneRule, Rule
@@ -131,6 +131,23 @@ class Pruner(Compressor):
         """
         chosen = self.get_modules_wrapper() if wrappers is None else wrappers
         self._backend.harden(chosen, self.optimizer)
+
+    def add_penalty(self, wrapper: Any, names: Sequence[str], penalty: Callable[..., Any]) -> None:
+        """Add ``penalty(*values)`` to the loss, by its gradient.
+
+        Call it before each optimizer step where gradients are shown, once where they are not (Keras).
+
+        Parameters
+        ----------
+        wrapper : PrunerModuleWrapper
+            That of the layer.
+        names : sequence of str
+            Of what: ``"weight"`` is the raw weight (on torch only), others are parameters that were set on
+            the wrapper.
+        penalty : callable
+            Takes their values, and returns a number that can be differentiated.
+        """
+        self._backend.add_penalty(wrapper, names, penalty, self.optimizer)
 
     def update_mask(self) -> None:
         """Ask the algorithm for new masks, and put them all in force or none."""

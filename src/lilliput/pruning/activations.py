@@ -73,6 +73,8 @@ class ActivationMasker(CollectingMasker):
                 f"layer {wrapper.name!r} has {layer.out_channels} channels, and its output "
                 f"{tuple(xp.shape(output))} does not show them; exclude it."
             )
+        if not self.can_count(rows, wrapper.name):
+            return
         if not self.pruner.is_activated(layer):
             rows = getattr(xp, self.activation)(rows)
         self.add(wrapper, xp.sum(self.measure(rows), axis=1), xp.shape(rows)[1])

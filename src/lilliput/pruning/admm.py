@@ -33,12 +33,13 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from lilliput.config.spec import Rule, SparsityRule
-from lilliput.core.masker import Targets
+from lilliput.core.masker import Targets, WeightMasker
 from lilliput.errors import ConfigError
-from lilliput.ops.namespace import namespace
+from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.criterion import check_counts, checked_epoch
+from lilliput.pruning.named import NamedCriterionPruner
 from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
-from lilliput.registry import pruners, register_pruner
+from lilliput.registry import register_pruner
 
 
 class ADMMRule(SparsityRule):
@@ -52,7 +53,7 @@ class ADMMRule(SparsityRule):
 
 
 @register_pruner("admm")
-class ADMMPruner(OneShotPruner):
+class ADMMPruner(NamedCriterionPruner, OneShotPruner):
     """Train under a pull towards sparse weights for some epochs, then prune.
 
     Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0; the masks come at epoch
@@ -69,7 +70,7 @@ class ADMMPruner(OneShotPruner):
         The one-shot pruner whose criterion says which weights or channels are smallest: one that looks at
         weights alone, such as ``"level"`` or ``"l1"``.
     example_inputs, groups, pruning_params : optional
-        See :class:`~lilliput.pruning.scheduled.ScheduledPruner`.
+        See :class:`~lilliput.pruning.named.NamedCriterionPruner`.
     iterations : int
         How many times the target moves; 0 prunes at ``compress()``.
     epochs_per_iteration : int
@@ -92,25 +93,26 @@ class ADMMPruner(OneShotPruner):
         optimizer: Any = None,
         pruning_algorithm: str | type = "level",
         *,
-        example_inputs: Any = None,
-        groups: Any = None,
-        pruning_params: Mapping[str, Any] | None = None,
         iterations: int = 10,
         epochs_per_iteration: int = 1,
+        **criterion: Any,
     ) -> None:
         check_counts(0, iterations=iterations)
         check_counts(1, epochs_per_iteration=epochs_per_iteration)
         self.iterations, self.epochs_per_iteration = iterations, epochs_per_iteration
-        super().__init__(
-            model,
-            config_list,
-            optimizer,
-            masker_type=_masker_of(pruning_algorithm),
-            options=pruning_params,
-            example_inputs=example_inputs,
-            groups=groups,
-        )
+        super().__init__(model, config_list, optimizer, pruning_algorithm, **criterion)
         self.set_wrappers_attribute("has_target", False)
+
+    def masker_of(self, algorithm: str | type) -> type[WeightMasker]:
+        """Return the criterion of a one-shot pruner, if it looks at nothing but weights."""
+        masker = super().masker_of(algorithm)
+        is_plain = issubclass(masker, ScoreMasker) and masker.only_watches
+        if not (is_plain or getattr(masker, "reads_weights", False)):
+            raise ConfigError(
+                f"pruning_algorithm {algorithm!r} looks at more than weights; expected one such as 'level' "
+                "or 'l1'."
+            )
+        return masker
 
     @property
     def is_over(self) -> bool:
@@ -179,9 +181,13 @@ class ADMMPruner(OneShotPruner):
     def _pull(self) -> None:
         """Add the gradient of the penalty."""
         for wrapper in () if self.is_over else self._penalized():
-            weight = namespace(wrapper.weight).detach(wrapper.weight)
-            term = wrapper.config["rho"] * (weight - wrapper.sparse_target + wrapper.dual)
-            self.add_to_gradients(wrapper, {"weight": term})
+
+            def penalty(weight: Tensor, wrapper: Any = wrapper) -> Tensor:
+                gap = weight - wrapper.sparse_target + wrapper.dual
+                xp = namespace(gap)
+                return xp.sum(xp.flatten(gap * gap), axis=0) * (wrapper.config["rho"] / 2)
+
+            self.add_penalty(wrapper, ("weight",), penalty)
 
     def _is_due(self) -> bool:
         return self.is_over and super()._is_due()
@@ -195,19 +201,6 @@ class ADMMPruner(OneShotPruner):
         if self._wrappers is None or not self._needs_criterion() or left <= 0:
             return super()._missing()
         return f"{left} epochs under the penalty are missing"
-
-
-def _masker_of(algorithm: str | type) -> Any:
-    """Return the criterion of a one-shot pruner, if it looks at nothing but weights."""
-    found: Any = pruners.get(algorithm) if isinstance(algorithm, str) else algorithm
-    masker = getattr(found, "masker_type", None)
-    is_plain = isinstance(masker, type) and issubclass(masker, ScoreMasker) and masker.only_watches
-    if is_plain or getattr(masker, "reads_weights", False):
-        return masker
-    raise ConfigError(
-        f"pruning_algorithm {algorithm!r} looks at more than weights, or has no scores; expected one such as "
-        "'level' or 'l1'."
-    )
 
 
 def _copied(tensor: Any) -> Any:

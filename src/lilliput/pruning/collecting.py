@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 from lilliput.config.select import Selection
 from lilliput.errors import AlgorithmError, ConfigError, StageError, UnsupportedModelError
@@ -30,6 +30,7 @@ class CollectingMasker(ChannelMasker):
             )
         self.training_batches = training_batches
         self.is_calibrating = False
+        self.batch = 0  # which one calibrate() is at
         self.start_over()
 
     @classmethod
@@ -51,6 +52,26 @@ class CollectingMasker(ChannelMasker):
         wrapper.batches += 1
         if wrapper.batches >= self.training_batches and not self.is_calibrating:
             wrapper.is_collected = True
+
+    def number(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield batches, and count them for messages."""
+        for self.batch, batch in enumerate(batches, 1):
+            yield batch
+
+    def can_count(self, values: Tensor, name: str) -> bool:
+        """Whether what was seen of a layer is finite; refuse anything else in calibration.
+
+        In training it is passed over: in mixed precision, the first gradients are often infinite.
+        """
+        xp = namespace(values)
+        if xp.count_nonzero(xp.isfinite(values)) == xp.size(values):
+            return True
+        if self.is_calibrating:
+            raise AlgorithmError(
+                f"calibration batch {self.batch}: what is seen of layer {name!r} holds NaN or infinity; "
+                "check the data and the weights. Nothing was calibrated."
+            )
+        return False
 
     def score(self, wrapper: Any) -> Tensor:
         """Return the average of each channel, over all processes that train together."""
@@ -147,8 +168,11 @@ class CollectingPruner(ChannelPruner):
         masker.start()
         masker.is_calibrating = True
         try:
-            self._run(batches, forward)
+            self._run(masker.number(batches), forward)
             masker.finish()
+        except BaseException:
+            masker.start_over()
+            raise
         finally:
             masker.is_calibrating = False
             if not self.is_wrapped:

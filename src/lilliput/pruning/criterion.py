@@ -142,10 +142,6 @@ class CriterionPruner(Pruner):
         """Add ``scale * |w|`` of the selected weights to the loss, where gradients are not shown."""
         self._backend.penalize(self.get_modules_wrapper(), scale)
 
-    def add_to_gradients(self, wrapper: Any, terms: Mapping[str, Any]) -> None:
-        """Add to the gradients of a layer's raw ``"weight"`` and of parameters of its wrapper."""
-        self._backend.add_to_gradients(wrapper, terms, self.optimizer)
-
     def is_activated(self, layer: LayerInfo) -> bool:
         """Whether what a layer returns has gone through an activation function of its own."""
         return bool(self._backend.is_activated(layer))

@@ -36,14 +36,31 @@ def prune_pattern(
     """
     xp = namespace(score)
     if isinstance(granularity, str):
-        kept, of = map(int, granularity.split(":"))
-        pattern = keep_n_of_m(score, kept, of, axis=layer.in_axis)
+        pattern = keep_n_of_m(score, *counts_of(granularity), axis=layer.in_axis)
         most = xp.size(score) - xp.count_nonzero(pattern)
         ranked = xp.where(pattern == 0, score, math.inf)
         return prune_smallest(ranked, min(prune_count(xp.size(score), sparsity), most))
     blocks = sum_blocks(score, granularity, layer)
     mask = prune_smallest(blocks, prune_count(xp.size(blocks), sparsity))
     return spread_blocks(mask, granularity, layer, xp.shape(score))
+
+
+def counts_of(pattern: str) -> tuple[int, int]:
+    """Return how many of how many inputs a pattern keeps.
+
+    Examples
+    --------
+    >>> counts_of("2:4")
+    (2, 4)
+    """
+    kept, of = map(int, pattern.split(":"))
+    return kept, of
+
+
+def block_of(layer: LayerInfo) -> list[int] | None:
+    """Return the size of the blocks that a layer's rule asks for, None if it asks for none."""
+    granularity = layer.config.get("granularity")
+    return None if isinstance(granularity, str) else granularity
 
 
 def sum_blocks(score: Tensor, block: list[int], layer: LayerInfo) -> Tensor:
@@ -62,10 +79,10 @@ def spread_blocks(
     return namespace(blocks).moveaxis(expand_blocks(blocks, block, shape), (0, 1), axes)
 
 
-def find_patterns(selection: Selection, what: str) -> list[Problem]:
-    """Return the rules that ask for an N:M pattern, for algorithms that have no use for one."""
+def find_patterns(selection: Selection, why: str) -> list[Problem]:
+    """Return the rules that ask for an N:M pattern, for algorithms that cannot keep one."""
     found = [
-        Problem(f"rule {decision.rule} → granularity", f"{what} has no use for an N:M pattern.")
+        Problem(f"rule {decision.rule} → granularity", f"no N:M pattern can be kept: {why}.")
         for decision in selection.decisions
         if decision.is_chosen and isinstance(decision.layer.config.get("granularity"), str)
     ]
@@ -96,7 +113,7 @@ def find_misfit(layer: LayerInfo) -> str | None:
     if len(layer.shape) < 2:
         return f"layer {layer.name!r} has a weight of one axis, where there are no patterns; exclude it."
     if isinstance(granularity, str):
-        size, of = layer.shape[layer.in_axis], int(granularity.split(":")[1])
+        size, (_, of) = layer.shape[layer.in_axis], counts_of(granularity)
         if size % of:
             return (
                 f"layer {layer.name!r} has {size} inputs, which {of} does not divide; exclude it."

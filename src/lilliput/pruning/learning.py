@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from lilliput.core.pruner import Pruner
-from lilliput.errors import StageError
+from lilliput.errors import AlgorithmError, StageError
 from lilliput.ops.namespace import Tensor, namespace
 
 
@@ -54,6 +54,16 @@ class LearningPruner(Pruner):
         """Whether there is a penalty."""
         return True
 
+    def ranked(self, wrapper: Any, values: Tensor, what: str) -> Tensor:
+        """Return values that masks are made from, or raise if there is NaN among them."""
+        xp = namespace(values)
+        if xp.any(xp.isnan(values)):
+            raise AlgorithmError(
+                f"layer {wrapper.name!r} has NaN among its {what}, so nothing can be ranked; look for NaN in "
+                "the last batch and its loss, or lower the learning rate."
+            )
+        return values
+
     # -- the engine room ---------------------------------------------------------------------------
 
     def soft_wrappers(self) -> list[Any]:
@@ -81,7 +91,7 @@ class LearningPruner(Pruner):
             def penalty(value: Tensor, wrapper: Any = wrapper) -> Tensor:
                 return self.penalty(wrapper, value)
 
-            self._backend.penalize_learned(wrapper, self.learned_name, penalty, self.optimizer)
+            self.add_penalty(wrapper, (self.learned_name,), penalty)
 
     def _after_step(self) -> None:
         """Keep what is learned the same in all processes."""

@@ -155,7 +155,12 @@ class LeastSquaresMasker(CollectingMasker):
         rows = channel_rows(xp.widen(xp.detach(given)), layer.channel_axis)
         examples = int(xp.shape(given)[0])
 
+        if not self.can_count(rows, layer.name):
+            return
+
         def take(gradient: Tensor) -> None:
+            if not self.can_count(gradient, layer.name):
+                return
             read.add(rows, int(xp.shape(rows)[1]))
             returned.add(channel_rows(xp.widen(gradient), layer.channel_axis), examples)
 

@@ -28,7 +28,6 @@ so that each round removes the same share of what is left.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -86,7 +85,7 @@ class LotteryTicketPruner(ScheduledPruner):
         See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``sparsity``, optionally
         ``prune_iterations`` (rounds; by default each removes 20 % of what is left) and ``granularity``.
     pruning_algorithm, example_inputs, groups, pruning_params
-        See :class:`~lilliput.pruning.scheduled.ScheduledPruner`; by magnitude if not given.
+        See :class:`~lilliput.pruning.named.NamedCriterionPruner`; by magnitude if not given.
     epochs_per_round : int
         Epochs of training before each pruning, and after the last.
     rewind_epoch : int
@@ -108,27 +107,17 @@ class LotteryTicketPruner(ScheduledPruner):
         optimizer: Any = None,
         pruning_algorithm: str | type = "level",
         *,
-        example_inputs: Any = None,
-        groups: Any = None,
-        pruning_params: Mapping[str, Any] | None = None,
         epochs_per_round: int = 1,
         rewind_epoch: int = 0,
         reset_weights: bool = True,
+        **criterion: Any,
     ) -> None:
         check_counts(1, epochs_per_round=epochs_per_round)
         check_counts(0, rewind_epoch=rewind_epoch)
         self.epochs_per_round, self.rewind_epoch = epochs_per_round, rewind_epoch
         self.reset_weights = reset_weights
         self._others: list[Any] = []  # wrappers of all parameters, which are not attached
-        super().__init__(
-            model,
-            config_list,
-            optimizer,
-            pruning_algorithm,
-            example_inputs=example_inputs,
-            groups=groups,
-            pruning_params=pruning_params,
-        )
+        super().__init__(model, config_list, optimizer, pruning_algorithm, **criterion)
         self.set_wrappers_attribute("early_values", None)  # of all parameters, held by the first
 
     @property

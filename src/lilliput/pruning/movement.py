@@ -37,7 +37,14 @@ from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.schedule import cubic_sparsity
-from lilliput.pruning.granularity import find_misfits, find_patterns, spread_blocks, sum_blocks
+from lilliput.pruning.granularity import (
+    block_of,
+    find_misfits,
+    find_patterns,
+    prune_pattern,
+    spread_blocks,
+    sum_blocks,
+)
 from lilliput.pruning.learning import LearningPruner, sigmoid
 from lilliput.registry import register_pruner
 
@@ -45,13 +52,21 @@ log = logging.getLogger("lilliput")
 
 
 class MovementRule(PruneRule, PatternKeys):
-    """The share of each layer's weights to remove, or in 'soft' mode the threshold of the scores."""
+    """The share of each layer's weights to remove, or in 'soft' mode the threshold of the scores.
+
+    An N:M pattern implies its share.
+    """
 
     @model_validator(mode="after")
     def _check_target(self) -> MovementRule:
-        if not self.exclude and self.sparsity is None:
+        if not self.exclude and self.sparsity is None and self.pattern_sparsity is None:
             raise ValueError("'sparsity' is missing: a fraction in [0, 1) is expected.")
         return self
+
+    def settings(self) -> dict[str, Any]:
+        """As in :meth:`Rule.settings`, with the sparsity that an N:M pattern implies."""
+        implied = self.pattern_sparsity
+        return super().settings() | ({} if implied is None else {"sparsity": implied})
 
 
 @register_pruner("movement")
@@ -65,8 +80,8 @@ class MovementPruner(LearningPruner):
     ----------
     model, config_list, optimizer
         See :class:`~lilliput.core.compressor.Compressor`. A rule holds ``sparsity`` and optionally
-        ``granularity`` (blocks, which have one score each). In mode 'soft', ``sparsity`` is the threshold
-        of ``sigmoid(score)``, usually 0.1.
+        ``granularity``: blocks, which have one score each, or in mode 'hard' an N:M pattern. In mode 'soft',
+        ``sparsity`` is the threshold of ``sigmoid(score)``, usually 0.1.
     warm_up_step : int
         Optimizer steps before anything is pruned.
     cool_down_beginning_step : int
@@ -117,7 +132,7 @@ class MovementPruner(LearningPruner):
 
     def first_value(self, wrapper: Any) -> Tensor:
         """Return a score of zero for each weight or block."""
-        weight, block = self._backend.value_of(wrapper.weight), wrapper.config.get("granularity")
+        weight, block = self._backend.value_of(wrapper.weight), block_of(wrapper.layer_info)
         xp = namespace(weight)
         weight = xp.detach(weight)
         units = weight if block is None else sum_blocks(weight, block, wrapper.layer_info)
@@ -127,7 +142,7 @@ class MovementPruner(LearningPruner):
         """Return the masked weight; the gradient of its mask goes to the scores."""
         xp = namespace(weight)
         score = xp.to_float(self.learned(wrapper), like=weight) * self.score_scale
-        block = wrapper.config.get("granularity")
+        block = block_of(wrapper.layer_info)
         if block is not None:
             score = spread_blocks(score, block, wrapper.layer_info, xp.shape(weight))
         # The last part is zero, and its gradient that of a mask which is the score.
@@ -160,15 +175,17 @@ class MovementPruner(LearningPruner):
         for wrapper, target in targets:
             score = self.learned(wrapper)
             xp = namespace(score)
-            score = xp.widen(xp.detach(score)) * self.score_scale
+            score = self.ranked(wrapper, xp.widen(xp.detach(score)), "scores") * self.score_scale
             if target and xp.count_nonzero(score) == 0:
                 self._check_trains(wrapper)
                 target = 0.0  # scores that are all zero rank nothing yet
-            if self.movement_mode == "hard":
+            block, pattern = block_of(wrapper.layer_info), wrapper.config.get("granularity")
+            if isinstance(pattern, str):
+                mask = prune_pattern(score, float(target or 0), pattern, wrapper.layer_info)
+            elif self.movement_mode == "hard":
                 mask = prune_smallest(score, prune_count(xp.size(score), float(target or 0)))
             else:
                 mask = xp.to_float(sigmoid(score) > float(target or 0), like=score)
-            block = wrapper.config.get("granularity")
             if block is not None:
                 mask = spread_blocks(mask, block, wrapper.layer_info, wrapper.layer_info.shape)
             yield wrapper, {"weight_mask": mask}
@@ -232,9 +249,10 @@ class MovementPruner(LearningPruner):
             wrapper.set_attribute("regular_now", self._backend.tensor(share, wrapper))
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return patterns that do not fit, or are not made of blocks."""
-        found = [*find_patterns(selection, "MovementPruner"), *find_misfits(selection)]
-        return [*super()._find_problems(selection), *found]
+        """Return patterns that do not fit, or that a threshold cannot keep."""
+        why = "movement_mode='soft' keeps what scores above a threshold; choose 'hard'"
+        found = find_patterns(selection, why) if self.movement_mode == "soft" else []
+        return [*super()._find_problems(selection), *found, *find_misfits(selection)]
 
 
 def _check_steps(warm_up: Any, cool_down: Any) -> None:

@@ -34,12 +34,22 @@ from lilliput.errors import AlgorithmError, ConfigError, Problem, StageError
 from lilliput.ops.erk import erk_counts
 from lilliput.ops.masks import prune_count, prune_smallest
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.granularity import find_misfits, find_patterns, spread_blocks, sum_blocks
+from lilliput.ops.patterns import keep_n_of_m
+from lilliput.pruning.granularity import (
+    block_of,
+    counts_of,
+    find_misfits,
+    spread_blocks,
+    sum_blocks,
+)
 from lilliput.registry import register_pruner
 
 
 class RigLRule(PruneRule, PatternKeys):
-    """A sparsity for each layer, or one for all the layers of the rule together, divided by ERK."""
+    """A sparsity for each layer, or one for all the layers of the rule together, divided by ERK.
+
+    An N:M pattern implies its sparsity.
+    """
 
     total_sparsity: Fraction | None = Field(
         None, description="Share of the weights of all these layers together to leave out."
@@ -47,13 +57,24 @@ class RigLRule(PruneRule, PatternKeys):
 
     @model_validator(mode="after")
     def _check_target(self) -> RigLRule:
+        implied = self.pattern_sparsity
         given = [x for x in (self.sparsity, self.total_sparsity) if x is not None]
-        if not self.exclude and len(given) != 1:
+        if not self.exclude and len(given) != 1 and (given or implied is None):
             raise ValueError(
                 "expected either 'sparsity' (per layer) or 'total_sparsity' (of all layers together), "
                 f"received {'both' if given else 'neither'}."
             )
+        if implied is not None and self.total_sparsity is not None:
+            raise ValueError(
+                f"'granularity' {self.granularity!r} has a sparsity of {implied:g} in each layer; leave "
+                "'total_sparsity' out."
+            )
         return self
+
+    def settings(self) -> dict[str, Any]:
+        """As in :meth:`Rule.settings`, with the sparsity that an N:M pattern implies."""
+        implied = self.pattern_sparsity
+        return super().settings() | ({} if implied is None else {"sparsity": implied})
 
 
 def drop_share(step: int, end: float, fraction: float) -> float:
@@ -90,9 +111,40 @@ def move_connections(mask: Tensor, size: Tensor, gradient: Tensor, count: int) -
     tensor([1., 0., 0., 1.])
     """
     xp = namespace(mask)
-    kept = prune_smallest(xp.where(mask == 0, math.inf, size), count) * mask
+    kept = _drop(mask, size, count)
     wanted = xp.where(kept == 0, gradient, -math.inf)
     return kept + prune_smallest(wanted, xp.size(mask) - count)
+
+
+def move_in_groups(
+    mask: Tensor, size: Tensor, gradient: Tensor, count: int, pattern: str, axis: int
+) -> Tensor:
+    """As :func:`move_connections`, with as many in each group of an N:M pattern as before.
+
+    Parameters
+    ----------
+    mask, size, gradient, count
+        See there; the mask has the pattern.
+    pattern : str
+        Such as ``"2:4"``.
+    axis : int
+        Along which the groups lie.
+
+    Examples
+    --------
+    >>> import torch
+    >>> mask, size = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([3.0, 0.0, 1.0, 0.0])
+    >>> move_in_groups(mask, size, torch.tensor([9.0, 8.0, 1.0, 4.0]), 1, "1:2", 0)
+    tensor([1., 0., 0., 1.])
+    """
+    kept = _drop(mask, size, count)
+    wanted = namespace(mask).where(kept == 0, gradient, math.inf)
+    return keep_n_of_m(wanted, *counts_of(pattern), axis=axis)
+
+
+def _drop(mask: Tensor, size: Tensor, count: int) -> Tensor:
+    """Return a mask without its smallest connections."""
+    return prune_smallest(namespace(mask).where(mask == 0, math.inf, size), count) * mask
 
 
 @register_pruner("rigl")
@@ -105,8 +157,9 @@ class RigLPruner(Pruner):
     ----------
     model, config_list, optimizer
         See :class:`~lilliput.core.compressor.Compressor`. A rule holds ``sparsity`` (per layer), or
-        ``total_sparsity`` (of all its layers, divided by ERK), and optionally ``granularity`` (blocks).
-        The gradients are read before the steps of ``optimizer``.
+        ``total_sparsity`` (of all its layers, divided by ERK), and optionally ``granularity``: blocks, or
+        an N:M pattern, whose connections move within their groups. The gradients are read before the steps
+        of ``optimizer``.
     training_steps : int
         How many steps the optimizer will make in all. Longer training is what helps most.
     update_every : int
@@ -186,16 +239,22 @@ class RigLPruner(Pruner):
         """Return a random mask with as many ones as the rule asks for."""
         import numpy as np  # here: NumPy is not needed to import Lilliput
 
-        layer, block = wrapper.layer_info, wrapper.config.get("granularity")
+        layer, block = wrapper.layer_info, block_of(wrapper.layer_info)
         weight = wrapper.weight
         xp = namespace(weight)
         units = weight if block is None else sum_blocks(weight, block, layer)
-        count = xp.size(units)
+        count, shape = xp.size(units), tuple(xp.shape(units))
         index = [w.name for w in self.get_modules_wrapper()].index(wrapper.name)
         order = np.random.default_rng([self.seed, index]).permutation(count)
-        keep = (order < self._kept(wrapper, count)).reshape(tuple(xp.shape(units)))
-        mask = self._backend.to_mask(keep, wrapper)
-        mask = xp.to_float(mask, like=weight)
+        pattern = wrapper.config.get("granularity")
+        if isinstance(pattern, str):
+            kept, of = counts_of(pattern)
+            moved = np.moveaxis(order.reshape(shape), layer.in_axis, -1)
+            ranks = moved.reshape(-1, of).argsort(1).argsort(1)
+            keep = np.moveaxis((ranks < kept).reshape(moved.shape), -1, layer.in_axis)
+        else:
+            keep = (order < self._kept(wrapper, count)).reshape(shape)
+        mask = xp.to_float(self._backend.to_mask(keep, wrapper), like=weight)
         return mask if block is None else spread_blocks(mask, block, layer, xp.shape(weight))
 
     def _kept(self, wrapper: Any, count: int) -> int:
@@ -211,7 +270,7 @@ class RigLPruner(Pruner):
 
     def _move(self, wrapper: Any) -> Tensor:
         """Return the mask of a layer after an update."""
-        layer, block = wrapper.layer_info, wrapper.config.get("granularity")
+        layer, block = wrapper.layer_info, block_of(wrapper.layer_info)
         weight, gradient = wrapper.weight.detach(), wrapper.__dict__["_growth"]
         xp = namespace(weight)
         for what, values in (("weights", weight), ("gradients", gradient)):
@@ -225,6 +284,9 @@ class RigLPruner(Pruner):
         mask = xp.to_float(scores[0] > 0, like=scores[1])
         share = drop_share(self.now_step, self.stop_at * self.training_steps, self.drop_fraction)
         count = round(share * xp.count_nonzero(mask))
+        pattern = wrapper.config.get("granularity")
+        if isinstance(pattern, str):
+            return move_in_groups(mask, scores[1], scores[2], count, pattern, layer.in_axis)
         mask = move_connections(mask, scores[1], scores[2], count)
         return mask if block is None else spread_blocks(mask, block, layer, xp.shape(weight))
 
@@ -296,14 +358,13 @@ class RigLPruner(Pruner):
             self._backend.show_gradients(self._wrappers, False)
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return patterns that do not fit, or are not made of blocks."""
-        found = [*find_patterns(selection, "RigL"), *find_misfits(selection)]
-        return [*super()._find_problems(selection), *found]
+        """Return patterns that do not fit."""
+        return [*super()._find_problems(selection), *find_misfits(selection)]
 
 
 def _unit_shape(wrapper: Any) -> tuple[int, ...]:
     """Return the shape of a layer's weight, or that of its blocks."""
-    layer, block = wrapper.layer_info, wrapper.config.get("granularity")
+    layer, block = wrapper.layer_info, block_of(wrapper.layer_info)
     if block is None:
         return tuple(layer.shape)
     sides = (layer.shape[layer.out_axis], layer.shape[layer.in_axis])

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from lilliput.config.spec import Rule, ScheduledPruneRule
 from lilliput.core.masker import Targets
-from lilliput.errors import ConfigError
-from lilliput.pruning.criterion import CriterionPruner, checked_epoch
-from lilliput.pruning.one_shot import OneShotPruner
-from lilliput.registry import pruners
+from lilliput.pruning.criterion import checked_epoch
+from lilliput.pruning.named import NamedCriterionPruner
 
 log = logging.getLogger("lilliput")
 
 
-class ScheduledPruner(CriterionPruner):
+class ScheduledPruner(NamedCriterionPruner):
     """Move each layer's sparsity along a schedule; weights once pruned stay pruned.
 
     Parameters
@@ -24,48 +22,14 @@ class ScheduledPruner(CriterionPruner):
     model, config_list, optimizer
         See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``initial_sparsity``,
         ``final_sparsity``, ``start_epoch``, ``end_epoch`` and ``frequency``.
-    pruning_algorithm : str
-        The one-shot pruner whose criterion ranks weights or channels.
-    example_inputs, groups : optional
-        See :class:`~lilliput.pruning.channels.ChannelPruner`; for criteria that rank channels.
-    pruning_params : dict, optional
-        Keyword arguments of the criterion, such as ``{'activation': 'gelu'}``.
+    pruning_algorithm, example_inputs, groups, pruning_params
+        See :class:`~lilliput.pruning.named.NamedCriterionPruner`.
     """
 
     rule: ClassVar[type[Rule]] = ScheduledPruneRule
     schedule: ClassVar[Callable[..., float]]
     tracked = ("now_epoch",)
     now_epoch: int = 0
-
-    def __init__(
-        self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        pruning_algorithm: str | type = "level",
-        *,
-        example_inputs: Any = None,
-        groups: Any = None,
-        pruning_params: Mapping[str, Any] | None = None,
-    ) -> None:
-        algorithm: Any = pruning_algorithm
-        if isinstance(pruning_algorithm, str):
-            algorithm = pruners.get(pruning_algorithm)
-        if not isinstance(algorithm, type) or not issubclass(algorithm, OneShotPruner):
-            raise ConfigError(
-                f"pruning_algorithm {pruning_algorithm!r} has no scores to rank weights by; "
-                "expected a one-shot pruner such as 'level'."
-            )
-        super().__init__(
-            model,
-            config_list,
-            optimizer,
-            masker_type=algorithm.masker_type,
-            options=pruning_params,
-            example_inputs=example_inputs,
-            groups=groups,
-        )
-        self.set_wrappers_attribute("updated_epoch", -1)
 
     def update_epoch(self, epoch: int) -> None:
         """Move the schedule to an epoch; masks follow at once."""
@@ -111,6 +75,10 @@ class ScheduledPruner(CriterionPruner):
                 len(behind),
             )
         return super().strip()
+
+    def _bind(self) -> None:
+        super()._bind()
+        self.set_wrappers_attribute("updated_epoch", -1)
 
     def _is_due(self) -> bool:
         return bool(self._unmasked())

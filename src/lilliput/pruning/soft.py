@@ -26,7 +26,7 @@ from typing import Any
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
-from lilliput.core.masker import Targets
+from lilliput.core.masker import Targets, WeightMasker
 from lilliput.errors import ConfigError, Problem
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.criterion import checked_epoch
@@ -88,7 +88,7 @@ class SoftScheduledPruner(ScheduledPruner):
 
     Parameters
     ----------
-    model, config_list, optimizer, pruning_algorithm, example_inputs, groups, pruning_params
+    model, config_list, optimizer, pruning_algorithm, **criterion
         See :class:`~lilliput.pruning.scheduled.ScheduledPruner`.
     soft : bool
         Shrink weights by a threshold, with a straight-through gradient to all of them (ST-3). The
@@ -108,20 +108,31 @@ class SoftScheduledPruner(ScheduledPruner):
         *,
         soft: bool = False,
         hard_epoch: int | None = None,
-        **others: Any,
+        **criterion: Any,
     ) -> None:
         if hard_epoch is not None and not soft:
             raise ConfigError("hard_epoch: received without soft=True, which it ends.")
         self.computes_weights = soft
         self.hard_epoch = None if hard_epoch is None else checked_epoch(hard_epoch)
-        super().__init__(model, config_list, optimizer, pruning_algorithm, **others)
-        if soft and not issubclass(self.masker_type, LevelMasker):
-            raise ConfigError(
-                f"soft: weights are shrunk by magnitude, and {pruning_algorithm!r} ranks by something "
-                "else; expected pruning_algorithm='level', for blocks with 'granularity' in the rule."
-            )
+        super().__init__(model, config_list, optimizer, pruning_algorithm, **criterion)
         if soft:
             self.set_wrappers_attribute("is_soft", True)
+
+    def masker_of(self, algorithm: str | type) -> type[WeightMasker]:
+        """As in :class:`NamedCriterionPruner`; soft thresholds go by magnitude alone."""
+        masker = super().masker_of(algorithm)
+        if self.computes_weights and masker.removes_channels:
+            raise ConfigError(
+                f"soft: {algorithm!r} removes channels, and a norm behind a channel that is only shrunk "
+                "scales it up again; expected pruning_algorithm='level', with 'granularity': [1, inputs] in "
+                "the rule for whole filters of a layer."
+            )
+        if self.computes_weights and not issubclass(masker, LevelMasker):
+            raise ConfigError(
+                f"soft: weights are shrunk by magnitude, and {algorithm!r} ranks by something else; expected "
+                "pruning_algorithm='level', for blocks with 'granularity' in the rule."
+            )
+        return masker
 
     def compute_weight(self, wrapper: Any, weight: Tensor, mask: Tensor) -> Tensor:
         """Return the shrunk weight, with its gradient going to the raw one."""
@@ -187,6 +198,6 @@ class SoftScheduledPruner(ScheduledPruner):
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return rules with an N:M pattern, in which no threshold decides."""
-        what = "soft=True shrinks single weights or blocks, and"
-        patterns = find_patterns(selection, what) if self.computes_weights else []
+        why = "soft=True shrinks all weights or blocks of a layer by one threshold"
+        patterns = find_patterns(selection, why) if self.computes_weights else []
         return [*super()._find_problems(selection), *patterns]

@@ -96,21 +96,8 @@ def divergence(alpha: Tensor) -> Tensor:
     >>> divergence(torch.tensor([-4.0, 0.0, 4.0]))
     tensor([2.6342, 0.4312, 0.0093])
     """
-    xp = namespace(alpha)
-    return K1 - K1 * sigmoid(K2 + K3 * alpha) + 0.5 * xp.log(1 + xp.exp(-alpha))
-
-
-def divergence_gradient(alpha: Tensor) -> Tensor:
-    """Return the derivative of :func:`divergence`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> divergence_gradient(torch.tensor([-4.0, 0.0, 4.0]))
-    tensor([-0.5065, -0.3591, -0.0094])
-    """
-    share = sigmoid(K2 + K3 * alpha)
-    return -K1 * K3 * share * (1 - share) - 0.5 * sigmoid(-alpha)
+    # -log(sigmoid(a)) is log(1 + exp(-a)), and its gradient is finite for any a.
+    return K1 - K1 * sigmoid(K2 + K3 * alpha) - 0.5 * namespace(alpha).log(sigmoid(alpha))
 
 
 class SparseVDMasker(ScoreMasker):
@@ -194,14 +181,14 @@ class SparseVDMasker(ScoreMasker):
             return
         epoch, warm_up = int(self.pruner.now_epoch), self.warm_up_epochs
         beta = min(1.0, epoch / warm_up) if warm_up else 1.0
-        for wrapper in self.pruner.get_modules_wrapper():
-            weight, variance = wrapper.weight, wrapper.log_variance
+
+        def penalty(weight: Tensor, log_variance: Tensor) -> Tensor:
             xp = namespace(weight)
-            weight, variance = xp.widen(xp.detach(weight)), xp.detach(variance)
-            slope = divergence_gradient(log_alpha(weight, variance))
-            slope = slope * (beta / self.training_examples)
-            by_weight = -2 * slope * weight / (weight * weight + _TINY)
-            self.pruner.add_to_gradients(wrapper, {"weight": by_weight, "log_variance": slope})
+            found = divergence(log_alpha(xp.widen(weight), log_variance))
+            return xp.sum(xp.flatten(found), axis=0) * (beta / self.training_examples)
+
+        for wrapper in self.pruner.get_modules_wrapper():
+            self.pruner.add_penalty(wrapper, ("weight", "log_variance"), penalty)
 
 
 def _why_not(layer: LayerInfo) -> str:

@@ -105,7 +105,8 @@ class STRPruner(LearningPruner):
         for wrapper, _ in targets:
             weight = self._backend.value_of(wrapper.weight)
             xp = namespace(weight)
-            keep = xp.abs(xp.detach(weight)) > self._threshold(wrapper, weight)
+            size = self.ranked(wrapper, xp.abs(xp.detach(weight)), "weights")
+            keep = size > self.ranked(wrapper, self._threshold(wrapper, weight), "thresholds")
             yield wrapper, {"weight_mask": xp.to_float(keep, like=weight)}
 
     def _threshold(self, wrapper: Any, weight: Tensor) -> Tensor:

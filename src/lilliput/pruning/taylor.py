@@ -49,7 +49,8 @@ class TaylorMasker(CollectingMasker):
                 xp, layer = namespace(gradient), wrapper.layer_info
                 effect = xp.widen(gradient) * xp.widen(xp.detach(wrapper.weight))
                 rows = channel_rows(effect * effect, layer.out_axis, layer.out_groups)
-                self.add(wrapper, xp.sum(rows, axis=1), 1)
+                if self.can_count(rows, wrapper.name):
+                    self.add(wrapper, xp.sum(rows, axis=1), 1)
 
 
 @register_pruner("taylorfo", "taylor", "TaylorFOWeightFilterPruner", "TaylorFOWeightPruner")

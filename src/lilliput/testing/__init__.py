@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         TinyTied,
         TinyTransformer,
     )
+    from lilliput.testing.checks_joint import check_together
     from lilliput.testing.expect import ConformanceError, Report
     from lilliput.testing.torch import (
         Subject,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "lilliput.testing.checks_joint": ("check_together",),
     "lilliput.testing.expect": ("ConformanceError", "Report"),
     "lilliput.frameworks.torch.lab_models": (
         *("Specimen", "TinyCNN", "TinyLSTM", "TinyMLP", "TinyTied", "TinyTransformer"),
@@ -66,6 +68,7 @@ __all__ = [
     "TinyTransformer",
     "check_pruner",
     "check_quantizer",
+    "check_together",
     "pruner_checks",
     "quantizer_checks",
 ]

@@ -32,6 +32,7 @@ from lilliput.frameworks.keras.lab_models import (
 )
 from lilliput.testing import keras_checks, subject
 from lilliput.testing.battery import SHARED_CHECKS, run_checks
+from lilliput.testing.checks_joint import check_together
 from lilliput.testing.expect import ConformanceError, Report
 from lilliput.testing.lab import Lab
 from lilliput.testing.subject import Check, Make
@@ -50,6 +51,7 @@ __all__ = [
     "TinyUntold",
     "check_pruner",
     "check_quantizer",
+    "check_together",
     "make_input",
     "pruner_checks",
     "quantizer_checks",

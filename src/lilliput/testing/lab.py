@@ -64,8 +64,17 @@ class Lab(Protocol):
     def outputs(self, model: Model, training: bool = False) -> Array:
         """Return what a model computes for its test batch."""
 
-    def gradients(self, model: Model) -> dict[int, Array | None]:
-        """Return the gradient of a loss in training for each weight, by the weight's id."""
+    def gradients(self, model: Model, distiller: Any = None) -> dict[int, Array | None]:
+        """Return the gradient of a loss in training for each weight, by the weight's id.
+
+        With a distiller, it is the gradient of the distance to its teacher.
+        """
+
+    def compare(self, model: Model, distiller: Any) -> tuple[Array, Array]:
+        """Return what a model computes in training, and how far a distiller finds it from its teacher."""
+
+    def batch(self, model: Model) -> Any:
+        """Return what a model is called with."""
 
     def run_layer(self, layer: Any, inputs: tuple[Any, ...]) -> Array:
         """Return what one layer computes, without gradient."""
@@ -107,7 +116,10 @@ class Lab(Protocol):
     def train(
         self, model: Model, optimizer: Optimizer, steps: int, compressor: Compressor | None = None
     ) -> None:
-        """Train some steps; call ``step()`` by hand for a compressor that has no optimizer."""
+        """Train some steps; call ``step()`` by hand for a compressor that has no optimizer.
+
+        The loss has what the compressor adds to it, if it is a distiller.
+        """
 
     def use(
         self, model: Model, optimizer: Optimizer, compressor: Compressor | None = None

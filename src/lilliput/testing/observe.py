@@ -124,9 +124,10 @@ class Anatomy:
         for key, value in self.read().items():
             expect_equal(value, values[key], f"{when}, {key}")
 
-    def twin(self, compressor: Compressor) -> Model:
+    def twin(self, *compressors: Compressor) -> Model:
         """Return a plain model with the weights that the compressed layers claim to compute with."""
-        seen = {id(e.weight): e.seen for e in entries(self.lab, compressor, with_bias=True)}
+        every = (e for each in compressors for e in entries(self.lab, each, with_bias=True))
+        seen = {id(e.weight): e.seen for e in every}
         twin = self.lab.like(self.model)
         for key, weight in self.lab.weights(twin).items():
             mine = self.weights[key]

@@ -7,7 +7,13 @@ from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.keras import lab as keras_lab
 from lilliput.frameworks.keras.lab_loops import squares
 from lilliput.frameworks.keras.lab_models import make_batch
-from lilliput.testing.keras import Subject, TinyCNN, pruner_checks, quantizer_checks
+from lilliput.testing.keras import (
+    Subject,
+    TinyCNN,
+    check_together,
+    pruner_checks,
+    quantizer_checks,
+)
 from lilliput.testing.observe import Anatomy
 
 # What Keras does itself when it turns its variables into arrays, on JAX and torch.
@@ -187,3 +193,35 @@ def test_an_algorithm_for_torch_says_so_and_leaves_the_model_alone(name):
     ):
         ALL[name](model, [settings]).compress()
     anatomy.expect_same("after it was refused")
+
+
+# -- a pruner, a quantizer and a distiller on one model ------------------------------------------------
+
+# As they are when they prune within two steps of training.
+TOGETHER = {name: MADE.get(name) or cls for name, cls in ALL.items() if cls.kind == "pruner"}
+TOGETHER = {name: cls for name, cls in TOGETHER.items() if "keras" in cls.backends}
+TOGETHER |= {
+    "soft agp": given("agp", soft=True, hard_epoch=2),
+    "str": given("str", start=-3.0),  # thresholds of 0.05
+}
+QUANTIZERS = [name for name in list_quantizers() if "keras" in quantizer(name).backends]
+OWN_PRUNERS = [name for name in TOGETHER if name not in SAME]
+
+
+def subjects(first, second):
+    return Subject(TOGETHER[first]), Subject(quantizer(second), SETTINGS.get(second))
+
+
+@pytest.mark.parametrize(("number", "first"), enumerate(OWN_PRUNERS))
+def test_pruner_quantizer_and_distiller_work_together(number, first):
+    """Each pruner once, with all quantizers in turn."""
+    second = QUANTIZERS[number % len(QUANTIZERS)]
+    kind = "cnn" if first == "slim" else "mlp"  # whose steps take half as long
+    assert check_together(*subjects(first, second), kinds=[kind]) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", QUANTIZERS)
+@pytest.mark.parametrize("first", TOGETHER)
+def test_all_of_them_work_together(first, second):
+    assert check_together(*subjects(first, second)) == ""

@@ -256,10 +256,15 @@ class KerasBackend(Backend):
         if penalty.set_penalty([_raw_weight(wrapper) for wrapper in wrappers], scale):
             retrace(wrappers[0].compressor.bound_model)
 
-    def penalize_learned(
-        self, wrapper: ModuleWrapper, name: str, penalty: Callable[[Any], Any], optimizer: Any
+    def add_penalty(
+        self,
+        wrapper: ModuleWrapper,
+        names: Sequence[str],
+        penalty: Callable[..., Any],
+        optimizer: Any,
     ) -> None:
         """Give a learned variable a regularizer, which Keras makes a part of the loss."""
+        (name,) = names
 
         def in_the_loss(value: Any) -> Any:
             found = ops.cast(penalty(value), keras.config.floatx())  # as the losses it is added to

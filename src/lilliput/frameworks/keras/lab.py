@@ -16,6 +16,7 @@ import numpy as np
 from lilliput.frameworks.keras import lab_models as models
 from lilliput.frameworks.keras.discover import DEFAULT_TYPES as DEFAULT_TYPES
 from lilliput.frameworks.keras.discover import discover
+from lilliput.frameworks.keras.lab_loops import compare as compare
 from lilliput.frameworks.keras.lab_loops import gradients as gradients
 from lilliput.frameworks.keras.lab_models import make_batch, make_input, specimen_of
 from lilliput.frameworks.keras.variables import raw as raw
@@ -98,6 +99,11 @@ def outputs(model: Any, training: bool = False, inputs: Array = None) -> Array:
 def predictions(model: Any) -> Array:
     """Return what a model predicts by its compiled function."""
     return read(model.predict_on_batch(make_input(model)))
+
+
+def batch(model: Any) -> Array:
+    """Return what a model is called with."""
+    return make_input(model)
 
 
 def run_layer(layer: Any, inputs: tuple[Any, ...]) -> Array:
@@ -192,10 +198,13 @@ def optimizer(model: Any, name: str = "sgd") -> Any:
 
 
 def train(model: Any, optimizer: Any, steps: int, compressor: Compressor | None = None) -> None:
-    """Train some steps; call ``step()`` by hand for a compressor that has no optimizer."""
-    batch = make_batch(model)
+    """Train some steps; call ``step()`` by hand for a compressor that has no optimizer.
+
+    What a distiller says is a part of the model's loss.
+    """
+    data = make_batch(model)
     for _ in range(steps):
-        model.train_on_batch(*batch)
+        model.train_on_batch(*data)
         if compressor is not None and compressor.optimizer is None:
             compressor.step()
 

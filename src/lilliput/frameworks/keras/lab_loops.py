@@ -30,47 +30,55 @@ def squares(result: Any, target: Array) -> Any:
     )
 
 
-def gradients(model: Any) -> dict[int, Array]:
-    """Return the gradient of each weight that is trained, by the id of its variable; None if it has none."""
+def gradients(model: Any, distiller: Any = None) -> dict[int, Array]:
+    """Return the gradient of each weight that is trained, by the id of its variable; None if it has none.
+
+    It is that of a loss in training, or of what a distiller says.
+    """
+
+    def loss() -> Any:
+        found = loss_of(model, *make_batch(model))
+        return found if distiller is None else distiller.loss()
+
     variables = model.trainable_variables
-    found = _GRADIENTS[keras.backend.backend()](model, variables)
-    pairs = zip(variables, found, strict=True)
+    pairs = zip(variables, _GRADIENTS[keras.backend.backend()](model, loss, variables), strict=True)
     return {
         id(v): None if g is None else to_array(keras.ops.convert_to_tensor(g)) for v, g in pairs
     }
 
 
-def _tensorflow_gradients(model: Any, variables: list[Any]) -> list[Any]:
+def compare(model: Any, distiller: Any) -> tuple[Array, Array]:
+    """Return what a model computes in training, and how far a distiller finds it from its teacher."""
+    result = model(make_batch(model)[0], training=True)
+    return to_array(result), to_array(distiller.loss())
+
+
+def _tensorflow_gradients(model: Any, loss: Callable[[], Any], variables: list[Any]) -> list[Any]:
     tensorflow: Any = sys.modules["tensorflow"]
     with tensorflow.GradientTape() as tape:
-        loss = loss_of(model, *make_batch(model))
-    found: list[Any] = tape.gradient(loss, [v.value for v in variables])
+        total = loss()
+    found: list[Any] = tape.gradient(total, [v.value for v in variables])
     return found
 
 
-def _jax_gradients(model: Any, variables: list[Any]) -> list[Any]:
-    jax: Any = sys.modules["jax"]
-    others = [v.value for v in model.non_trainable_variables]
-    inputs, target = make_batch(model)
-    told = {"training": True} if model._call_has_training_arg else {}  # a plain TinyUntold is not
+def _jax_gradients(model: Any, loss: Callable[[], Any], variables: list[Any]) -> list[Any]:
+    def compute(trained: list[Any]) -> Any:
+        with keras.StatelessScope(list(zip(variables, trained, strict=True))):
+            return loss()
 
-    def loss(trained: list[Any]) -> Any:
-        result, _ = model.stateless_call(trained, others, inputs, **told)
-        return squares(result, target)
-
-    found: list[Any] = jax.grad(loss)([v.value for v in variables])
+    found: list[Any] = sys.modules["jax"].grad(compute)([v.value for v in variables])
     return found
 
 
-def _torch_gradients(model: Any, variables: list[Any]) -> list[Any]:
+def _torch_gradients(model: Any, loss: Callable[[], Any], variables: list[Any]) -> list[Any]:
     model.zero_grad()
-    loss_of(model, *make_batch(model)).backward()
+    loss().backward()
     found = [v.value.grad for v in variables]
     model.zero_grad()
     return found
 
 
-_GRADIENTS: dict[str, Callable[[Any, list[Any]], list[Any]]] = {
+_GRADIENTS: dict[str, Callable[..., list[Any]]] = {
     "tensorflow": _tensorflow_gradients,
     "jax": _jax_gradients,
     "torch": _torch_gradients,

@@ -11,6 +11,7 @@ from keras import ops
 from lilliput.errors import StageError
 from lilliput.frameworks.keras.instrument import sidecar_of
 from lilliput.frameworks.keras.learning import parts_of
+from lilliput.frameworks.keras.ops import assign
 from lilliput.frameworks.keras.scopes import sync
 from lilliput.frameworks.keras.variables import raw, to_array
 from lilliput.frameworks.keras.wrapper import PrunerModuleWrapper, QuantizerModuleWrapper
@@ -94,7 +95,7 @@ def restart(model: Any, optimizer: Any) -> None:
         averages = getattr(part, "_model_variables_moving_average", ()) if part.use_ema else ()
         for variable, average in zip(trained, averages, strict=False):
             if average is not None and _is_alive(average):
-                average.assign(variable)
+                assign(average, variable)
 
 
 def fault_of(wrapper: Any, key: str, mask: Any) -> str | None:

@@ -145,8 +145,12 @@ def is_certain(flag: Tensor) -> bool:
 
 
 def assign(target: keras.Variable, value: Tensor) -> None:
-    """Overwrite a variable."""
-    target.assign(value)
+    """Overwrite a variable with a copy of a value.
+
+    Keras on JAX would hold the very tensor, and a step of training then gives its memory away.
+    """
+    is_shared = keras.backend.backend() == "jax"
+    target.assign(ops.copy(tensor_of(value)) if is_shared else value)
 
 
 def take_first(tensor: Tensor, count: int, axis: int) -> Tensor:

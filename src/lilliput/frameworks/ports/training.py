@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -62,10 +62,10 @@ class Training(ABC):
         """
 
     @abstractmethod
-    def penalize_learned(
-        self, wrapper: Any, name: str, penalty: Callable[[Any], Any], optimizer: Any
+    def add_penalty(
+        self, wrapper: Any, names: Sequence[str], penalty: Callable[..., Any], optimizer: Any
     ) -> None:
-        """Add ``penalty(value)`` of a learned parameter to the loss.
+        """Add ``penalty(*values)`` to the loss: of a raw ``"weight"``, or of parameters that are learned.
 
         Before each step where gradients are shown, once and for all where they are not.
         """
@@ -77,12 +77,6 @@ class Training(ABC):
     @abstractmethod
     def pull_to_zero(self, wrappers: Sequence[Any], scale: float, optimizer: Any = None) -> None:
         """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
-
-    def add_to_gradients(
-        self, wrapper: Any, terms: Mapping[str, Any], optimizer: Any = None
-    ) -> None:
-        """Add terms to the gradients of a raw weight, and of parameters of its wrapper, by name."""
-        raise NotImplementedError(f"{self.name} shows no gradients before a step.")
 
     def add_noise(self, wrappers: Sequence[Any]) -> list[Any]:
         """Add, in training, the noise of weights to what layers return; return removable handles.

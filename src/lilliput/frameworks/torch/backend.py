@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -234,24 +234,19 @@ class TorchBackend(Backend):
         """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
         statistics.pull_to_zero(wrappers, scale, stepping.gradient_scale(optimizer))
 
-    def add_to_gradients(
-        self, wrapper: ModuleWrapper, terms: Mapping[str, Tensor], optimizer: Any = None
+    def add_penalty(
+        self,
+        wrapper: ModuleWrapper,
+        names: Sequence[str],
+        penalty: Callable[..., Any],
+        optimizer: Any,
     ) -> None:
-        """Add terms to the gradients of a raw weight and of a wrapper's own parameters."""
-        statistics.add_to_gradients(wrapper, terms, stepping.gradient_scale(optimizer))
+        """Add the gradients of a penalty to those of its arguments; called before each step."""
+        statistics.add_penalty(wrapper, names, penalty, stepping.gradient_scale(optimizer))
 
     def add_noise(self, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
         """Register forward hooks; see :mod:`noise`."""
         return [wrapper.module.register_forward_hook(Noise(wrapper)) for wrapper in wrappers]
-
-    def penalize_learned(
-        self, wrapper: ModuleWrapper, name: str, penalty: Callable[[Any], Any], optimizer: Any
-    ) -> None:
-        """Add the gradient of a penalty to that of a learned parameter; called before each step."""
-        parameter = wrapper._parameters.get(name)
-        if parameter is not None and parameter.grad is not None:
-            scale = stepping.gradient_scale(optimizer)
-            statistics.add_gradient(parameter, penalty, scale)
 
     def show_gradients(self, wrappers: Sequence[ModuleWrapper], is_shown: bool) -> None:
         """Leave gradients of pruned weights as they are, or mask them again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,12 +10,14 @@ from torch import nn
 
 from lilliput.config.layer import LayerInfo
 from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.reads import reads_of
 from lilliput.frameworks.torch.sidecar import SIDECAR
 from lilliput.frameworks.torch.weights import is_parametrized, is_sharded
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # In evaluation it hands the weights of its parts to one fused kernel.
 _READER = nn.TransformerEncoderLayer
+_SEQUENTIAL = nn.Sequential()  # what takes the place of a layer
 
 
 def problem_of(model: nn.Module, layer: LayerInfo) -> str:
@@ -29,6 +31,14 @@ def problem_of(model: nn.Module, layer: LayerInfo) -> str:
         return "is divided among processes; factorize before fully_shard()"
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         return "has hooks, which would be lost; remove them or exclude it"
+    for parent, path in _holders(model, layer):
+        is_torch = type(parent).__module__.startswith("torch.")  # see obstacle_of()
+        for read in () if is_torch else reads_of(parent, path):
+            if not hasattr(_SEQUENTIAL, read.attribute):
+                return (
+                    f"is not only called: {read.place} reads its {read.attribute!r}, which two layers in its "
+                    "place do not have; exclude it"
+                )
     return ""
 
 
@@ -53,8 +63,15 @@ def obstacle_of(model: nn.Module, layer: LayerInfo) -> str:
 
 def _parents(model: nn.Module, layer: LayerInfo) -> list[nn.Module]:
     """Return the modules that hold a layer."""
-    paths = [path for owner in layer.owners for path in owner.paths]
-    return [unwrapped(model).get_submodule(path.rpartition(".")[0]) for path in paths]
+    return [parent for parent, path in _holders(model, layer) if "." not in path]
+
+
+def _holders(model: nn.Module, layer: LayerInfo) -> Iterator[tuple[nn.Module, str]]:
+    """Yield each module that a layer is inside of, and the path of the layer in it."""
+    for parts in (path.split(".") for owner in layer.owners for path in owner.paths):
+        for i in range(len(parts)):
+            holder = unwrapped(model).get_submodule(".".join(parts[:i]))
+            yield holder, ".".join(parts[i:])
 
 
 def two_layers(layer: LayerInfo, left: Any, right: Any) -> tuple[nn.Module, nn.Module]:

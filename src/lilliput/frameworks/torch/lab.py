@@ -105,14 +105,29 @@ def loss_of(model: Any, inputs: Tensor) -> Tensor:
     return loss
 
 
-def gradients(model: Specimen) -> dict[int, Array | None]:
-    """Return the gradient of each parameter in training, by its id."""
+def gradients(model: Specimen, distiller: Any = None) -> dict[int, Array | None]:
+    """Return the gradient of each parameter in training, by its id; with a distiller, of its loss."""
     model.train()
     model.zero_grad()
-    loss_of(model, model.make_input()).backward()  # type: ignore[no-untyped-call]
+    loss = loss_of(model, model.make_input())
+    loss = loss if distiller is None else distiller.loss()
+    loss.backward()
     found = {id(p): None if p.grad is None else read(p.grad) for p in model.parameters()}
     model.zero_grad()
     return found
+
+
+def compare(model: Specimen, distiller: Any) -> tuple[Array, Array]:
+    """Return what a model computes in training, and how far a distiller finds it from its teacher."""
+    model.train()
+    set_seed(1)
+    result = model(model.make_input())
+    return read(result), read(distiller.loss())
+
+
+def batch(model: Specimen) -> Tensor:
+    """Return what a model is called with."""
+    return model.make_input()
 
 
 def run_layer(layer: nn.Module, inputs: tuple[Any, ...]) -> Array:
@@ -204,14 +219,20 @@ def train(
     model: Specimen,
     optimizer: torch.optim.Optimizer,
     steps: int,
-    compressor: Compressor | None = None,
+    compressor: Any = None,
 ) -> None:
-    """Train some steps; call ``step()`` by hand for a compressor that has no optimizer."""
+    """Train some steps; call ``step()`` by hand for a compressor that has no optimizer.
+
+    What a distiller says is added to the loss.
+    """
     inputs = model.make_input()
     model.train()
     for _ in range(steps):
         optimizer.zero_grad()
-        loss_of(model, inputs).backward()  # type: ignore[no-untyped-call]
+        loss = loss_of(model, inputs)
+        if getattr(compressor, "kind", "") == "distiller":
+            loss = loss + compressor.loss()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if compressor is not None and compressor.optimizer is None:
             compressor.step()

@@ -39,6 +39,11 @@ class NormalEquations:
         self.yy = self.yy + wanted.double().square().sum(1)
         self.count += inputs.shape[1]
 
+    def is_finite(self) -> bool:
+        """Whether all that was seen so far can be added up."""
+        energies = self.xx.diagonal(dim1=1, dim2=2), self.yy
+        return all(bool(x.isfinite().all()) for x in energies)
+
     def solve(self, start: Tensor, ridge: float, has_shift: bool = True) -> tuple[Tensor, Tensor]:
         """Return the weight (groups, inputs, outputs) and the shift (groups, outputs) that fit best.
 

@@ -37,7 +37,11 @@ def refit(
 ) -> tuple[Errors, dict[str, str]]:
     """Refit all layers; return the error of each before and after, and why others were left."""
     work = Work(model, teacher, batches)
-    work.run(ridge, progress)
+    try:
+        work.run(ridge, progress)
+    except BaseException:
+        work.undo()
+        raise
     return work.errors, work.left
 
 
@@ -64,6 +68,7 @@ class Work:
         self.readers = self._behind_changes(find_readers(captured))
         self.errors: Errors = {}
         self.left: dict[str, str] = {}
+        self._before: dict[str, Tensor] = {}  # of what was written to the model
 
     def run(self, ridge: float, progress: bool) -> None:
         """Refit all layers, and write them into the model."""
@@ -141,6 +146,12 @@ class Work:
                 )
             read = seen[0] * inputs[:, None] if columns is None else seen[0][:, :, columns]
             equations.add(read, wanted.view(len(wanted), groups, -1).transpose(0, 1))
+            if not equations.is_finite():
+                raise AlgorithmError(
+                    f"{self.title}: batch {batch + 1}: what layer "
+                    f"{self.names[reader.weight].rpartition('.')[0]!r} reads or should return holds NaN or "
+                    "infinity; check the data and the weights. Nothing was changed."
+                )
         return equations
 
     def _before_norm(self, reader: Reader, wanted: Tensor) -> Tensor:
@@ -167,8 +178,14 @@ class Work:
         kept: Tensor = self.tensors[name].ne(0) | self.wanted[name].eq(0)
         return kept
 
+    def undo(self) -> None:
+        """Put back what was written to the model."""
+        for name, value in self._before.items():
+            self.live[name].data.copy_(value)
+
     def _write(self, name: str, value: Tensor) -> None:
         held = self.live[self.names[name]]
+        self._before.setdefault(self.names[name], held.detach().clone())
         held.data.copy_(value)
         self.tensors[name] = value.to(held.dtype)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -72,40 +72,40 @@ def pull_to_zero(wrappers: Sequence[Any], scale: float, factor: Tensor | None = 
             parameter.grad.add_(sign, alpha=scale)
 
 
-@torch.no_grad()
-def add_to_gradients(
-    wrapper: Any, terms: Mapping[str, Tensor], factor: Tensor | None = None
+def add_penalty(
+    wrapper: Any,
+    names: Sequence[str],
+    penalty: Callable[..., Tensor],
+    factor: Tensor | None = None,
 ) -> None:
-    """Add terms to the gradients of a raw weight (``"weight"``) and of a wrapper's own parameters.
+    """Add the gradients of a penalty to those of its arguments, which a loss scale multiplied.
 
-    What a loss scale multiplied all gradients by, it multiplies the terms by as well.
+    The arguments are a raw weight (``"weight"``) and parameters of its wrapper. One that has no gradient
+    has no part in the loss, and gets none.
     """
-    for name, term in terms.items():
-        parameter = _trained(wrapper) if name == "weight" else getattr(wrapper, name)
-        if parameter is None or parameter.grad is None:
-            continue
-        if is_sharded(parameter):
-            raise UnsupportedModelError(
-                f"layer {wrapper.name!r}: its {name} is divided among processes, and what the algorithm "
-                "adds to its gradient is not; use DistributedDataParallel."
-            )
-        term = term if factor is None else term * factor.to(term.device)
-        if parameter.grad.is_sparse:  # of an Embedding(sparse=True)
-            parameter.grad = parameter.grad.to_dense()
-        parameter.grad.add_(term.to(parameter.grad.dtype))
-
-
-def add_gradient(
-    parameter: nn.Parameter, function: Callable[[Tensor], Tensor], factor: Tensor | None = None
-) -> None:
-    """Add the gradient of a function of a parameter to its gradient, which a loss scale multiplied."""
+    held = [_trained(wrapper) if x == "weight" else wrapper._parameters.get(x) for x in names]
+    if any(p is None for p in held) or all(p.grad is None for p in held):
+        return
+    if "weight" in names and is_sharded(held[names.index("weight")]):
+        raise UnsupportedModelError(
+            f"layer {wrapper.name!r}: its weight is divided among processes, and what the algorithm adds to "
+            "its gradient is not; use DistributedDataParallel."
+        )
     with torch.enable_grad():
-        value = parameter.detach().requires_grad_()
-        (found,) = torch.autograd.grad(function(value), value)
-    if factor is not None:
-        found = found * factor.to(found.device)
+        values = [parameter.detach().requires_grad_() for parameter in held]
+        terms = torch.autograd.grad(penalty(*values), values)
     with torch.no_grad():
-        parameter.grad.add_(found)  # type: ignore[union-attr]
+        for parameter, term in zip(held, terms, strict=True):
+            if parameter.grad is not None:
+                _add(parameter, term if factor is None else term * factor.to(term.device))
+
+
+def _add(parameter: nn.Parameter, term: Tensor) -> None:
+    """Add to a gradient; that of an Embedding(sparse=True) becomes dense."""
+    gradient: Any = parameter.grad
+    if gradient.is_sparse:
+        gradient = parameter.grad = gradient.to_dense()
+    gradient.add_(term.to(gradient.dtype))
 
 
 @torch.no_grad()

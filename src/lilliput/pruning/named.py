@@ -1,0 +1,59 @@
+"""Pruners that borrow the criterion of another one, by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lilliput.core.masker import WeightMasker
+from lilliput.errors import ConfigError
+from lilliput.pruning.criterion import CriterionPruner
+from lilliput.pruning.one_shot import OneShotPruner
+from lilliput.registry import pruners
+
+
+class NamedCriterionPruner(CriterionPruner):
+    """Decide when to prune how much; another pruner's criterion says which weights.
+
+    Parameters
+    ----------
+    model, config_list, optimizer
+        See :class:`~lilliput.core.compressor.Compressor`.
+    pruning_algorithm : str
+        The one-shot pruner whose criterion ranks weights or channels.
+    example_inputs, groups : optional
+        See :class:`~lilliput.pruning.channels.ChannelPruner`; for criteria that rank channels.
+    pruning_params : dict, optional
+        Keyword arguments of the criterion, such as ``{'activation': 'gelu'}``.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        pruning_algorithm: str | type = "level",
+        *,
+        example_inputs: Any = None,
+        groups: Any = None,
+        pruning_params: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            config_list,
+            optimizer,
+            masker_type=self.masker_of(pruning_algorithm),
+            options=pruning_params,
+            example_inputs=example_inputs,
+            groups=groups,
+        )
+
+    def masker_of(self, algorithm: str | type) -> type[WeightMasker]:
+        """Return the criterion of a one-shot pruner, or refuse another one."""
+        found: Any = pruners.get(algorithm) if isinstance(algorithm, str) else algorithm
+        if not isinstance(found, type) or not issubclass(found, OneShotPruner):
+            raise ConfigError(
+                f"pruning_algorithm {algorithm!r} has no scores to rank weights by; expected a one-shot "
+                "pruner such as 'level'."
+            )
+        return found.masker_type
