@@ -24,6 +24,7 @@ from typing import Any
 
 from lilliput.errors import ConfigError, UnsupportedModelError, nearest
 from lilliput.export.targets.executed import open_file
+from lilliput.extras import require
 from lilliput.files import make_folder, write_atomically
 from lilliput.frameworks import backend_of
 from lilliput.measure.receipt import Receipt, take_receipt
@@ -72,7 +73,7 @@ class Search:
         The runtime: ``"onnxruntime"``, ``"openvino"`` or ``"executorch"``.
     strategy : str
         How to search: ``"knapsack"`` (exact by scores, then exchanges), ``"evolution"`` (level
-        switches), ``"netadapt"`` (step by step to the budget) or ``"annealing"``.
+        switches), ``"netadapt"`` (step by step to the budget), ``"annealing"``, or ``"bayes"`` (Optuna).
     pruner, quantizer : str
         Names of the pruner, which removes channels by their weights, and of the quantizer.
     recover : str
@@ -121,6 +122,7 @@ class Search:
                 "Search works on PyTorch models so far; for Keras, SensitivityPruner finds a sparsity for "
                 "each layer."
             )
+        require("scipy", "searching needs pip install 'lilliput[search]'")
         self.limits = parse_budget(budget)
         _check(evaluate, recover, trials, networks)
         check_executor(executor)
@@ -155,7 +157,7 @@ class Search:
 
     def start(self, folder: Path) -> Task:
         """Return what a strategy works with."""
-        maker = Maker(self.space, self.data, self.recover, self.options, self.target)
+        maker = self.maker()
         counts = Counts(self.space)
         journal = Journal(folder, self._made_from())
         clock = None
@@ -175,6 +177,10 @@ class Search:
             self.seed,
             self.executor,
         )
+
+    def maker(self) -> Maker:
+        """Return what makes the networks of choices."""
+        return Maker(self.space, self.data, self.recover, self.options, self.target)
 
     def __repr__(self) -> str:
         listed = ", ".join(str(limit) for limit in self.limits.values())
