@@ -73,7 +73,7 @@ def test_what_a_search_finds_is_pruned_cut_and_quantized(whole):
     macs = 6 * left["0"] + left["0"] * left["4"] + left["4"] * 3
     assert macs <= 0.6 * (6 * 16 + 16 * 16 + 16 * 3)
     assert result.receipt.after.macs == macs
-    assert {path.name for path in result.files} >= {"small.onnx", "found.json"}
+    assert "found.json" in {path.name for path in result.files}
     assert (result.folder / "search-1" / "model.onnx").exists()
 
 
@@ -119,37 +119,42 @@ def test_a_plan_tells_trials_and_time(project):
     assert found.to_dict()["steps"][0]["trials"] == 3
 
 
-def test_auto_ends_with_the_file_that_keeps_the_budget(project, tmp_path):
-    step = {"auto": {"macs": 0.6}, "config": SEARCH["config"], "trials": 1, "epochs": 0}
-    recipe = with_steps(step)
+AUTO = {"auto": {"macs": 0.6}, "config": SEARCH["config"], "trials": 2, "epochs": 0}
+
+
+def test_auto_goes_on_and_ends_with_the_file_that_keeps_the_budget(project, tmp_path, monkeypatch):
+    recipe, folder = with_steps({**AUTO, "trials": 1}), tmp_path / "run"
     assert "1. auto, at most 1 trials" in str(plan(recipe))
-    result = run(recipe, tmp_path / "run", progress=False)
+    project.calls.clear()
+    monkeypatch.setenv("STOP_AT", "3")  # after the model and the baseline
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, folder, progress=False)
+    monkeypatch.delenv("STOP_AT")
+    result = run(recipe, folder, progress=False, resume=True)
     receipt = result.receipt
     assert receipt.after.macs <= 0.6 * receipt.before.macs
     assert {"model.onnx", "model.safetensors"} <= {path.name for path in result.files}
-    assert (tmp_path / "run" / "model.onnx").read_bytes() == (
-        tmp_path / "run" / "auto-1" / "model.onnx"
-    ).read_bytes()
+    made = folder / "auto-1" / "model.onnx"
+    assert (folder / "model.onnx").read_bytes() == made.read_bytes()
     assert any("model.onnx is what auto has made" in note for note in receipt.notes)
 
 
-def test_auto_goes_on_after_an_interruption(project, tmp_path, monkeypatch):
-    step = {"auto": {"macs": 0.6}, "config": SEARCH["config"], "trials": 2, "epochs": 0}
-    recipe = with_steps(step)
-    whole = run(recipe, tmp_path / "whole", progress=False)
+@pytest.mark.slow
+def test_auto_ends_in_the_same_file_after_an_interruption(project, tmp_path, monkeypatch):
+    whole = run(with_steps(AUTO), tmp_path / "whole", progress=False)
     calls = len(project.calls)
     project.calls.clear()
-    monkeypatch.setenv("STOP_AT", "3")
+    monkeypatch.setenv("STOP_AT", "4")
     with pytest.raises(KeyboardInterrupt):
-        run(recipe, tmp_path / "run", progress=False)
+        run(with_steps(AUTO), tmp_path / "run", progress=False)
     monkeypatch.delenv("STOP_AT")
-    again = run(recipe, tmp_path / "run", progress=False, resume=True)
+    again = run(with_steps(AUTO), tmp_path / "run", progress=False, resume=True)
     assert len(project.calls) <= calls + 2
-    assert again.receipt.after.macs == whole.receipt.after.macs
     one, two = (x.folder / "model.onnx" for x in (whole, again))
     assert one.read_bytes() == two.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_search_that_prunes_nothing_leaves_its_steps_with_nothing_to_do(project, tmp_path):
     search = {**SEARCH, "budget": {"macs": 0.9999}, "trials": 1}
     search["config"] = [{"op_types": ["Linear"], "sparsity": 0, "quant_bits": {"choose": [8, 4]}}]
