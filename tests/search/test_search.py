@@ -21,7 +21,7 @@ import pytest
 import torch
 from digits_search import accuracy, batches, dies_once, digits, trained
 
-from lilliput.errors import AlgorithmError, ConfigError, StateError
+from lilliput.errors import AlgorithmError, ConfigError, MissingExtraError, StateError
 from lilliput.files import make_folder
 from lilliput.measure.receipt import Figures
 from lilliput.search.budget import parse_budget
@@ -136,6 +136,45 @@ def test_an_evaluation_that_raises_is_named(tmp_path):
         search({"macs": 0.5}, evaluate=broken).run(tmp_path)
 
 
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_an_evaluation_that_fails_in_a_trial_leaves_nothing_half_done(is_raised, tmp_path):
+    """It says on which config list; the model is as it was, and no file is taken for a result."""
+
+    def fails_on_cut(model):
+        if model.stem.out_channels == 16:
+            return accuracy(model)
+        if is_raised:
+            raise RuntimeError("out of memory")
+        return math.nan
+
+    said = "raised RuntimeError" if is_raised else "returned nan"
+    given = search({"macs": 0.2}, evaluate=fails_on_cut)
+    before = {name: tensor.clone() for name, tensor in given.space.model.state_dict().items()}
+    with pytest.raises(AlgorithmError, match=rf"evaluate {said} on the config list [\d-]+"):
+        given.run(tmp_path)
+    now = given.space.model.state_dict()
+    assert all(torch.equal(before[name], tensor) for name, tensor in now.items())
+    assert not list(tmp_path.glob("model.*"))
+    noted = json.loads((tmp_path / "search.json").read_text())["findings"]
+    assert "baseline" in noted and not any(name.startswith("metric ") for name in noted)
+
+
+@pytest.mark.parametrize(
+    ("module", "others", "message"),
+    [
+        ("openvino", {"target": "openvino"}, r"target 'openvino' needs .*lilliput\[openvino\]"),
+        ("optuna", {"strategy": "bayes"}, r"strategy 'bayes' needs .*lilliput\[search\]"),
+        ("scipy", {}, r"searching needs .*lilliput\[search\]"),
+    ],
+)
+def test_what_is_not_installed_is_named_before_any_work(module, others, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    given = {"evaluate": len, "data": None, "example_inputs": None}  # nothing of it is looked at
+    with pytest.raises(MissingExtraError, match=message) as caught:
+        Search(trained(), CHOICES, budget={"macs": 0.5}, **given, **others)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("others", "message"),
     [
@@ -209,8 +248,10 @@ def test_a_killed_search_goes_on_and_ends_in_the_same_config_list(tmp_path):
         assert left == calls - (kill - 1)  # nothing is evaluated twice, but what was under way
 
 
-@pytest.mark.parametrize("strategy", ["evolution", "netadapt", "annealing"])
+@pytest.mark.parametrize("strategy", ["evolution", "netadapt", "annealing", "bayes"])
 def test_every_strategy_keeps_the_budget_and_is_deterministic(strategy, tmp_path):
+    if strategy == "bayes":
+        pytest.importorskip("optuna")
     from lilliput.search.strategies.table import strategy_named
 
     found = []
@@ -225,10 +266,51 @@ def test_every_strategy_keeps_the_budget_and_is_deterministic(strategy, tmp_path
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("strategy", ["evolution", "netadapt", "annealing"])
+@pytest.mark.parametrize("strategy", ["evolution", "netadapt", "annealing", "bayes"])
 def test_every_strategy_refuses_what_cannot_be_met(strategy, tmp_path):
+    if strategy == "bayes":
+        pytest.importorskip("optuna")
     with pytest.raises(AlgorithmError, match="cannot be met"):
         search({"macs": 0.01}, strategy=strategy).run(tmp_path)
+
+
+def test_a_study_goes_on_as_it_would_have_without_an_interruption(tmp_path):
+    """The same draws from the same seed; what was evaluated is looked up, and the log is complete."""
+    optuna = pytest.importorskip("optuna")
+    from lilliput.search.strategies.bayes import NAME
+    from lilliput.search.strategies.bayes import search as run
+
+    calls = []
+
+    def dies(model):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return accuracy(model)
+
+    def counted(model):
+        calls.append(1)
+        return accuracy(model)
+
+    folders = [make_folder(tmp_path / name) for name in ("whole", "stopped")]
+    whole = search({"macs": 0.5}, trials=6, seed=3).start(folders[0])
+    best = run(whole)
+    stopped = search({"macs": 0.5}, trials=6, seed=3).start(folders[1])
+    stopped.evaluate = dies
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped)
+    again = search({"macs": 0.5}, trials=6, seed=3).start(folders[1])
+    calls.clear()
+    again.evaluate = counted
+    assert run(again) == best
+    assert list(again.tried) == list(whole.tried)
+    assert len(calls) == len(whole.tried) - 2  # the baseline and two trials were known
+    for folder in folders:
+        backend = optuna.storages.journal.JournalFileBackend(str(folder / NAME))
+        storage = optuna.storages.JournalStorage(backend)
+        study = optuna.load_study(study_name="lilliput", storage=storage)
+        done = [t for t in study.trials if t.state == optuna.trial.TrialState.COMPLETE]
+        assert [t.value for t in done] == [t.metric for t in whole.tried.values()]
 
 
 @pytest.mark.slow

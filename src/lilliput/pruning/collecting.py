@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from lilliput.config.select import Selection
 from lilliput.errors import AlgorithmError, ConfigError, StageError, UnsupportedModelError

@@ -77,6 +77,8 @@ class Compressed:
         file, that file, which is called like the network.
     history : list of dict
         Every file that was the best so far: ``what``, ``metric``, ``costs``, ``is_met``.
+    export : dict
+        How the file was written and what its check has shown, as plain data.
     """
 
     path: Path
@@ -85,6 +87,7 @@ class Compressed:
     config_list: list[dict[str, Any]]
     model: Any
     history: list[dict[str, Any]] = field(default_factory=list)
+    export: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         met = "the budget is met" if self.is_met else "the budget is NOT met"
@@ -188,6 +191,7 @@ class _Work:
         self.best: tuple[float, float] | None = None  # how far over the budget, minus the metric
         self.kept: tuple[Any, Trial] | None = None  # the network, and what is known of it
         self.history: list[dict[str, Any]] = []
+        self.export: dict[str, Any] = {}
         self.points: list[dict[str, Any]] = []
         self._take_up()
 
@@ -202,6 +206,7 @@ class _Work:
         trial = Trial(tuple(held["choice"]), held["costs"], held["metric"])
         self.best = (self._over(trial.costs, trial.metric), -trial.metric)
         self.kept, self.history = (open_file(self.path), trial), held["history"]
+        self.export = held.get("export", {})
         log.info("the best file of the earlier run: metric %.4g", trial.metric)
 
     @property
@@ -231,7 +236,8 @@ class _Work:
         # Under its final name: some files name the one with their weights.
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=_NEXT) as folder:
             path = Path(folder, self.path.name)
-            size = int(self.task.maker.write(candidate, path, check=True).bytes)
+            written = self.task.maker.write(candidate, path, check=True)
+            size = int(written.bytes)
             metric = evaluated(self.search.evaluate, open_file(path), what)
             costs = {**costs, **({"bytes": float(size)} if "bytes" in costs else {})}
             over = self._over(costs, metric)
@@ -243,6 +249,7 @@ class _Work:
                 self.best, self.kept = (over, -metric), (candidate.model, trial)
                 entry = {"what": what, "metric": metric, "costs": costs, "is_met": over <= 0}
                 self.history.append(entry)
+                self.export = written.to_dict() | {"path": self.path.name}
                 self._replace(path.parent, trial)
         return is_better
 
@@ -251,8 +258,13 @@ class _Work:
         found = digests_of_files(folder, self.path.stem)
         for name in sorted(found, key=lambda name: name == self.path.name):  # that one last
             os.replace(folder / name, self.folder / name)
-        known = {"choice": trial.choice, "costs": trial.costs, "metric": trial.metric}
-        self.task.journal.note("best", {**known, "files": found, "history": self.history})
+        known: dict[str, Any] = {
+            "choice": trial.choice,
+            "costs": trial.costs,
+            "metric": trial.metric,
+        }
+        known |= {"files": found, "history": self.history, "export": self.export}
+        self.task.journal.note("best", known)
         write_atomically(self.folder / "history.json", json.dumps(self.history, indent=1).encode())
 
     def _over(self, costs: dict[str, float], metric: float) -> float:
@@ -281,7 +293,8 @@ class _Work:
         rules = self.search.space.config_list(trial.choice)
         write_atomically(self.folder / "found.json", json.dumps(rules, indent=1).encode())
         write_report(self.task, trial, receipt, self.folder, self.points)
-        return Compressed(self.path, receipt, not notes, rules, model, self.history)
+        met = not notes
+        return Compressed(self.path, receipt, met, rules, model, self.history, self.export)
 
 
 def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, seed: int) -> None:

@@ -15,8 +15,9 @@ from lilliput.core.compressor import Compressor
 from lilliput.errors import ConfigError, LilliputError, Problem, nearest
 from lilliput.recipes.arguments import OURS, options_of
 from lilliput.recipes.faults import Fault
+from lilliput.recipes.goals import GOALS, check_goal
 from lilliput.recipes.order import check_order
-from lilliput.recipes.spec import Recipe, verb_of
+from lilliput.recipes.spec import FOUND, Recipe, verb_of
 from lilliput.registry import pruners, quantizers
 
 _RULE = re.compile(r"rule (\d+)(?: → (.*))?")
@@ -61,6 +62,9 @@ class _Step:
         """Return what is wrong with the algorithm, its config list or its options."""
         import lilliput.algorithms  # noqa: F401  (they register when they are imported)
 
+        if self.verb in GOALS:
+            faults = [self._fault(text, key) for key, text in check_goal(self.entry, self.verb)]
+            return faults + self._read_choices()
         if self.verb == "distill":
             return self._check_config(import_module("lilliput.distillation.distiller").Distiller)
         if self.verb not in ("prune", "quantize", "analyze"):
@@ -79,7 +83,7 @@ class _Step:
 
     def _check_config(self, cls: Any) -> list[Fault]:
         given = self.entry.get("config")
-        if given is None:
+        if given is None or (given == FOUND and self.verb in ("prune", "quantize")):
             return []
         where = ""
         if isinstance(given, str):
@@ -96,6 +100,17 @@ class _Step:
             return []
         problems = parse_rules(rules, cls.rule, cls.__name__, users_of_key=keys_in_use).problems
         return [self._from_rule(problem, where) for problem in problems]
+
+    def _read_choices(self) -> list[Fault]:
+        """Read rules with choices from their file; a model decides whether they are right."""
+        given = self.entry.get("config")
+        if isinstance(given, str):
+            try:
+                given = read_rules(self.folder / given, ())
+            except ConfigError as error:
+                return [self._fault(str(error), "config")]
+        self.rules = [given] if isinstance(given, Mapping) else given
+        return []
 
     def _with_schedule(self, rule: Any, cls: Any) -> Any:
         """Let a schedule end with the step, if the rule does not say when."""

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lilliput.errors import ExportError, LilliputError, StageError, StateError
+from lilliput.export.targets.table import target_for
 from lilliput.recipes.checkpoint import inside, read_run
 from lilliput.recipes.fingerprints import canonical
 from lilliput.recipes.framework import export
+from lilliput.recipes.goals import FOUND_FILE
 from lilliput.recipes.opening import make_original
 from lilliput.recipes.session import Session
-from lilliput.recipes.spec import ExportStep
 
 if TYPE_CHECKING:
     from lilliput.measure.receipt import Figures, Receipt
@@ -36,6 +37,7 @@ def finish(session: Session) -> None:
     _write_report(session, receipt)
     exported = [x for export in session.log["exports"] for x in (export["path"], *export["beside"])]
     names = [written.name, *([] if small is None else [small.name])]
+    names += [FOUND_FILE] if "found" in session.log else []
     session.log["files"] = [*exported, *names, RECEIPT, REPORT, "report.json"]
     session.is_finished = True
     session.save()
@@ -134,10 +136,10 @@ def _about_timing(session: Session) -> list[str]:
 
 def _exported_alike(session: Session, original: Any, path: Path) -> Any:
     """Return the original as a file of the same format, so that one runtime is compared with itself."""
-    step = next(x for x in reversed(session.recipe.steps) if isinstance(x, ExportStep))
     try:
         session.framework.evaluation_mode(original)
-        export(session.framework, original, step.export, path, session.inputs, [], {"check": False})
+        format_ = target_for(path).name
+        export(session.framework, original, format_, path, session.inputs, [], {"check": False})
     except LilliputError:
         return original  # the receipt then names two runtimes
     return path
@@ -146,7 +148,8 @@ def _exported_alike(session: Session, original: Any, path: Path) -> Any:
 def _final_export(session: Session) -> dict[str, Any] | None:
     """Return the export that a run ended with; None if the model was changed after it."""
     last = [step for step in session.recipe.steps if step.verb != "analyze"][-1:]
-    return session.log["exports"][-1] if last and last[0].verb == "export" else None
+    is_file = last and last[0].verb in ("export", "auto")
+    return session.log["exports"][-1] if is_file else None
 
 
 def _largest_difference(session: Session) -> float | None:

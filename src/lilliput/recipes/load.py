@@ -42,7 +42,7 @@ def load_recipe(source: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> 
         ...
     lilliput.errors.ConfigError: recipe: 2 problems
       - step 1: has no verb; expected one of prune, recover, speedup, finetune, distill, quantize, \
-export, analyze. Did you mean 'speedup'?
+export, analyze, search, auto. Did you mean 'speedup'?
       - data: is missing: module:function, () -> iterable of (inputs, targets).
     """
     if isinstance(source, Recipe):
@@ -135,7 +135,8 @@ def _place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], Mapping[str, Any
     cls: Any = VERBS[location[2]]
     place = (*location[:2], *location[3:])
     if len(place) == 4 and place[2] == cls.verb:  # inside of speedup: {} or finetune: {}
-        return place, cls.model_fields[cls.verb].annotation.model_fields
+        inner = cls.model_fields[cls.verb].annotation
+        return place, getattr(inner, "model_fields", cls.model_fields)
     return place, cls.model_fields
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from lilliput.recipes.faults import Fault
-from lilliput.recipes.spec import Recipe, epochs_of, is_reference, teacher_of, uses_labels
+from lilliput.recipes.goals import GOALS, about_found
+from lilliput.recipes.spec import (
+    FOUND,
+    Recipe,
+    epochs_of,
+    is_reference,
+    teacher_of,
+    uses_labels,
+)
 
 
 def check_order(recipe: Recipe) -> list[Fault]:
@@ -14,6 +22,8 @@ def check_order(recipe: Recipe) -> list[Fault]:
     has_zeros = True  # those that the model comes with, until it is trained without masks
     is_pruned = not is_reference(recipe.model)  # an earlier run may have pruned it
     is_quantized = False
+    search = None  # the last search
+    is_masked = False
     since = ""  # what has changed the model so that the original no longer belongs to it
     files: set[str] = set()
     steps: list[Any] = list(recipe.steps)
@@ -29,6 +39,12 @@ def check_order(recipe: Recipe) -> list[Fault]:
             found = f"comes after quantize; {step.verb} first."
         elif step.verb == "recover" and step.recover != "recalibrate" and since:
             found = f"comes after {since}; it refits a pruned model to the one that the recipe began with."
+        elif step.verb in GOALS and (is_masked or is_quantized):
+            found = "comes after prune or quantize; search first, or cut the pruned channels out before."
+        elif step.verb == "auto" and any(x.verb != "analyze" for x in steps[index + 1 :]):
+            found = "makes the file that a run ends with; it has to be the last step."
+        elif getattr(step, "config", None) == FOUND:
+            found = about_found(step, search)
         if found:
             faults.append(Fault(("steps", index, step.verb), found))
         faults += _check_data(recipe, index, step)
@@ -38,6 +54,8 @@ def check_order(recipe: Recipe) -> list[Fault]:
             has_zeros = False
         if step.verb == "speedup" or epochs_of(step):
             since = "speedup" if step.verb == "speedup" else "training"
+        is_masked = step.verb == "prune" or (is_masked and step.verb != "speedup")
+        search = step if step.verb == "search" else search
         is_quantized |= step.verb == "quantize"
         files |= {step.file} if step.verb == "export" else set()
     return faults
@@ -45,13 +63,13 @@ def check_order(recipe: Recipe) -> list[Fault]:
 
 def _check_data(recipe: Recipe, index: int, step: Any) -> list[Fault]:
     faults = []
-    if step.verb == "analyze" and recipe.evaluate is None:
+    if step.verb in ("analyze", *GOALS) and recipe.evaluate is None:
         text = "needs 'evaluate' at the top of the recipe, to measure what a layer can lose."
-        faults.append(Fault(("steps", index, "analyze"), text))
+        faults.append(Fault(("steps", index, step.verb), text))
     if teacher_of(step) is not None and uses_labels(step) and recipe.train is not None:
         text = "joins the loss of the recipe, which has a 'train' of its own; give 'loss' instead of it."
         faults.append(Fault(("steps", index, step.verb), f"a teacher {text}"))
-    needs_data = step.verb in ("quantize", "finetune", "distill", "recover") or (
+    needs_data = step.verb in ("quantize", "finetune", "distill", "recover", *GOALS) or (
         step.verb == "prune" and step.epochs
     )
     if needs_data and recipe.data is None:

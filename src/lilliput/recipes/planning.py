@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,11 @@ from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.frameworks.looping import Epoch
 from lilliput.recipes.arguments import make_compressor
 from lilliput.recipes.functions import find_functions
+from lilliput.recipes.goals import GOALS, forecast, make_search
 from lilliput.recipes.load import load_recipe
 from lilliput.recipes.references import importable
-from lilliput.recipes.spec import Recipe, epochs_of
+from lilliput.recipes.spec import FOUND, Recipe, epochs_of
+from lilliput.recipes.steps import evaluate
 from lilliput.recipes.teaching import make_distiller
 from lilliput.recipes.units import title_of, units_of
 
@@ -27,12 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """One step: its layers by rule, and the seconds that it trains, if that is known."""
+    """One step: its layers by rule, and the seconds that it trains or tries, if that is known."""
 
     title: str
     epochs: int = 0
     rules: dict[int | str, list[str]] = field(default_factory=dict)
     seconds: float | None = None
+    trials: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Plan:
         for number, step in enumerate(self.steps, 1):
             plural = "s" if step.epochs > 1 else ""
             epochs = f", {step.epochs} epoch{plural}" if step.epochs else ""
+            epochs += f", at most {step.trials} trials" if step.trials else ""
             time_ = "" if step.seconds is None else f", about {_duration(step.seconds)}"
             lines.append(f"  {number}. {step.title}{epochs}{time_}")
             for rule, names in step.rules.items():
@@ -104,17 +109,27 @@ def plan(recipe: str | os.PathLike[str] | dict[str, Any] | Recipe, *, trust: boo
     ):
         session = start(asked, Path(folder), find_functions(asked), trust)
         layers = check_model(session)
+        goals = {
+            index: forecast(session, index, partial(evaluate, session))
+            for index, step in enumerate(asked.steps)
+            if step.verb in GOALS
+        }
         batch, count, notes = _time(session)
+    if any(step.verb == "auto" for step in asked.steps):
+        notes.append(
+            "auto trains on top, until its budget is met, its epochs or its hours are over"
+        )
     steps = [
         PlannedStep(
             title_of(step),
             epochs := epochs_of(step),
-            layers.get(index, {}),
-            None if batch is None or count is None or not epochs else epochs * count * batch,
+            goals[index].layers if index in goals else layers.get(index, {}),
+            goals[index].seconds if index in goals else _training(batch, count, epochs),
+            goals[index].trials if index in goals else 0,
         )
         for index, step in enumerate(asked.steps)
     ]
-    known = [step.seconds for step in steps if step.epochs]
+    known = [step.seconds for step in steps if step.epochs or step.trials]
     evaluations = _evaluation_seconds(session)
     total = None if None in known else sum(x or 0 for x in known) + evaluations
     return Plan(steps, len(units_of(asked)) + 1, total, peak_memory(), notes)
@@ -131,6 +146,10 @@ def check_model(session: Session) -> dict[int, dict[int | str, list[str]]]:
     for index, step in enumerate(session.recipe.steps):
         try:
             made = [make_distiller(session, index)]
+            if step.verb in GOALS:
+                make_search(session, step, partial(evaluate, session))
+            if getattr(step, "config", None) == FOUND:
+                continue  # what the search will find, checked by then
             if step.verb in ("prune", "quantize"):
                 made = [make_compressor(step, session.model, session.inputs)]
         except ConfigError as error:
@@ -154,6 +173,10 @@ def _layers_by_rule(compressor: Any) -> dict[int | str, list[str]]:
             key = "by default" if decision.rule is None else decision.rule
             rules.setdefault(key, []).append(decision.layer.name)
     return rules
+
+
+def _training(batch: float | None, count: int | None, epochs: int) -> float | None:
+    return None if batch is None or count is None or not epochs else epochs * count * batch
 
 
 def _time(session: Session) -> tuple[float | None, int | None, list[str]]:

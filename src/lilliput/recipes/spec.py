@@ -38,6 +38,7 @@ from lilliput.export.targets.table import TARGETS
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 LOSSES = ("cross_entropy", "mse")
 ORIGINAL = "original"
+FOUND = "found"  # the config list of the search before
 
 
 def is_reference(text: str) -> bool:
@@ -250,6 +251,43 @@ class AnalyzeStep(Strict):
     )
 
 
+class GoalStep(Strict):
+    """What a step needs that works towards a budget by trials."""
+
+    config: JsonValue = Field(None, description="Rules in which values may be choices, or a file.")
+    target: str = Field(
+        "onnxruntime", description="The runtime: onnxruntime, openvino, executorch."
+    )
+    trials: Count = Field(20, description="Config lists that are evaluated at most.")
+    networks: Count = Field(12, description="Networks to time, for a budget of latency.")
+    batches: Count = Field(16, description="Batches for sensitivities, recovery and calibration.")
+
+
+class SearchStep(GoalStep):
+    """Find the config list that keeps a budget; later steps take it by ``config: found``."""
+
+    verb: ClassVar[str] = "search"
+    search: str = Field(description="Strategy: knapsack, evolution, netadapt, annealing or bayes.")
+    budget: Options = Field(description="Such as {macs: 0.5, drop: 0.01}.")
+    pruner: str = Field("l1", description="Name of the pruner, which removes channels.")
+    quantizer: str = Field("ptq", description="Name of the quantizer.")
+    recover: Literal["auto", "reconstruct", "recalibrate", "none"] = Field(
+        "auto", description="What gives back what pruning took, in trials."
+    )
+
+
+class AutoStep(GoalStep):
+    """Do everything that a budget takes: search, prune, cut, recover, quantize, train and export."""
+
+    verb: ClassVar[str] = "auto"
+    auto: Options = Field(description="The budget, such as {latency: 0.5, drop: 0.005}.")
+    epochs: Annotated[int, Field(ge=0)] = Field(10, description="Epochs of training at most.")
+    hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="When to end, at the latest."
+    )
+    trials: Count = Field(8, description="Config lists that are evaluated at most.")
+
+
 STEPS: tuple[type[Strict], ...] = (
     PruneStep,
     RecoverStep,
@@ -259,6 +297,8 @@ STEPS: tuple[type[Strict], ...] = (
     QuantizeStep,
     ExportStep,
     AnalyzeStep,
+    SearchStep,
+    AutoStep,
 )
 VERBS = {cls.verb: cls for cls in STEPS}  # type: ignore[attr-defined]
 
@@ -281,6 +321,8 @@ Step = Annotated[
         Annotated[QuantizeStep, Tag("quantize")],
         Annotated[ExportStep, Tag("export")],
         Annotated[AnalyzeStep, Tag("analyze")],
+        Annotated[SearchStep, Tag("search")],
+        Annotated[AutoStep, Tag("auto")],
     ],
     Discriminator(verb_of, custom_error_type="verb", custom_error_message="verb"),
 ]
@@ -363,6 +405,8 @@ def epochs_of(step: Any) -> int:
     """Return how many epochs a step trains."""
     if isinstance(step, FinetuneStep):
         return step.finetune.epochs
+    if isinstance(step, AutoStep):
+        return 0  # it trains by itself, with the original as teacher
     return int(getattr(step, "epochs", 0))
 
 

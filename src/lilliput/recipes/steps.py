@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -12,6 +13,7 @@ from lilliput.export.summary import cpu_lines
 from lilliput.frameworks.looping import Epoch
 from lilliput.recipes.checkpoint import CompressorEntry
 from lilliput.recipes.framework import export, recover, shrink
+from lilliput.recipes.goals import do_auto, do_search, found_rules, is_needed
 from lilliput.recipes.session import Session
 from lilliput.recipes.spec import epochs_of
 from lilliput.recipes.teaching import make_distiller
@@ -39,28 +41,41 @@ def _baseline(session: Session, unit: Unit) -> None:
 
 def _set_up(session: Session, unit: Unit) -> None:
     step = session.step_of(unit)
+    rules = found_rules(session, step)
+    if not is_needed(session, step):
+        note = f"{title_of(step)}: the search has found that no layer needs it"
+        session.log["notes"].append(note)
+        return
     session.framework.evaluation_mode(session.model)
     session.attach(
         CompressorEntry(
             verb=step.verb,
             algorithm=getattr(step, step.verb),
-            config=step.config,
+            config=rules,
             options=step.options,
         )
     )
+
+
+def _own_compressor(session: Session, step: Any) -> Any:
+    """Return the compressor that a step has put to work, None if it has none."""
+    is_there = step.verb in ("prune", "quantize") and is_needed(session, step)
+    return session.compressors[-1] if is_there else None
 
 
 def _calibrate(session: Session, unit: Unit) -> None:
     step = session.step_of(unit)
     batches = islice(session.functions.batches(), step.batches or _CALIBRATION)
     session.framework.evaluation_mode(session.model)
-    session.framework.calibrate(session.compressors[-1], batches, session.functions)
+    compressor = _own_compressor(session, step)
+    if compressor is not None:
+        session.framework.calibrate(compressor, batches, session.functions)
 
 
 def _epoch(session: Session, unit: Unit) -> None:
     step = session.step_of(unit)
     session.start_training(unit.step)
-    current = session.compressors[-1] if step.verb in ("prune", "quantize") else None
+    current = _own_compressor(session, step)
     epochs = epochs_of(step)
     distiller = make_distiller(session, unit.step)
     if distiller is not None:
@@ -142,10 +157,19 @@ def _analyze(session: Session, unit: Unit) -> None:
     ]
 
 
+def _search(session: Session, unit: Unit) -> None:
+    do_search(session, unit.step, partial(evaluate, session))
+
+
+def _auto(session: Session, unit: Unit) -> None:
+    do_auto(session, unit.step, partial(evaluate, session))
+
+
 def _measure(session: Session, unit: Unit) -> None:
     step = session.step_of(unit)
-    subject = session.folder / step.file if step.verb == "export" else session.model
-    name = step.file if step.verb == "export" else f"after {title_of(step)}"
+    is_file = step.verb in ("export", "auto")
+    name = session.log["exports"][-1]["path"] if is_file else f"after {title_of(step)}"
+    subject = session.folder / name if is_file else session.model
     figures = _measured(session, subject, name)
     if step.verb == "export":  # a file does not tell what it came from
         known = session.log["after"]
@@ -194,5 +218,7 @@ _DO: dict[str, Callable[[Session, Unit], None]] = {
     "speedup": _speedup,
     "export": _export,
     "analyze": _analyze,
+    "search": _search,
+    "auto": _auto,
     "measure": _measure,
 }

@@ -18,6 +18,8 @@ Kind = Literal[
     "speedup",
     "export",
     "analyze",
+    "search",
+    "auto",
     "measure",
 ]
 
@@ -108,4 +110,8 @@ def _parts(step: Any) -> list[tuple[Kind, int, str]]:
         parts.append(("export", 0, f"write {step.file}"))
     elif step.verb == "analyze":
         return [("analyze", 0, "measure what each layer can lose")]
+    elif step.verb == "search":
+        return [("search", 0, "try config lists")]
+    elif step.verb == "auto":
+        parts.append(("auto", 0, "search, cut, train and export"))
     return [*parts, ("measure", 0, "measure")]

@@ -24,6 +24,7 @@ from typing import Any
 
 from lilliput.errors import ConfigError, nearest
 from lilliput.export.targets.executed import open_file
+from lilliput.extras import require
 from lilliput.files import make_folder, write_atomically
 from lilliput.frameworks import backend_of
 from lilliput.measure.receipt import Receipt, take_receipt
@@ -73,7 +74,7 @@ class Search:
         for Keras models.
     strategy : str
         How to search: ``"knapsack"`` (exact by scores, then exchanges), ``"evolution"`` (level
-        switches), ``"netadapt"`` (step by step to the budget) or ``"annealing"``.
+        switches), ``"netadapt"`` (step by step to the budget), ``"annealing"``, or ``"bayes"`` (Optuna).
     pruner, quantizer : str
         Names of the pruner, which removes channels by their weights, and of the quantizer.
     recover : str
@@ -118,6 +119,7 @@ class Search:
         executor: Any = None,
     ) -> None:
         framework = backend_of(model).name
+        require("scipy", "searching needs pip install 'lilliput[search]'")
         self.limits = parse_budget(budget)
         _check(evaluate, recover, trials, networks)
         check_executor(executor)
@@ -152,7 +154,7 @@ class Search:
 
     def start(self, folder: Path) -> Task:
         """Return what a strategy works with."""
-        maker = Maker(self.space, self.data, self.recover, self.options, self.target)
+        maker = self.maker()
         counts = Counts(self.space)
         journal = Journal(folder, self._made_from())
         clock = None
@@ -172,6 +174,10 @@ class Search:
             self.seed,
             self.executor,
         )
+
+    def maker(self) -> Maker:
+        """Return what makes the networks of choices."""
+        return Maker(self.space, self.data, self.recover, self.options, self.target)
 
     def __repr__(self) -> str:
         listed = ", ".join(str(limit) for limit in self.limits.values())

@@ -1,6 +1,7 @@
 """What runs the programs: each is a script for NNI, executed unchanged with the shim in place."""
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from lilliput.compat.nni.reading.rewriting import rewrite
 PROGRAMS = Path(__file__).parent
 # The programs are run by the tests; doctest collection would import them without the shim.
 collect_ignore_glob = ["v*.py", "tf*.py"]
+sys.path.insert(0, str(PROGRAMS))  # what they import: trained_digits
 
 
 @pytest.fixture(params=["written", pytest.param("migrated", marks=pytest.mark.slow)])

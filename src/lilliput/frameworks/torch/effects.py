@@ -48,21 +48,24 @@ class _Watch:
             return
         if not output.requires_grad:
             return
-        read, returned = args[0], output.detach().clone()  # before an activation works in place
+        # Hooks hold values without a graph: one that held the tensor it is on would keep it, and all
+        # activations behind it, alive for good, as Python cannot see through autograd.
+        read, returned = args[0].detach(), output.detach().clone()  # before one works in place
+        has_gradient = args[0].requires_grad
         held: list[Tensor] = []
 
         def on_output(gradient: Tensor) -> None:
             held.append(gradient.detach())
-            if not read.requires_grad:  # of integers, such as tokens
+            if not has_gradient:  # of integers, such as tokens
                 self.task(read, None, returned, held.pop())
 
         def on_input(gradient: Tensor) -> None:
             if held:
-                self.task(read.detach(), gradient.detach(), returned, held.pop())
+                self.task(read, gradient.detach(), returned, held.pop())
 
         output.register_hook(on_output)  # type: ignore[no-untyped-call]
-        if read.requires_grad:
-            read.register_hook(on_input)  # type: ignore[no-untyped-call]
+        if has_gradient:
+            args[0].register_hook(on_input)  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()

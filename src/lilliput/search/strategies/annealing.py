@@ -20,15 +20,21 @@ _CHANGED = 0.35  # of all decisions, while it is hottest
 _DRAWS = 20  # until a network that was not tried before comes up
 
 
-def search(task: Task) -> Trial:
+def search(
+    task: Task,
+    hottest: float = _HOTTEST,
+    coldest: float = _COLDEST,
+    cooling: float = _COOLING,
+    changed: float = _CHANGED,
+) -> Trial:
     """Return the best trial, or raise if the budget cannot be met."""
     rng = np.random.default_rng(task.seed)
     best = task.solve_measured()
     if best is None:
         raise task.refuse()
-    now, temperature = best, _HOTTEST
+    now, temperature = best, hottest
     while not task.is_exhausted:
-        choice = _changed(task, now.choice, temperature, rng)
+        choice = _changed(task, now.choice, changed * temperature / hottest, rng)
         if choice is None:
             break
         if not task.keeps(task.measure(choice)):
@@ -38,16 +44,13 @@ def search(task: Task) -> Trial:
         if drop <= 0 or rng.random() < math.exp(-drop / temperature):
             now = trial
         best = trial if trial.metric > best.metric else best
-        temperature = max(_COOLING * temperature, _COLDEST)
+        temperature = max(cooling * temperature, coldest)
     return best
 
 
-def _changed(
-    task: Task, choice: Choice, temperature: float, rng: np.random.Generator
-) -> Choice | None:
+def _changed(task: Task, choice: Choice, share: float, rng: np.random.Generator) -> Choice | None:
     """Return a random change that is expected to keep the budget and was not measured yet."""
     sizes = np.array(task.space.sizes)
-    share = _CHANGED * temperature / _HOTTEST
     for _ in range(_DRAWS):
         is_drawn = rng.random(len(sizes)) < share
         is_drawn[int(rng.integers(len(sizes)))] = True

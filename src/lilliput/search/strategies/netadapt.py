@@ -13,13 +13,16 @@ from lilliput.search.strategies.moves import moved
 from lilliput.search.task import Task, Trial
 
 _SHARE, _DECAY = 0.15, 0.96
+_ROUNDING = 1e-9
 _EVALUATED = 2  # proposals of each round, as long as trials are left
 
 
-def search(task: Task) -> Trial:
+def search(
+    task: Task, share: float = _SHARE, decay: float = _DECAY, evaluated: int = _EVALUATED
+) -> Trial:
     """Return the trial at which the budget is kept, or raise if it cannot be met."""
     choice: Choice = (0,) * len(task.space.decisions)
-    least, whole = _SHARE, _excess(task, choice)
+    least, whole = share, _excess(task, choice)
     while True:
         if task.may_fit(choice):
             costs = task.measure(choice)
@@ -30,16 +33,17 @@ def search(task: Task) -> Trial:
         proposals = _proposals(task, choice, least * whole)
         if not proposals:
             raise task.refuse()
-        ranked = sorted(proposals, key=lambda x: (task.score(x), x))[:_EVALUATED]
+        ranked = sorted(proposals, key=lambda x: (task.score(x), x))[:evaluated]
         # One trial is kept for the choice that ends it.
         is_open = 1 < len(ranked) < task.left and not task.is_exhausted
         choice = max(ranked, key=lambda x: task.trial(x).metric) if is_open else ranked[0]
-        least *= _DECAY
+        least *= decay
 
 
 def _proposals(task: Task, choice: Choice, saving: float) -> list[Choice]:
     """Return, for each decision, the mildest change that saves enough; or all that saves anything."""
     before = _excess(task, choice)
+    saving = min(saving, before) * (1 - _ROUNDING)  # the last step goes no further than it has to
     found, smaller = [], []
     for d, size in enumerate(task.space.sizes):
         changes = [moved(choice, d, step) for step in range(1, size - choice[d])]

@@ -7,8 +7,10 @@ from importlib import import_module
 from typing import Any
 
 from lilliput.errors import ConfigError, nearest
+from lilliput.extras import require
 
-STRATEGIES = ("knapsack", "evolution", "netadapt", "annealing")
+STRATEGIES = ("knapsack", "evolution", "netadapt", "annealing", "bayes")
+_NEEDED = {"bayes": "optuna"}  # packages
 
 
 def strategy_named(name: Any) -> Callable[[Any], Any]:
@@ -17,5 +19,7 @@ def strategy_named(name: Any) -> Callable[[Any], Any]:
         raise ConfigError(
             f"strategy: received {name!r}, expected {', '.join(STRATEGIES)}.{nearest(name, STRATEGIES)}"
         )
+    if name in _NEEDED:
+        require(_NEEDED[name], f"strategy {name!r} needs pip install 'lilliput[search]'")
     found: Callable[[Any], Any] = import_module(f"lilliput.search.strategies.{name}").search
     return found

@@ -44,6 +44,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "trainer": _is_trainer,
     "criterion": callable,
     "evaluator": lambda x: hasattr(x, "train") and hasattr(x, "optimizer"),
+    "evaluator()": lambda x: callable(x) or hasattr(x, "train"),
     "activation": lambda x: isinstance(x, str),
     "pruning_algorithm": lambda x: isinstance(x, str),
     "mode": lambda x: isinstance(x, str),
@@ -65,6 +66,8 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 def form(text: str) -> Form:
     """Return a constructor's form from its parameters; without a default, one is None.
 
+    ``evaluator()`` is an evaluator that may also be a function, as it was before 2.9.
+
     Examples
     --------
     >>> form("model, config_list, statistics_batch_num=1")
@@ -75,7 +78,8 @@ def form(text: str) -> Form:
         name, _, default = part.strip().partition("=")
         value = ast.literal_eval(default) if default else None
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters.append(inspect.Parameter(name, kind, default=value))
+        plain = inspect.Parameter(name.removesuffix("()"), kind, default=value)
+        parameters.append(plain.replace(annotation=name) if name != plain.name else plain)
     return inspect.Signature(parameters)
 
 
@@ -92,7 +96,8 @@ def read_arguments(
             bound = candidate.bind(*args, **kwargs)
         except TypeError:
             continue
-        if all(value is None or _fits(name, value) for name, value in bound.arguments.items()):
+        given = bound.arguments.items()
+        if all(value is None or _fits(candidate.parameters[k], value) for k, value in given):
             if with_defaults:
                 bound.apply_defaults()
             return dict(bound.arguments)
@@ -102,5 +107,6 @@ def read_arguments(
     raise ConfigError(f"{title}: received ({received}), expected {listed}.")
 
 
-def _fits(name: str, value: Any) -> bool:
+def _fits(parameter: inspect.Parameter, value: Any) -> bool:
+    name = parameter.name if parameter.annotation is parameter.empty else parameter.annotation
     return isinstance(value, Unknown) or name not in _KINDS or bool(_KINDS[name](value))

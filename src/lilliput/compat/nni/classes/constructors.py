@@ -47,7 +47,44 @@ _SLIM = (
         "scale=0.0001, dependency_aware=False, dummy_input"
     ),
 )
+_ANNEALING = (
+    "start_temperature=100, stop_temperature=20, cool_down_rate=0.9, perturbation_magnitude=0.35"
+)
 _FIRST = {
+    "NetAdaptPruner": (
+        form(
+            "model, config_list, short_term_fine_tuner, evaluator(), optimize_mode='maximize', "
+            "base_algo='l1', sparsity_per_iteration=0.05, experiment_data_dir='./'"
+        ),
+    ),
+    "SimulatedAnnealingPruner": (
+        form(
+            f"model, config_list, evaluator(), optimize_mode='maximize', base_algo='l1', {_ANNEALING}, "
+            "experiment_data_dir='./'"
+        ),
+    ),
+    "AutoCompressPruner": (
+        form(
+            "model, config_list, trainer, evaluator(), dummy_input, num_iterations=3, "
+            f"optimize_mode='maximize', base_algo='l1', {_ANNEALING}, admm_num_iterations=30, "
+            "admm_training_epochs=5, row=0.0001, experiment_data_dir='./'"
+        ),
+        form(
+            "model, config_list, trainer, evaluator(), dummy_input, criterion, num_iterations=3, "
+            f"optimize_mode='maximize', base_algo='l1', {_ANNEALING}, admm_num_iterations=30, "
+            "admm_epochs_per_iteration=5, row=0.0001, experiment_data_dir='./'"
+        ),
+    ),
+    "AMCPruner": (
+        form(
+            "model, config_list, evaluator(), val_loader, suffix, model_type='mobilenet', "
+            "dataset='cifar10', flops_ratio=0.5, lbound=0.2, rbound=1.0, reward='acc_reward', "
+            "n_calibration_batches=60, n_points_per_layer=10, channel_round=8, hidden1=300, "
+            "hidden2=300, lr_c=0.001, lr_a=0.0001, warmup=100, discount=1.0, bsize=64, rmsize=100, "
+            "window_length=1, tau=0.01, init_delta=0.5, delta_decay=0.99, max_episode_length=1e9, "
+            "output_dir='./logs', debug=False, train_episode=800, epsilon=50000, seed"
+        ),
+    ),
     "LevelPruner": _PLAIN,
     "L1NormPruner": _FILTERS,
     "L2NormPruner": _FILTERS,
@@ -84,7 +121,7 @@ _ITERATIVE = (
     ),
     form(
         "model, config_list, pruning_algorithm, total_iteration, log_dir='.', "
-        "keep_intermediate_result=False, finetuner, speedup=False, dummy_input, evaluator, "
+        "keep_intermediate_result=False, finetuner, speedup=False, dummy_input, evaluator(), "
         "pruning_params"
     ),
 )
@@ -116,6 +153,37 @@ _SECOND = {
     },
     "AGPPruner": _ITERATIVE,
     "LinearPruner": _ITERATIVE,
+    "SimulatedAnnealingPruner": (
+        form(
+            f"model, config_list, evaluator(), {_ANNEALING}, pruning_algorithm='level', pruning_params, "
+            "log_dir='.', keep_intermediate_result=False, finetuner, speedup=False, dummy_input"
+        ),
+        form(
+            f"model, config_list, evaluator(), {_ANNEALING}, pruning_algorithm='level', pruning_params, "
+            "log_dir='.', keep_intermediate_result=False, speedup=False"
+        ),
+    ),
+    "AutoCompressPruner": (
+        form(
+            "model, config_list, total_iteration, admm_params, sa_params, log_dir='.', "
+            "keep_intermediate_result=False, finetuner, speedup=False, dummy_input, evaluator()"
+        ),
+        form(
+            "model, config_list, total_iteration, admm_params, sa_params, log_dir='.', "
+            "keep_intermediate_result=False, evaluator, speedup=False"
+        ),
+    ),
+    "AMCPruner": (
+        form(
+            "total_episode, model, config_list, dummy_input, evaluator(), pruning_algorithm='l1', "
+            "log_dir='.', keep_intermediate_result=False, finetuner, ddpg_params, pruning_params, "
+            "target='flops'"
+        ),
+        form(
+            "total_episode, model, config_list, dummy_input, evaluator(), pruning_algorithm='l1', "
+            "log_dir='.', keep_intermediate_result=False, ddpg_params, pruning_params, target='flops'"
+        ),
+    ),
     "ADMMPruner": (
         form(
             "model, config_list, evaluator, iterations, training_epochs, granularity='fine-grained'"
@@ -131,7 +199,7 @@ _SECOND = {
         ),
         form(
             "model, config_list, pruning_algorithm, total_iteration, log_dir='.', "
-            "keep_intermediate_result=False, finetuner, speedup=False, dummy_input, evaluator, "
+            "keep_intermediate_result=False, finetuner, speedup=False, dummy_input, evaluator(), "
             "reset_weight=True, pruning_params"
         ),
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lilliput.compat.nni.classes.adapted_pruners import SecondStackPruner
+from lilliput.compat.nni.classes.cutting import cut_out
 from lilliput.compat.nni.classes.training import call_trainer, training_mode
-from lilliput.compat.nni.tools.speedup import ModelSpeedup
 from lilliput.errors import ConfigError, StageError
 from lilliput.pruning.collecting import CollectingMasker
 from lilliput.pruning.scheduled import ScheduledPruner
@@ -75,7 +75,7 @@ class IterativePruner(SecondStackPruner, ScheduledPruner):
             with training_mode(self.bound_model):
                 self._show_batches()
             if self.cuts and iteration == self.iterations:
-                self._cut()
+                cut_out(self, super().get_masks(), self.dummy_input)
             with training_mode(self.bound_model):
                 self._train_once(iteration)
         return self.bound_model, self.get_masks()
@@ -102,27 +102,3 @@ class IterativePruner(SecondStackPruner, ScheduledPruner):
             call_trainer(trainer, self.bound_model, self.optimizer, self.criterion, 0)
         if any(w.updated_epoch != self.now_epoch for w in self.get_modules_wrapper()):
             self.finish_collecting()
-
-    def _cut(self) -> None:
-        """Cut out what is masked, and let an evaluator's optimizer train what is left."""
-        masks, evaluator = super().get_masks(), self.evaluator
-        optimizer = None if evaluator is None else evaluator.optimizer
-        if optimizer is not None and not hasattr(optimizer, "trace_symbol"):
-            raise StageError(
-                f"{type(self).__name__}: after the speedup, an optimizer has to be made for the parameters "
-                "that are left; make it by nni.trace(SGD)(model.parameters(), …)."
-            )
-        self.strip()
-        small = ModelSpeedup(self.bound_model, self.dummy_input, masks)
-        try:
-            self.bound_model = small.speedup_model()
-        finally:
-            if small.result is None:  # nothing was cut: the zeros are held as before
-                self._wrap_model()
-        if self.is_wrapped:
-            return
-        if optimizer is not None:
-            rest = optimizer.trace_args[1:]
-            settings = {k: v for k, v in optimizer.trace_kwargs.items() if k != "params"}
-            made = optimizer.trace_symbol(self.bound_model.parameters(), *rest, **settings)
-            evaluator.optimizers = evaluator.optimizer = made

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lilliput.errors import ConfigError
+from lilliput.printing import shown
+
 _OWN = ("sparsity", "sparsity_per_layer", "sparse_ratio")
 
 
@@ -29,6 +32,25 @@ def on_schedule(config_list: Any, end_epoch: int, frequency: int = 1) -> Any:
     """
     span = {"start_epoch": 0, "end_epoch": end_epoch, "frequency": frequency}
     return _replaced(config_list, lambda x: {"initial_sparsity": 0.0, "final_sparsity": x, **span})
+
+
+def in_part(config_list: Any, part: float) -> Any:
+    """Let each rule leave a power of what it leaves: two halves after each other remove all of it.
+
+    Examples
+    --------
+    >>> in_part([{"total_sparsity": 0.75}], 1 / 2)
+    [{'total_sparsity': 0.5}]
+    """
+    if not isinstance(config_list, (list, tuple)):
+        raise ConfigError(f"config_list: received {shown(config_list)}, expected a list of rules.")
+    keys = (*_OWN, "total_sparsity")
+    return [
+        {k: 1 - (1 - v) ** part if k in keys else v for k, v in rule.items()}
+        if isinstance(rule, Mapping)
+        else rule
+        for rule in config_list
+    ]
 
 
 def has_own_sparsity(config_list: Any) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 from lilliput.compat.nni.classes.adapted_pruners import AdaptedPruner, SecondStackPruner
@@ -19,6 +21,7 @@ from lilliput.compat.nni.classes.third import (
     ThirdStackPruner,
     ThirdStackQuantizer,
 )
+from lilliput.compat.nni.imports.tables import SEARCHING
 from lilliput.pruning.admm import ADMMPruner
 from lilliput.pruning.lottery import LotteryTicketPruner
 from lilliput.pruning.scheduled import ScheduledPruner
@@ -29,6 +32,17 @@ BASES: dict[str, dict[str, type]] = {
     "second": {"compressor": Adapted, "pruner": SecondStackPruner, "quantizer": AdaptedQuantizer},
     "third": {"compressor": Adapted, "pruner": ThirdStackPruner, "quantizer": ThirdStackQuantizer},
 }
+
+
+@cache
+def searching_form(name: str, stack: str) -> type:
+    """Return a pruner that searches in the form of a generation; v3 had none of them."""
+    stack = "first" if stack == "first" else "second"
+    module, first, second = SEARCHING[name]
+    found = import_module(f"lilliput.compat.nni.classes.{module}")
+    base: type = getattr(found, first if stack == "first" else second)
+    members = {"__doc__": inspect.getdoc(base), "forms": FORMS[stack][name]}
+    return type(name, (base,), {"__module__": base.__module__, **members})
 
 
 def adapt(cls: type[Compressor], stack: str) -> type:

@@ -9,7 +9,6 @@ from lilliput import __version__
 from lilliput.errors import StageError
 
 _TRAINING, _SEARCH = "0.4", "0.5"
-_GOAL = "Search of lilliput.torch: Search(model, rules, budget={'macs': 0.5}, …"
 
 # name: the release that brings it, and what to take until then
 LATER = {
@@ -18,13 +17,6 @@ LATER = {
         "L1NormPruner or TaylorFOWeightPruner of lilliput.torch with example_inputs, which remove whole "
         "heads, and speedup(), which cuts them out.",
     ),
-    "NetAdaptPruner": (_SEARCH, f"{_GOAL}, strategy='netadapt')."),
-    "SimulatedAnnealingPruner": (_SEARCH, f"{_GOAL}, strategy='annealing')."),
-    "AutoCompressPruner": (
-        _SEARCH,
-        "compress() of lilliput.torch, which searches, cuts and trains.",
-    ),
-    "AMCPruner": (_SEARCH, f"{_GOAL})."),
     "AutoCompressionExperiment": (_SEARCH, "compress() of lilliput.torch."),
     "CompressionExperiment": (_SEARCH, "compress() of lilliput.torch."),
 }
@@ -36,8 +28,8 @@ def class_of(name: str) -> type | None:
 
     Examples
     --------
-    >>> class_of("LevelPruner") is None, class_of("AMCPruner").__name__
-    (True, 'AMCPruner')
+    >>> class_of("LevelPruner") is None, class_of("TransformerHeadPruner").__name__
+    (True, 'TransformerHeadPruner')
     """
     if name not in LATER:
         return None

@@ -16,6 +16,7 @@ from lilliput.compat.nni.imports.tables import (
     NAMES,
     PATHS,
     RENAMED,
+    SEARCHING,
     STACKS,
     TODAY,
 )
@@ -109,6 +110,10 @@ def _find(path: str, name: str) -> Any:
     found = next(filter(None, (_registered(part, candidate) for candidate in candidates)), None)
     if part not in FOR_TENSORFLOW:
         found = found or getattr(import_module("lilliput.torch"), TODAY.get(name, name), None)
+        if found is None and name in SEARCHING:
+            from lilliput.compat.nni.imports.generations import searching_form  # it needs torch
+
+            return searching_form(name, stack_of(path))
         return class_of(name) if found is None else _in_form(found, stack_of(path))
     # What TensorFlow's users subclassed is the same for all frameworks, so none is imported for it.
     found = found or getattr(import_module("lilliput"), TODAY.get(name, name), None)

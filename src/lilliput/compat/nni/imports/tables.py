@@ -137,6 +137,15 @@ STACKS = (
     ("nni", "first"),
 )
 
+# Pruners that are strategies of Search today: their module, the form of the first stack, and of the second
+# (which did not have NetAdapt).
+SEARCHING: dict[str, tuple[str, str, str]] = {
+    "NetAdaptPruner": ("searching", "NetAdaptForm", "NetAdaptForm"),
+    "SimulatedAnnealingPruner": ("searching", "AnnealingForm", "SecondAnnealingForm"),
+    "AutoCompressPruner": ("autocompress", "RoundsThatCut", "RoundsThatMask"),
+    "AMCPruner": ("amc", "SearchedChannels", "SearchedAndCut"),
+}
+
 # Names that are made here, by module.
 HERE = {
     "ModelSpeedup": "tools.speedup",

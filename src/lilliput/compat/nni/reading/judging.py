@@ -160,7 +160,7 @@ def constructor_of_today(
     forms = getattr(called, "forms", ())
     if not forms:
         return None
-    if len(args) == 1 and not kwargs:
+    if len(args) == 1 and not kwargs and called.adapts is not None:
         return ["config_list"]  # of 2019 and 1.1: the model comes later
     stand_in = called.__new__(called)
     if stand_in._is_of_today(args, kwargs):
@@ -168,6 +168,8 @@ def constructor_of_today(
     given = read_arguments(called.__name__, forms, args, kwargs)
     bound = {name: _neutral(name, value) for name, value in given.items()}
     today = stand_in._translated(bound)
+    if called.adapts is None:
+        return None  # it has no constructor today
     defaults = inspect.signature(called.adapts).parameters
     return _in_order(
         [

@@ -1,0 +1,110 @@
+"""Bayesian search by Optuna's tree-structured Parzen estimator.
+
+Bergstra et al., "Algorithms for hyper-parameter optimization", 2011; Akiba et al., "Optuna", 2019. The
+estimator draws alternatives that are likelier among good trials than among bad ones. What it draws is made
+stronger, at random, until it is expected to keep the budget, and the estimator is told what was evaluated.
+
+``optuna.log`` beside the journal of the search holds the study, for Optuna's dashboard. It is written anew
+when a search goes on: the same draws come from the same seed, and trials that were made are only looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from lilliput.search.solve import Choice
+from lilliput.search.strategies.moves import repaired
+from lilliput.search.task import Task, Trial
+
+NAME = "optuna.log"
+_AT_A_TIME = 4  # trials: as many whether one machine evaluates them or several
+_DRAWS = 20  # without a network that was not tried before, until it ends
+
+
+def search(task: Task) -> Trial:
+    """Return the best trial, or raise if the budget cannot be met."""
+    best = task.solve_measured()
+    if best is None:
+        raise task.refuse()
+    rng = np.random.default_rng(task.seed)
+    with _quiet():
+        study = _Study(task)
+        study.tell(best)
+        while not task.is_exhausted:
+            few = study.draw(min(_AT_A_TIME, task.left), rng)
+            if not few:
+                break
+            for trial in task.trials(few):
+                study.tell(trial)
+                best = max(best, trial, key=lambda t: t.metric)
+    return best
+
+
+class _Study:
+    """What Optuna knows of a task."""
+
+    def __init__(self, task: Task) -> None:
+        import optuna
+
+        self.task = task
+        path = task.journal.path.with_name(NAME)
+        path.unlink(missing_ok=True)
+        storage = optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend(str(path))
+        )
+        sampler = optuna.samplers.TPESampler(seed=task.seed)
+        self.study = optuna.create_study(
+            study_name="lilliput", storage=storage, sampler=sampler, direction="maximize"
+        )
+        # By number and layer, which the dashboard shows.
+        self.names = [f"{n}: {d.key} of {d.layers[0]}" for n, d in enumerate(task.space.decisions)]
+        integers = optuna.distributions.IntDistribution
+        self.choices = {
+            name: integers(0, size - 1)
+            for name, size in zip(self.names, task.space.sizes, strict=True)
+        }
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[Choice]:
+        """Return choices that keep the budget and were not tried, none if none come up any more."""
+        import optuna
+
+        found: list[Choice] = []
+        for _ in range(_DRAWS):
+            asked = self.study.ask(self.choices)
+            drawn = tuple(int(asked.params[name]) for name in self.names)
+            # What is told comes with its result, as trials of their own.
+            self.study.tell(asked, state=optuna.trial.TrialState.FAIL)
+            choice = repaired(self.task, drawn, rng)
+            is_new = choice is not None and choice not in (*self.task.tried, *found)
+            if choice is not None and is_new and self.task.keeps(self.task.measure(choice)):
+                found.append(choice)
+            if len(found) == count or self.task.is_exhausted:
+                break
+        return found
+
+    def tell(self, trial: Trial) -> None:
+        """Add a trial with its metric."""
+        import optuna
+
+        params: dict[str, Any] = dict(zip(self.names, trial.choice, strict=True))
+        made = optuna.trial.create_trial(
+            params=params, distributions=dict(self.choices), value=trial.metric
+        )
+        self.study.add_trial(made)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna's notes of single trials back."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
