@@ -8,10 +8,10 @@ from lilliput.core.pruner import Pruner as Pruner
 from lilliput.core.quantizer import Quantizer as Quantizer
 from lilliput.core.state import CompressionState as CompressionState
 from lilliput.distillation.distiller import Distiller as Distiller
-from lilliput.export.keras import ExportResult as ExportResult
-from lilliput.export.keras import export_litert as export_litert
-from lilliput.export.keras import export_onnx as export_onnx
-from lilliput.export.keras import litert_latency as litert_latency
+from lilliput.export.keras.latency import litert_latency as litert_latency
+from lilliput.export.keras.litert_file import export_litert as export_litert
+from lilliput.export.keras.onnx_file import export_onnx as export_onnx
+from lilliput.export.result import ExportResult as ExportResult
 from lilliput.export.targets.executed import open_file as open_file
 from lilliput.frameworks.keras.backend import strip as strip
 from lilliput.frameworks.keras.model import CompressionCallback as CompressionCallback

@@ -91,7 +91,10 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ((TORCH,), "lilliput.recovery.reconstruct", "Reconstruction reconstruct"),
     # export
     ((TORCH,), "lilliput.export", "ExportResult export_executorch export_onnx export_openvino"),
-    ((KERAS,), "lilliput.export.keras", "ExportResult export_litert export_onnx litert_latency"),
+    ((KERAS,), "lilliput.export.result", "ExportResult"),
+    ((KERAS,), "lilliput.export.keras.litert_file", "export_litert"),
+    ((KERAS,), "lilliput.export.keras.onnx_file", "export_onnx"),
+    ((KERAS,), "lilliput.export.keras.latency", "litert_latency"),
     # search
     (BOTH, "lilliput.search.search", "Search"),
     (BOTH, "lilliput.search.result", "Found"),

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lilliput.export.logs import drop_logs
+from lilliput.frameworks.logs import drop_logs
 
 LOGS = (
     "W0000 00:00:1794864907.234185    7643 flatbuffer_export.cc:4248] The following operation(s) need "

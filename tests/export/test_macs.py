@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from lilliput.export import export_onnx
-from lilliput.export.macs import MACS, count_macs
 from lilliput.frameworks.torch.measure import count_macs as count_in_torch
+from lilliput.graph.onnx_macs import MACS, count_macs
 from lilliput.report.measure import measure
 
 

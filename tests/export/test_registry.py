@@ -4,13 +4,13 @@ import torch
 from torch import nn
 
 from lilliput.export import export_onnx
-from lilliput.export.registry import reading_once
+from lilliput.frameworks.torch.export.registry import reading_once
 
 
 def test_the_table_is_read_once_for_all_exports(tmp_path, monkeypatch):
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    import lilliput.export.registry as ours
+    import lilliput.frameworks.torch.export.registry as ours
 
     calls, read = [], ONNXRegistry.from_torchlib
     monkeypatch.setattr(ours, "_tables", {})
@@ -27,6 +27,8 @@ def test_the_table_is_read_once_for_all_exports(tmp_path, monkeypatch):
 
 
 def test_other_versions_of_torch_read_it_each_time(monkeypatch):
-    monkeypatch.setattr("lilliput.export.registry._HOME", "torch.onnx.no_such_module")
+    monkeypatch.setattr(
+        "lilliput.frameworks.torch.export.registry._HOME", "torch.onnx.no_such_module"
+    )
     with reading_once():
         pass

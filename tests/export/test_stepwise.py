@@ -19,7 +19,7 @@ from lilliput.export.guard import cpu
 from lilliput.export.packed import Packed, packing
 from lilliput.export.run import Execute
 from lilliput.export.steps import aligned
-from lilliput.export.trace import simulate
+from lilliput.frameworks.torch.export.simulation import model_of, simulate
 from lilliput.torch import LSQQuantizer, PTQQuantizer, QATQuantizer, QuantType, export_onnx
 
 RUNTIMES = ("onnxruntime_unoptimized", "onnxruntime")
@@ -265,7 +265,7 @@ def test_pruned_weights_are_zeros_in_the_file(tmp_path: Path) -> None:
 
 def test_the_draft_can_be_built_without_a_file() -> None:
     quantizer = calibrated(make(1))
-    simulation = onnx_file.simulate(onnx_file.model_of(quantizer), ((batches(1)[0],), {}))
+    simulation = simulate(model_of(quantizer), ((batches(1)[0],), {}))
     draft = onnx_file.build(simulation, "generic", 21)
     with packing(draft.model, Path("net.onnx")) as data:
         assert data.size > 1000

@@ -81,7 +81,7 @@ def _random(generator: Any, shape: list[int], dtype: str) -> Any:
 
 def output_of(model: Any, inputs: Any) -> list[Any]:
     """Return the outputs of a model or opened file as arrays."""
-    from lilliput.export.places import to_array
+    from lilliput.frameworks.exporting.simulation import to_array
     from lilliput.report.measure import how_to_measure
 
     return [to_array(x) for x in _leaves(how_to_measure(model).caller(model, inputs)())]

@@ -85,8 +85,7 @@ def like_framework(inputs: Any, framework: str) -> Any:
     """Return arrays as what the models of a framework take."""
     if framework != "torch":
         return inputs
-    import torch
+    from lilliput.frameworks import backend_named
 
-    if isinstance(inputs, tuple):
-        return tuple(torch.from_numpy(x) for x in inputs)
-    return torch.from_numpy(inputs)
+    convert = backend_named(framework).from_array
+    return tuple(convert(x) for x in inputs) if isinstance(inputs, tuple) else convert(inputs)

@@ -1,4 +1,4 @@
-"""Arguments that every export function has: checked before any work is done."""
+"""What every export function begins and ends with: its arguments are checked, its file is written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lilliput.errors import ExportError
+from lilliput.files import write_atomically
 
 
 def check_options(min_sqnr: Any, calibration: Any) -> None:
@@ -31,12 +32,9 @@ def checked_path(path: Any, suffix: str) -> Path:
     return place
 
 
-def model_under(quantizer_or_model: Any) -> Any:
-    """Return the model that a compressor is at work on; anything else is returned as it is."""
-    model = getattr(quantizer_or_model, "bound_model", quantizer_or_model)
-    if model is not quantizer_or_model and not getattr(quantizer_or_model, "is_wrapped", False):
-        raise ExportError(
-            f"{type(quantizer_or_model).__name__} is not at work on a model; call compress() before "
-            "exporting, or give the model itself to export it without compression."
-        )
-    return model
+def write_file(place: Path, data: bytes) -> None:
+    """Write a file in one step, or say why that cannot be done."""
+    try:
+        write_atomically(place, data)
+    except OSError as error:
+        raise ExportError(f"{place}: it cannot be written: {error}") from error

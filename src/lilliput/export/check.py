@@ -8,17 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from lilliput.errors import ExportError, StageError
+from lilliput.errors import ExportError
+from lilliput.export.file_check import compare_results, kept_results
 from lilliput.export.guard.cpu import cpu_has_wide_dot
 from lilliput.export.kernels import read_kernels
-from lilliput.export.layer import Layer
 from lilliput.export.layers import fill_macs
 from lilliput.export.packed import Packed
 from lilliput.export.passes.graph import Draft, array_of, producer
 from lilliput.export.passes.propagate import MOVERS
-from lilliput.export.places import Inputs, Simulation, first_line, to_array
 from lilliput.export.result import ExportResult
 from lilliput.export.run import (
     ACCURACY,
@@ -29,14 +26,15 @@ from lilliput.export.run import (
     Agreement,
     Feeds,
     compare,
-    compare_tensor,
     has_openvino,
     require_onnxruntime,
     run,
 )
 from lilliput.export.sizes.other_sizes import OtherSizeError, OtherSizes, explain_fault
-from lilliput.export.steps import ONE_STEP, Step, aligned
+from lilliput.export.steps import ONE_STEP, Key, Step
 from lilliput.export.stepwise import Compared, Stepwise
+from lilliput.frameworks.exporting.layer import Layer
+from lilliput.frameworks.exporting.simulation import Inputs, Simulation, first_line, to_array
 
 # Runtimes whose agreement decides, besides the one without optimizations.
 _DECISIVE = {"onnxruntime": FAST, "openvino": OPENVINO, "generic": PLAIN}
@@ -207,28 +205,16 @@ class _Check:
 
     def compare_layers(self, runtime: str = FAST) -> list[dict[str, Any]]:
         """Return how close each quantized activation is, in order of execution."""
-        again = self.simulation.again(self.simulation.inputs, keep=True)
-        if not all(
-            np.array_equal(to_array(x), y)
-            for x, y in zip(again.outputs, self.expected[0], strict=False)
-        ):
-            raise StageError("the model has changed since it was exported; export it again.")
+        results = kept_results(self.simulation, self.expected[0])
         known = self.stepwise.tensors
         names = [known[k].names if k in known else [x] for k, (x, _) in self.tensors.items()]
         found = self._inside(runtime, [x for some in names for x in some])
-        places = {place.key: place for place in again.places}
-        rows = []
-        for (number, position, call), (name, step) in self.tensors.items():
-            place = self.simulation.places[number]
-            results = places[place.key].results
-            if call < len(results):
-                expected = to_array(results[call][position])
-                held = known.get((number, position, call))
-                step = step if held is None else held.step(found)
-                reals = found[name] if held is None else held.reals(found)
-                received = aligned(reals, expected, step)
-                rows.append(compare_tensor(place, call, expected, received, step))
-        return rows
+        read: dict[Key, tuple[Any, float | None]] = {}
+        for key, (name, step) in self.tensors.items():
+            held = known.get(key)
+            own = found[name] if held is None else held.reals(found)
+            read[key] = own, step if held is None else held.step(found)
+        return compare_results(self.simulation, results, read)
 
     def _inside(self, runtime: str, names: Iterable[str]) -> Feeds:
         """Return tensors inside the graph, and its outputs, on the example inputs."""

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from lilliput.errors import ExportError, StageError
-from lilliput.export.places import Array, Inputs, Simulation, to_array
 from lilliput.export.run import Agreement, compare, compare_tensor
-from lilliput.export.steps import ONE_STEP, Integers, Key, Step, compare_steps
+from lilliput.export.steps import ONE_STEP, Integers, Key, Step, aligned, compare_steps
+from lilliput.frameworks.exporting.simulation import Array, Inputs, Simulation, to_array
 
 
 class FileCheck(ABC):
@@ -92,21 +92,36 @@ class FileCheck(ABC):
 
     def compare_layers(self, runtime: str) -> list[dict[str, Any]]:
         """Return how close each quantized activation is, in order of execution."""
-        again = self.simulation.again(self.simulation.inputs, keep=True)
-        pairs = zip(again.outputs, self.expected[0], strict=True)
-        if not all(np.array_equal(to_array(x), y) for x, y in pairs):
-            raise StageError("the model has changed since it was exported; export it again.")
+        results = kept_results(self.simulation, self.expected[0])
         found = self.inside(self.simulation.inputs, runtime)
-        places = {place.key: place for place in again.places}
-        rows = []
-        for (number, position, call), held in self.tensors.items():
-            place = self.simulation.places[number]
-            results = places[place.key].results
-            if call < len(results):
-                expected = to_array(results[call][position])
-                received = held.reals(found).reshape(expected.shape)
-                rows.append(compare_tensor(place, call, expected, received, held.step(found)))
-        return rows
+        read = {key: (held.reals(found), held.step(found)) for key, held in self.tensors.items()}
+        return compare_results(self.simulation, results, read)
+
+
+Results = list[list[tuple[Array, ...]]]  # of each place, call by call
+
+
+def kept_results(simulation: Simulation, outputs: Sequence[Array]) -> Results:
+    """Run the model again, and return what its quantizers return; raise if it is another by now."""
+    again = simulation.again(simulation.inputs, keep=True)
+    pairs = zip(again.outputs, outputs, strict=True)
+    if not all(np.array_equal(to_array(x), y) for x, y in pairs):
+        raise StageError("the model has changed since it was exported; export it again.")
+    places = {place.key: place for place in again.places}
+    return [places[x.key].results if x.key in places else [] for x in simulation.places]
+
+
+def compare_results(
+    simulation: Simulation, results: Results, read: Mapping[Key, tuple[Array, float | None]]
+) -> list[dict[str, Any]]:
+    """Return how close tensors of a file, with the steps of their grids, are to what quantizers return."""
+    rows = []
+    for (number, position, call), (reals, step) in read.items():
+        if call < len(results[number]):
+            expected = results[number][call][position]
+            received = aligned(reals, expected, step)
+            rows.append(compare_tensor(simulation.places[number], call, expected, received, step))
+    return rows
 
 
 def _explain(step: Step, runtime: str) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from lilliput.export.layer import Layer
 from lilliput.export.passes.graph import LAYERS, layers_of, only_reader
+from lilliput.frameworks.exporting.layer import Layer
 
 INTEGER_KERNELS = frozenset(
     {

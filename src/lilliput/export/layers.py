@@ -8,12 +8,12 @@ from typing import Any
 import onnx_ir as ir
 
 from lilliput.export.kernels import INTEGER_KERNELS
-from lilliput.export.layer import Layer
-from lilliput.export.macs import Shape, UnknownShapeError, count_macs
 from lilliput.export.passes.four_bits import packed_type
 from lilliput.export.passes.graph import array_of, attributes_of, layers_of, only_reader, producer
 from lilliput.export.passes.integers import read
 from lilliput.export.passes.recurrent import is_recurrent, weight_type, why_float
+from lilliput.frameworks.exporting.layer import Layer
+from lilliput.graph.onnx_macs import Shape, UnknownShapeError, count_macs
 
 _EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
 _FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)

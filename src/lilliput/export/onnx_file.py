@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any
 from lilliput.errors import ExportError
 from lilliput.export.arguments import check_options, checked_path
 from lilliput.export.guard.cpu import cpu_for
-from lilliput.export.guard.on_torch import (
-    guard_model,
+from lilliput.export.guard.on_model import (
     kept_if_done,
-    like_example,
     may_saturate,
     sample_inputs,
+    simulate_guarded,
 )
 from lilliput.export.packed import Packed, packing
 from lilliput.export.passes.finish import finish, write_float
-from lilliput.export.places import Simulation
 from lilliput.export.result import ExportResult
+from lilliput.export.sizes.axes import choose_axes
 from lilliput.export.sizes.opening import Opening, size_texts, untried, write_open
-from lilliput.export.trace import check_precision, choose_axes, model_of, simulate, trace
 from lilliput.extras import require
-from lilliput.frameworks.torch.capture import as_inputs, plain_copy
+from lilliput.frameworks import part_for, part_of
+from lilliput.frameworks.exporting.simulation import Inputs, Simulating, Simulation
 
 if TYPE_CHECKING:
     from lilliput.export.passes.graph import Draft
@@ -152,24 +151,19 @@ def write_checked(
 ) -> ExportResult:
     """Do the work of :func:`export_onnx`; ``pack`` makes the graph of the file into its bytes."""
     _require_onnx()
-    from lilliput.export.check import check_file
     from lilliput.export.layers import example_sizes, list_layers
-    from lilliput.export.passes.fit import find_notes
     from lilliput.export.rounding import keep_precise
 
     check_options(min_sqnr, calibration)
-    model, inputs = model_of(quantizer_or_model), as_inputs(example_inputs)
-    check_precision(model)
+    part: Simulating = part_of("torch", "export.simulation")
+    model, inputs = part.model_of(quantizer_or_model), part.as_inputs(example_inputs)
     cpu = cpu_for(assume_vnni, target)
-    simulation = simulate(model, inputs)
     if calibration is None:
         batches = sample_inputs(model)
     else:
-        batches = [like_example(batch, inputs) for batch in calibration]
+        batches = [part.like_example(batch, inputs) for batch in calibration]
     with kept_if_done(model):
-        guarded = guard_model(simulation, [inputs, *batches], not cpu.has_vnni) if cpu else []
-        if any(row.is_changed for row in guarded):
-            simulation = simulate(model, inputs)
+        simulation, guarded = simulate_guarded(part, model, inputs, batches, cpu)
 
         def write(opening: Opening) -> ExportResult:
             draft = build(replace(simulation, axes=opening.axes), target, opset)
@@ -178,31 +172,46 @@ def write_checked(
             shapes = {str(x.name): () for x in draft.graph.inputs}
             shapes = {k: tuple(x.shape) for k, x in simulation.by_name([*shapes]).items()}
             layers = list_layers(draft.graph, example_sizes(draft.graph, shapes))
-            notes = [*draft.notes, *find_notes(layers, draft, target)]
-            notes += [_NO_CACHE] if _keeps_states(model) else []
-            result = ExportResult(place, 0, target, layers=layers, notes=notes, guarded=guarded)
-            result.cpu = cpu if may_saturate(model) else None
-            result._source = lambda: (plain_copy(model), example_inputs)
-            result._write_float = partial(
-                write_float, draft.traced, target, simulation.names, pack=pack
-            )
-            if not check:
-                notes += untried(draft.sizes)
-            with pack(draft.model, place) as data:
-                result.bytes, result.beside = data.size, data.names
-                if check:
-                    at_sizes = replace(simulation, axes=draft.sizes.axes if draft.sizes else ())
-                    is_asked = calibration is not None
-                    check_file(result, data, draft, at_sizes, min_sqnr, batches, is_asked)
-                data.write(place)
-            is_chosen = dynamic_shapes is not True
-            result.sizes = size_texts(simulation, draft, opening, is_chosen)
+            result = ExportResult(place, 0, target, layers=layers, guarded=guarded, cpu=cpu)
+            result.notes += [_NO_CACHE] if _keeps_states(model) else []
+            result.notes += [] if check else untried(draft.sizes)
+            result._source = lambda: part.plain_source(model, example_inputs)
+            is_asked, wanted = calibration is not None, min_sqnr if check else None
+            write_draft(draft, simulation, result, batches, wanted, is_asked, pack)
+            result.sizes = size_texts(simulation, draft, opening, dynamic_shapes is not True)
             return result
 
         try:
             return write_open(choose_axes(simulation, dynamic_batch, dynamic_shapes), write)
         finally:
             simulation.forget()
+
+
+def write_draft(
+    draft: Draft,
+    simulation: Simulation,
+    result: ExportResult,
+    batches: Sequence[Inputs],
+    min_sqnr: float | None,
+    is_asked: bool = False,
+    pack: Pack = packing,
+) -> None:
+    """Write a finished graph as the file of a result; ``min_sqnr`` None: without executing it."""
+    from lilliput.export.check import check_file
+    from lilliput.export.passes.fit import find_notes
+
+    found = find_notes(result.layers, draft, result.target)
+    result.notes = [*draft.notes, *found, *result.notes]
+    result.cpu = result.cpu if may_saturate(simulation.model) else None
+    result._write_float = partial(
+        write_float, draft.traced, result.target, simulation.names, pack=pack
+    )
+    with pack(draft.model, result.path) as data:
+        result.bytes, result.beside = data.size, data.names
+        if min_sqnr is not None:
+            at_sizes = replace(simulation, axes=draft.sizes.axes if draft.sizes else ())
+            check_file(result, data, draft, at_sizes, min_sqnr, batches, is_asked)
+        data.write(result.path)
 
 
 def _keeps_states(model: Any) -> bool:
@@ -214,9 +223,11 @@ def _keeps_states(model: Any) -> bool:
 
 def build(simulation: Simulation, target: str, opset: int) -> Draft:
     """Return the model as an ONNX graph with integers in it; the axes of the simulation are open."""
-    from lilliput.export.passes.graph import Draft
+    from lilliput.export.passes.graph import Draft, keep_scopes, rename_sizes
 
-    model, sizes = trace(simulation, simulation.axes, opset)
+    trace = part_for(simulation.model, "export.trace").trace
+    model, sizes, names = trace(simulation, opset, prepare=keep_scopes)
+    rename_sizes(model.graph, names)
     draft = Draft(model, simulation.places, sizes=sizes)
     return finish(draft, target, simulation.names)
 

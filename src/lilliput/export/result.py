@@ -11,12 +11,12 @@ from typing import Any
 
 from lilliput.errors import StageError
 from lilliput.export.guard.cpu import Cpu
-from lilliput.export.layer import Layer
 from lilliput.export.run import Agreement
 from lilliput.export.summary import cpu_lines, headline, html_table, layer_table, summary_lines
 from lilliput.export.targets.executed import ExecutedFile, open_file
 from lilliput.export.targets.measured import MeasuredFile
 from lilliput.export.targets.table import target_for
+from lilliput.frameworks.exporting.layer import Layer
 from lilliput.measure.receipt import TIMED, Receipt, take_receipt
 from lilliput.measure.timing import how_to_measure_model, measure_opened
 

@@ -14,11 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.export.exact import INTEGER_LSTM, float_weight
-from lilliput.export.layer import some_of
 from lilliput.export.packed import Packed
 from lilliput.export.passes.graph import Draft
-from lilliput.export.places import Inputs, Simulation, to_array
 from lilliput.export.run import FAST, PLAIN, Feeds, executor, run, sqnr
+from lilliput.frameworks.exporting.layer import some_of
+from lilliput.frameworks.exporting.simulation import Inputs, Simulation, to_array
 
 
 def keep_precise(

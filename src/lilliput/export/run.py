@@ -14,8 +14,8 @@ import numpy as np
 from lilliput.errors import ExportError
 from lilliput.export.exact import with_float_lstms
 from lilliput.export.packed import Packed
-from lilliput.export.places import Place
 from lilliput.extras import require
+from lilliput.frameworks.exporting.simulation import Place
 
 Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]

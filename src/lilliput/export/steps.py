@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from lilliput.config.layer import QuantType
-from lilliput.export.places import Array, Place, Simulation, Tensor, to_array
 from lilliput.export.run import sqnr
+from lilliput.frameworks.exporting.simulation import Array, Place, Simulation, Tensor, to_array
+from lilliput.ops.namespace import namespace
 
 ONE_STEP = 1.01
 _FEW = 0.05
@@ -106,7 +107,7 @@ def compare_steps(
         step = found.step(values)
         received = aligned(found.reals(values), wanted, step)
         steps.append(_step(simulation.places[number], step, wanted, received))
-        return simulation.tensor(received, expected)
+        return namespace(expected).from_numpy(received, expected)
 
     outputs = simulation.run(force)
     return steps, [to_array(x).astype(np.float32) for x in outputs]

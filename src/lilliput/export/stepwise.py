@@ -8,9 +8,9 @@ from typing import Any
 from lilliput.export.packed import Packed
 from lilliput.export.passes.dynamic import DYNAMIC
 from lilliput.export.passes.graph import Draft, array_of, producer
-from lilliput.export.places import Simulation
 from lilliput.export.run import Array, Execute, Feeds, executor
 from lilliput.export.steps import Integers, Step, compare_steps
+from lilliput.frameworks.exporting.simulation import Simulation
 
 
 @dataclass(frozen=True)

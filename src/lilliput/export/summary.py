@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lilliput import tables as table
-from lilliput.export.layer import Layer, some_of
+from lilliput.frameworks.exporting.layer import Layer, some_of
 from lilliput.printing import printable
 
 if TYPE_CHECKING:

@@ -9,15 +9,11 @@ Checkpoints hold the masks and the progress of the pruner, and ``fit(ckpt_path=.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from torch.utils.hooks import RemovableHandle
-
 from lilliput.errors import MissingExtraError
-from lilliput.frameworks.torch.sidecar import SIDECAR
+from lilliput.frameworks import part_of
 from lilliput.integrations.following import Following, pack, unpack
 
 
@@ -57,7 +53,7 @@ class CompressionCallback(_callback_type()):  # type: ignore[misc]
     ) -> None:
         self.following = Following(compressors, steps_per_epoch)
         self.strip = strip
-        self._optimizers: list[_ClosureOptimizer] = []
+        self._optimizers: list[Any] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Compress the module before a checkpoint is read and optimizers are made."""
@@ -66,7 +62,8 @@ class CompressionCallback(_callback_type()):  # type: ignore[misc]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Follow the optimizers, which exist by now."""
-        self._optimizers = [_ClosureOptimizer(optimizer) for optimizer in trainer.optimizers]
+        followed = part_of("torch", "stepping").ClosureOptimizer
+        self._optimizers = [followed(optimizer) for optimizer in trainer.optimizers]
         self.following.bind(self._optimizers)
 
     def on_train_batch_start(
@@ -88,8 +85,8 @@ class CompressionCallback(_callback_type()):  # type: ignore[misc]
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Keep the weights plain: what belongs to compressors is saved as the callback's state."""
-        weights = checkpoint["state_dict"]
-        for key in [key for key in weights if SIDECAR in key.split(".")]:
+        weights, part = checkpoint["state_dict"], part_of("torch", "sidecar")
+        for key in [key for key in weights if part.is_ours(key)]:
             del weights[key]
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,27 +97,3 @@ class CompressionCallback(_callback_type()):  # type: ignore[misc]
         """Continue from what a checkpoint holds."""
         self.following.load(unpack(state_dict))
         self.following.epoch = state_dict.get("epoch")
-
-
-class _ClosureOptimizer:
-    """An optimizer whose ``step`` computes the gradients first, as Lightning has it do.
-
-    A hook before the step would see the gradients of the step before. Such hooks are kept here, and
-    run when Lightning says that gradients are complete.
-    """
-
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
-        self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.optimizer, name)
-
-    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        handle = RemovableHandle(self._hooks)
-        self._hooks[handle.id] = hook
-        return handle
-
-    def show_gradients(self) -> None:
-        for hook in list(self._hooks.values()):
-            hook(self.optimizer, (), {})

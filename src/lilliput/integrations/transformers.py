@@ -27,11 +27,12 @@ except ModuleNotFoundError as error:
         "pip install 'lilliput[transformers]'"
     ) from error
 
-import torch
+import numpy as np
 
 from lilliput.core.state import CompressionState
 from lilliput.errors import StateError
 from lilliput.integrations.following import Following, torch_optimizer
+from lilliput.ops.namespace import namespace
 
 FOLDER = "lilliput"
 
@@ -146,6 +147,11 @@ def _have_equal_tensors(saved: CompressionState, loaded: CompressionState) -> bo
         for key, tensor in tensors.items():
             other = saved.tensors.get(layer, {}).get(key)
             is_attribute = "/" in key  # tensors within lists and similar: not in a state dict
-            if not is_attribute and (other is None or not torch.equal(other, tensor.cpu())):
+            if not is_attribute and (other is None or not _is_equal(other, tensor)):
                 return False
     return True
+
+
+def _is_equal(saved: Any, loaded: Any) -> bool:
+    arrays = (namespace(tensor).to_numpy(tensor) for tensor in (saved, loaded))
+    return np.array_equal(*arrays)

@@ -24,10 +24,10 @@ import numpy as np
 
 from lilliput.config.layer import QuantType
 from lilliput.errors import ConfigError, StageError
-from lilliput.export.grid import spread
-from lilliput.export.places import Array, to_array
 from lilliput.files import write_atomically
 from lilliput.frameworks import backend_of
+from lilliput.frameworks.exporting.grid import spread
+from lilliput.frameworks.exporting.simulation import Array, to_array
 from lilliput.frameworks.wrapping import marking, step_aside
 from lilliput.ops.histogram import Histogram
 from lilliput.ops.namespace import Tensor, namespace

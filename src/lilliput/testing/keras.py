@@ -16,26 +16,29 @@ Run it once per backend: ``KERAS_BACKEND=jax python check.py``.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from lilliput.frameworks.keras import lab as keras_lab
-from lilliput.frameworks.keras.lab_models import (
-    Specimen,
-    TinyAttention,
-    TinyCNN,
-    TinyLSTM,
-    TinyMLP,
-    TinyNested,
-    TinySubclassed,
-    TinyUntold,
-    make_input,
-)
+from lilliput.frameworks import part_of
+from lilliput.lazy import lazily_from
 from lilliput.testing import keras_checks, subject
 from lilliput.testing.battery import SHARED_CHECKS, run_checks
 from lilliput.testing.checks_joint import check_together
 from lilliput.testing.expect import ConformanceError, Report
 from lilliput.testing.lab import Lab
 from lilliput.testing.subject import Check, Make
+
+if TYPE_CHECKING:
+    from lilliput.frameworks.keras.lab_models import (
+        Specimen,
+        TinyAttention,
+        TinyCNN,
+        TinyLSTM,
+        TinyMLP,
+        TinyNested,
+        TinySubclassed,
+        TinyUntold,
+        make_input,
+    )
 
 __all__ = [
     "ConformanceError",
@@ -57,11 +60,16 @@ __all__ = [
     "quantizer_checks",
 ]
 
+_MODELS = [name for name in __all__ if name.startswith("Tiny")] + ["Specimen", "make_input"]
+__getattr__ = lazily_from(__name__, dict.fromkeys(_MODELS, "lilliput.frameworks.keras.lab_models"))[
+    0
+]
+
 
 class Subject(subject.Subject):
     """As for torch, with models of Keras."""
 
-    lab: ClassVar[Lab] = keras_lab
+    lab: ClassVar[Lab] = part_of("keras", "lab")
 
 
 def pruner_checks() -> list[Check]:

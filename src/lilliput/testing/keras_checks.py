@@ -6,19 +6,14 @@ import copy
 import json
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from lilliput.errors import UnsupportedModelError
-from lilliput.frameworks.keras import lab as lab
-from lilliput.frameworks.keras.lab import adamw, compiled, fit, outputs, predictions, sgd, train
-from lilliput.frameworks.keras.lab_loops import own_loops
-from lilliput.frameworks.keras.lab_models import make_batch
+from lilliput.frameworks import part_of
 from lilliput.testing.checks_common import check_training_in
 from lilliput.testing.expect import expect, expect_close, expect_equal
 from lilliput.testing.observe import (
@@ -31,6 +26,9 @@ from lilliput.testing.observe import (
 )
 from lilliput.testing.subject import Check, Subject, seeded
 
+lab: Any = part_of("keras", "lab")
+make_batch: Callable[[Any], Any] = part_of("keras", "lab_models").make_batch
+
 # -- training
 
 
@@ -39,13 +37,13 @@ def check_fit_keeps_zeros(subject: Subject) -> None:
     """Compiled ``fit`` keeps pruned weights at zero: by the callback, or by the optimizer alone."""
     if subject.cls.regrows:
         return
-    for optimizer, is_given in ((sgd(weight_decay=0.01), True), (adamw(), False)):
+    for optimizer, is_given in ((lab.sgd(weight_decay=0.01), True), (lab.adamw(), False)):
         for model in subject.models("mlp"):
-            compiled(model, optimizer, run_eagerly=False)
-            fit(model)  # so that the optimizer remembers all weights
+            lab.compiled(model, optimizer, run_eagerly=False)
+            lab.fit(model)  # so that the optimizer remembers all weights
             compressor = subject.compress(model, optimizer if is_given else None)
             watch = Watch(lab, compressor)
-            fit(model, 2, None if is_given else [compressor.callback()])
+            lab.fit(model, 2, None if is_given else [compressor.callback()])
             how = "optimizer" if is_given else "callback"
             watch.expect_zeros(f"after fit with {optimizer.name}, followed by the {how}")
             watch.expect_training(f"after fit with {optimizer.name}, followed by the {how}")
@@ -57,10 +55,10 @@ def check_train_on_batch_keeps_zeros(subject: Subject) -> None:
     if subject.cls.regrows:
         return
     for model in subject.models("mlp"):
-        optimizer = compiled(model, run_eagerly=False)
+        optimizer = lab.compiled(model, run_eagerly=False)
         compressor = subject.compress(model, optimizer)
         watch = Watch(lab, compressor)
-        train(model, optimizer, 3, compressor)
+        lab.train(model, optimizer, 3, compressor)
         watch.expect_zeros("after train_on_batch")
         watch.expect_training("after train_on_batch")
 
@@ -71,19 +69,19 @@ def check_training_is_followed(subject: Subject) -> None:
     for has_optimizer in (True, False):
         for has_callback in (True, False):
             for model in subject.models("mlp"):
-                optimizer = compiled(model)
+                optimizer = lab.compiled(model)
                 compressor = subject.compress(model, optimizer if has_optimizer else None)
                 # A ``make`` may leave the optimizer out: then only the callback follows.
                 is_bound = compressor.optimizer is not None if subject.make else has_optimizer
                 counts = _count_calls(compressor)
                 callbacks = [compressor.callback()] if has_callback else []
-                fit(model, 2, callbacks)
+                lab.fit(model, 2, callbacks)
                 when = f"optimizer {is_bound}, callback {has_callback}: after 2 epochs of 2 steps"
                 steps = 4 if is_bound or has_callback else 0
                 expect(counts["steps"] == steps, f"{when}, {counts['steps']} were counted.")
                 epochs = [0, 1] if has_callback else []
                 expect(counts["epochs"] == epochs, f"{when}, epochs {counts['epochs']} were seen.")
-                train(model, optimizer, 1)
+                lab.train(model, optimizer, 1)
                 steps += 1 if is_bound else 0
                 what = f"{when} and train_on_batch, {counts['steps']} were counted."
                 expect(counts["steps"] == steps, what)
@@ -109,10 +107,10 @@ def _count_calls(compressor: Any) -> dict[str, Any]:
 @seeded
 def check_own_loops(subject: Subject) -> None:
     """Loops that users write themselves train a compressed model: eager, in a graph, stateless."""
-    for how, loop in own_loops().items():
+    for how, loop in part_of("keras", "lab_loops").own_loops().items():
         for model in subject.models("mlp"):
             anatomy = Anatomy(lab, model)
-            optimizer = sgd()
+            optimizer = lab.sgd()
             optimizer.build(model.trainable_variables)
             compressor = subject.compress(model, optimizer)
             watch = Watch(lab, compressor)
@@ -131,26 +129,26 @@ def check_own_loops(subject: Subject) -> None:
 def check_compiled_functions_follow(subject: Subject) -> None:
     """Compiled predictions equal a call, and see at once when masks or weights have changed."""
     for model in subject.models("cnn", "recurrent"):
-        compiled(model, run_eagerly=False)
+        lab.compiled(model, run_eagerly=False)
         compressor = subject.compress(model)
-        before = outputs(model)
-        expect_close(predictions(model), before, f"predictions of {model.name}")
+        before = lab.outputs(model)
+        expect_close(lab.predictions(model), before, f"predictions of {model.name}")
         change_in_place(lab, compressor)
-        changed = outputs(model)
+        changed = lab.outputs(model)
         expect(not np.array_equal(changed, before), f"{model.name} computes with old values.")
         what = f"predictions of {model.name} after values changed in place"
-        expect_close(predictions(model), changed, what)
+        expect_close(lab.predictions(model), changed, what)
 
 
 @seeded
 def check_functions_from_before_are_renewed(subject: Subject) -> None:
     """Functions that were compiled before compress() or strip() do not compute as they did then."""
     for model in subject.models("mlp"):
-        optimizer = compiled(model, run_eagerly=False)
+        optimizer = lab.compiled(model, run_eagerly=False)
         _use_all(model)
         compressor = subject.compress(model, optimizer)
         _expect_current(model, "after compress()")
-        train(model, optimizer, 1, compressor)
+        lab.train(model, optimizer, 1, compressor)
         _expect_current(model, "after training")
         compressor.strip()
         _expect_current(model, "after strip()")
@@ -162,9 +160,9 @@ def check_functions_from_before_are_renewed(subject: Subject) -> None:
 def check_evaluation_before_training(subject: Subject) -> None:
     """What is learned in training or calibration holds in an evaluation that was compiled before."""
     for model in subject.models("mlp", "untold"):
-        compressor = subject.compress(model, compiled(model, run_eagerly=False))
+        compressor = subject.compress(model, lab.compiled(model, run_eagerly=False))
         _use_all(model)
-        fit(model)
+        lab.fit(model)
         _expect_current(model, f"after evaluating and training {model.name}")
         calibrate: Any = getattr(compressor, "calibrate", None)
         if calibrate is not None:
@@ -175,14 +173,14 @@ def check_evaluation_before_training(subject: Subject) -> None:
 def _use_all(model: Any) -> None:
     """Have all functions compiled."""
     model.evaluate(*make_batch(model), verbose=0)
-    predictions(model)
+    lab.predictions(model)
 
 
 def _expect_current(model: Any, when: str) -> None:
     """Expect predictions and evaluation to agree with a call of the model."""
     inputs, target = make_batch(model)
-    expected = outputs(model)
-    expect_close(predictions(model), expected, f"predictions {when}")
+    expected = lab.outputs(model)
+    expect_close(lab.predictions(model), expected, f"predictions {when}")
     loss = np.float32(np.square(expected - target).mean())
     found = np.float32(model.evaluate(inputs, target, verbose=0))
     expect_close(found, loss, f"evaluate {when}")
@@ -191,18 +189,18 @@ def _expect_current(model: Any, when: str) -> None:
 @seeded
 def check_jit_compile(subject: Subject) -> None:
     """Training compiled by XLA gives what training without it gives."""
-    if keras.backend.backend() == "torch":  # there it is another compiler, and off by default
+    if lab.backend_name() == "torch":  # there it is another compiler, and off by default
         return
     found = []
     for options in ({"run_eagerly": True}, {"run_eagerly": False, "jit_compile": True}):
         lab.set_seed(2)
         for model in subject.models("mlp"):
-            optimizer = compiled(model, **options)
+            optimizer = lab.compiled(model, **options)
             compressor = subject.compress(model, optimizer)
-            train(model, optimizer, 2, compressor)
+            lab.train(model, optimizer, 2, compressor)
             values = {entry.label: entry.raw for entry in entries(lab, compressor)}
             values |= tensors_of(lab, compressor)
-            found.append((values, outputs(model), predictions(model)))
+            found.append((values, lab.outputs(model), lab.predictions(model)))
     if found:
         (values, plain, _), (jit_values, jit, predicted) = found
         for key, value in values.items():
@@ -218,7 +216,7 @@ def check_jit_compile(subject: Subject) -> None:
 def check_mixed_precision(subject: Subject) -> None:
     """Variables stay float32, layers compute in half precision, and pruned weights stay zero."""
     for half, kind in (("bfloat16", "cnn"), ("float16", "mlp")):
-        with _policy(f"mixed_{half}"):
+        with lab.policy(f"mixed_{half}"):
             for model in subject.models(kind):
                 check_training_in(subject, model, "float32", half, _used_optimizer(model))
 
@@ -226,10 +224,10 @@ def check_mixed_precision(subject: Subject) -> None:
 @seeded
 def check_double_precision(subject: Subject) -> None:
     """Models of float64 are compressed and trained in float64, or refused before anything happens."""
-    is_off = keras.backend.backend() == "jax"  # unless a process asks for it
+    is_off = lab.backend_name() == "jax"  # unless a process asks for it
     if is_off or not subject.models("mlp"):
         return
-    with _policy("float64"):
+    with lab.policy("float64"):
         model = lab.SPECIMENS["mlp"]()
         anatomy = Anatomy(lab, model)
         try:
@@ -243,33 +241,23 @@ def check_double_precision(subject: Subject) -> None:
 def _used_optimizer(model: Any) -> Any:
     """Return an optimizer that has made a step: what is made at the first one belongs to the model."""
     optimizer = lab.optimizer(model)
-    train(model, optimizer, 1)
+    lab.train(model, optimizer, 1)
     return optimizer
 
 
 @seeded
 def check_compiled_mixed_precision(subject: Subject) -> None:
     """The same in compiled functions."""
-    with _policy("mixed_bfloat16"):
+    with lab.policy("mixed_bfloat16"):
         for model in subject.models("mlp"):
-            optimizer = compiled(model, run_eagerly=False)
+            optimizer = lab.compiled(model, run_eagerly=False)
             compressor = subject.compress(model, optimizer)
             watch = Watch(lab, compressor)
-            fit(model)
+            lab.fit(model)
             watch.expect_training("in mixed precision")
             if compressor.kind == "pruner" and not subject.cls.regrows:
                 watch.expect_zeros("in mixed precision")
-            expect_finite(predictions(model), "predictions in mixed precision")
-
-
-@contextmanager
-def _policy(name: str) -> Iterator[None]:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
+            expect_finite(lab.predictions(model), "predictions in mixed precision")
 
 
 # -- files
@@ -279,20 +267,22 @@ def _policy(name: str) -> Iterator[None]:
 def check_compressed_model_saves_plain_file(subject: Subject) -> None:
     """Saving a compressed model gives the file of a plain one, with pruned weights at zero in it."""
     for model in subject.models():
-        optimizer = compiled(model)
+        optimizer = lab.compiled(model)
         anatomy = Anatomy(lab, model)
         compressor = subject.compress(model)
-        train(model, optimizer, 1, compressor)
-        before, tensors = outputs(model), tensors_of(lab, compressor)
+        lab.train(model, optimizer, 1, compressor)
+        before, tensors = lab.outputs(model), tensors_of(lab, compressor)
         loaded = _through_file(model)
         where = f"{model.name} from the file of a compressed model"
         expect(len(loaded.weights) == len(anatomy.weights), f"{where}: other weights.")
         for (key, value), saved in zip(anatomy.read().items(), loaded.weights, strict=True):
             expect_equal(lab.read(saved), value, f"{where}, {key}")
         if subject.cls.kind == "pruner" and not subject.cls.computes_weights:
-            expect_close(outputs(loaded), before, f"{where}, outputs")
-            expect_close(outputs(copy.deepcopy(model)), before, f"outputs of a copied {model.name}")
-        expect_equal(outputs(model), before, f"outputs of {model.name} after it was saved")
+            expect_close(lab.outputs(loaded), before, f"{where}, outputs")
+            expect_close(
+                lab.outputs(copy.deepcopy(model)), before, f"outputs of a copied {model.name}"
+            )
+        expect_equal(lab.outputs(model), before, f"outputs of {model.name} after it was saved")
         for key, value in tensors_of(lab, compressor).items():
             expect_equal(value, tensors[key], f"{key} after its model was saved")
 
@@ -301,12 +291,14 @@ def check_compressed_model_saves_plain_file(subject: Subject) -> None:
 def check_stripped_model_saves_plain_file(subject: Subject) -> None:
     """What strip leaves is saved, and loads, without a word of this package in the file."""
     for model in subject.models("cnn", "mlp"):
-        optimizer = compiled(model)
+        optimizer = lab.compiled(model)
         compressor = subject.compress(model, optimizer)
-        train(model, optimizer, 1, compressor)
+        lab.train(model, optimizer, 1, compressor)
         compressor.strip()
         loaded = _through_file(model, is_foreign=True)
-        expect_equal(outputs(loaded), outputs(model), f"outputs of {model.name} from its file")
+        expect_equal(
+            lab.outputs(loaded), lab.outputs(model), f"outputs of {model.name} from its file"
+        )
 
 
 def _through_file(model: Any, is_foreign: bool = False) -> Any:
@@ -318,7 +310,7 @@ def _through_file(model: Any, is_foreign: bool = False) -> Any:
             with zipfile.ZipFile(path) as file:
                 text = json.dumps(json.loads(file.read("config.json")))
             expect("lilliput" not in text, f"the file of {model.name} names Lilliput.")
-        return keras.models.load_model(path)
+        return lab.load(path)
 
 
 QUANTIZER_CHECKS: tuple[Check, ...] = (

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from lilliput.core.compressor import Compressor
-from lilliput.frameworks.torch import lab as torch_lab
+from lilliput.frameworks import part_of
 from lilliput.testing import subject, torch_checks
 from lilliput.testing.battery import SHARED_CHECKS, run_checks
 from lilliput.testing.expect import Report
@@ -35,7 +35,7 @@ class Subject(subject.Subject):
     [{'final_sparsity': 0.5, 'start_epoch': 0, 'end_epoch': 0, 'op_names': ['fc']}]
     """
 
-    lab: ClassVar[Lab] = torch_lab
+    lab: ClassVar[Lab] = part_of("torch", "lab")
 
 
 def pruner_checks() -> list[Check]:

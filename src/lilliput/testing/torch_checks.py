@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from lilliput.errors import StageError
-from lilliput.frameworks.torch import lab as lab
-from lilliput.frameworks.torch.lab import loss_of, outputs, read, sgd, train
-from lilliput.frameworks.torch.lab_models import Specimen
+from lilliput.frameworks import part_of
 from lilliput.testing.checks_common import check_training_in
 from lilliput.testing.expect import expect, expect_close, expect_equal
 from lilliput.testing.observe import (
@@ -27,6 +20,9 @@ from lilliput.testing.observe import (
 )
 from lilliput.testing.subject import Check, Subject, seeded
 
+lab: Any = part_of("torch", "lab")
+ways: Any = part_of("torch", "lab_ways")
+
 
 @seeded
 def check_compile(subject: Subject) -> None:
@@ -34,46 +30,22 @@ def check_compile(subject: Subject) -> None:
     model = subject.model()
     compressor = subject.compress(model)
     inputs = model.make_input()
-    loss_of(model, inputs)  # ranges are found in the first forward
-    with _clean_dynamo():
-        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    lab.loss_of(model, inputs)  # ranges are found in the first forward
+    with ways.compiled(model) as compiled:
         _expect_same_step(compiled, model, inputs, "compiled")
         change_in_place(lab, compressor)
-        with torch._dynamo.config.patch(error_on_recompile=True):
+        with ways.without_new_graphs():
             what = "compiled, after values changed in place"
             _expect_same_step(compiled, model, inputs, what)
 
 
-def _expect_same_step(compiled: Any, model: Specimen, inputs: Tensor, what: str) -> None:
+def _expect_same_step(compiled: Any, model: Any, inputs: Any, what: str) -> None:
     """Expect loss and gradients of the compiled model to equal those of the eager one."""
-    results = []
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    for each in (model, compiled):
-        model.zero_grad()
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])  # running statistics
-        loss = loss_of(each, inputs)
-        loss.backward()  # type: ignore[no-untyped-call]
-        grads = {k: read(p.grad) for k, p in model.named_parameters() if p.grad is not None}
-        results.append((read(loss), grads))
-    (loss, gradients), (compiled_loss, compiled_gradients) = results
+    (loss, gradients), (compiled_loss, compiled_gradients) = ways.steps(model, compiled, inputs)
     expect_close(compiled_loss, loss, f"{what}: loss")
     for name, gradient in gradients.items():
         expect(name in compiled_gradients, f"{what}: {name} has lost its gradient.")
         expect_close(compiled_gradients[name], gradient, f"{what}: gradient of {name}")
-
-
-@contextmanager
-def _clean_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    try:
-        with warnings.catch_warnings():
-            # While tracing an autograd.Function, dynamo does what it warns others of.
-            warnings.filterwarnings("ignore", ".*should not be instantiated", DeprecationWarning)
-            yield
-    finally:
-        torch._dynamo.reset()
 
 
 @seeded
@@ -81,20 +53,16 @@ def check_export(subject: Subject) -> None:
     """torch.export gives a program that computes what the model computes."""
     model = subject.model().eval()
     subject.compress(model)
-    inputs = model.make_input()
-    program = torch.export.export(model, (inputs,))
-    with torch.no_grad():
-        result = read(program.module()(inputs))
-    expect_close(result, outputs(model), "outputs of the exported program")
+    result = ways.exported_outputs(model, model.make_input())
+    expect_close(result, lab.outputs(model), "outputs of the exported program")
 
 
 @seeded
 def check_dtypes(subject: Subject) -> None:
     """Models of other precision are compressed, computed and trained in their own dtype."""
-    for dtype in (torch.bfloat16, torch.float64):
-        model = subject.model().to(dtype)
-        name = str(dtype).removeprefix("torch.")
-        check_training_in(subject, model, name, name, lab.optimizer(model))
+    for dtype in ("bfloat16", "float64"):
+        model = ways.cast(subject.model(), dtype)
+        check_training_in(subject, model, dtype, dtype, lab.optimizer(model))
 
 
 @seeded
@@ -103,14 +71,16 @@ def check_switching_dtype_and_mode(subject: Subject) -> None:
     model = subject.model()
     anatomy = Anatomy(lab, model)
     compressor = subject.compress(model)
-    for dtype in (torch.float64, torch.float32):
-        model.to(dtype)
+    for dtype in ("float64", "float32"):
+        ways.cast(model, dtype)
         now = lab.weights(model)  # buffers are others after a cast
         anatomy.weights = {key: now[key] for key in anatomy.weights}
         for is_training in (True, False):
             model.train(is_training)
-            anatomy.expect_like_twin(compressor, f"as {dtype}, in mode training={is_training}")
-    train(model, sgd(model), 1, compressor)
+            anatomy.expect_like_twin(
+                compressor, f"as torch.{dtype}, in mode training={is_training}"
+            )
+    lab.train(model, lab.sgd(model), 1, compressor)
     model.eval()
     anatomy.expect_like_twin(compressor, "after switching back and training")
 
@@ -119,32 +89,28 @@ def check_switching_dtype_and_mode(subject: Subject) -> None:
 def check_compressed_checkpoint_round_trips(subject: Subject) -> None:
     """The state dict goes through a file into another compressed model, and all of it arrives."""
     model, other = subject.model(), subject.model()
-    optimizer = sgd(model)
+    optimizer = lab.sgd(model)
     compressor = subject.compress(model, optimizer)
-    train(model, optimizer, 2, compressor)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
+    lab.train(model, optimizer, 2, compressor)
+    file = ways.save_weights(model)
     second = subject.compress(other)
-    other.load_state_dict(torch.load(file, weights_only=True), strict=True)
+    ways.load_weights(other, file)
     expect_same_tensors(lab, second, compressor, "after loading a compressed checkpoint")
-    expect_equal(outputs(other), outputs(model), "outputs of the loaded model")
+    expect_equal(lab.outputs(other), lab.outputs(model), "outputs of the loaded model")
 
 
 @seeded
 def check_deepcopy(subject: Subject) -> None:
     """A copy of a model in training computes the same, and shares nothing with the original."""
     for model in subject.models():
-        optimizer = sgd(model)
+        optimizer = lab.sgd(model)
         compressor = subject.compress(model, optimizer)
-        train(model, optimizer, 1, compressor)
-        before = outputs(model)
+        lab.train(model, optimizer, 1, compressor)
+        before = lab.outputs(model)
         twin = copy.deepcopy(model)
-        expect_equal(outputs(twin), before, f"outputs of a copied {name_of(model)}")
-        with torch.no_grad():
-            for tensor in (*twin.parameters(), *twin.buffers()):
-                tensor.zero_()
-        expect_equal(outputs(model), before, "outputs after its copy was zeroed")
+        expect_equal(lab.outputs(twin), before, f"outputs of a copied {name_of(model)}")
+        ways.zero(twin)
+        expect_equal(lab.outputs(model), before, "outputs after its copy was zeroed")
 
 
 @seeded
@@ -152,7 +118,7 @@ def check_pickle(subject: Subject) -> None:
     """A whole compressed model can be written by ``torch.save``, as some trainers do."""
     model = subject.model()
     subject.compress(model)
-    torch.save(model, io.BytesIO())
+    ways.save_whole(model)
 
 
 @seeded
@@ -170,11 +136,11 @@ def check_writes_reach_the_weights(subject: Subject) -> None:
             shown = model.get_parameter(entry.label)
             expect(shown is entry.weight, f"get_parameter({entry.label!r}) is not the Parameter.")
             shown.data.fill_(0.25)  # .data moves no version counter
-            wanted = torch.full_like(shown, 0.25)
-            wanted = wanted if entry.mask_tensor is None else wanted * entry.mask_tensor
-            seen = read(model.get_parameter(entry.label))
-            expect_equal(seen, read(wanted), f"{entry.label} after a write to it")
-        loss_of(model, model.make_input()).backward()  # type: ignore[no-untyped-call]
+            wanted = np.full_like(entry.raw, 0.25)
+            wanted = wanted if entry.mask is None else wanted * entry.mask
+            seen = lab.read(model.get_parameter(entry.label))
+            expect_equal(seen, wanted, f"{entry.label} after a write to it")
+        lab.loss_of(model, model.make_input()).backward()
         for entry in entries(lab, compressor):
             gradient = model.get_parameter(entry.label).grad
             expect(gradient is entry.weight.grad, f"the gradient of {entry.label} is not shown.")

@@ -11,7 +11,8 @@ from lilliput.core.quantizer import Quantizer
 from lilliput.errors import ConfigError
 from lilliput.export.guard import cpu
 from lilliput.export.guard.cpu import cpu_has_wide_dot
-from lilliput.export.guard.saturation import LIMIT, guard, watch_inputs, worst_pair_sums
+from lilliput.export.guard.pairs import LIMIT, worst_pairs
+from lilliput.export.guard.saturation import guard, watch_inputs
 from lilliput.ops.qparams import Grid, QParams
 
 onnx = pytest.importorskip("onnx")
@@ -19,6 +20,12 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 narrow_only = pytest.mark.skipif(cpu_has_wide_dot(), reason="this CPU adds products in 32 bits")
 CONV = {3: nn.functional.conv1d, 4: nn.functional.conv2d, 5: nn.functional.conv3d}
+
+
+def worst_pair_sums(weight, largest=None, groups=1):
+    """Worst_pairs of tensors."""
+    seen = None if largest is None else largest.numpy()
+    return torch.from_numpy(worst_pairs(weight.numpy(), seen, groups))
 
 
 def exact_sums(stored, weight, zero_point, **options):

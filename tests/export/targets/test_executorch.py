@@ -135,7 +135,7 @@ def test_what_xnnpack_does_not_have_is_refused(tmp_path):
 
 
 def test_a_program_that_computes_otherwise_is_refused(tmp_path, monkeypatch):
-    from lilliput.export.executorch.program import Execution
+    from lilliput.frameworks.torch.executorch.program import Execution
 
     run = Execution.run
     monkeypatch.setattr(Execution, "run", lambda self, x: [0.5 * y for y in run(self, x)])

@@ -5,12 +5,12 @@ import pytest
 from models_to_export import data
 
 from lilliput.export.guard.pairs import worst_pairs
-from lilliput.export.keras.guard import _sums_of_einsum
 from lilliput.export.keras.litert.draft import Scales
 from lilliput.export.keras.litert.run import dequantize, quantize
 from lilliput.export.keras.litert.weights import Known, _match
 from lilliput.export.keras.scopes import layer_of
 from lilliput.export.steps import aligned
+from lilliput.frameworks.keras.export.sums import sums_of_einsum
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_layers_are_known_by_the_scopes_of_tensorflow():
 
 
 def test_products_of_other_kinds_have_no_sums_to_guard():
-    assert _sums_of_einsum("abcd,cde->abe", (2, 4, 8)).data == (-2, -1)
-    assert _sums_of_einsum("...x,xy->...y", (8, 4)).channels == 8
-    assert _sums_of_einsum("ab,ab->ab", (2, 3)) is None
+    assert sums_of_einsum("abcd,cde->abe", (2, 4, 8)).data == (-2, -1)
+    assert sums_of_einsum("...x,xy->...y", (8, 4)).channels == 8
+    assert sums_of_einsum("ab,ab->ab", (2, 3)) is None
 
 
 def test_sums_of_pairs():

@@ -7,8 +7,8 @@ from models_to_export import data, layers, quantized, sequential
 
 from lilliput.errors import ExportError, MissingExtraError, StageError
 from lilliput.export.keras import transfer
-from lilliput.export.keras.simulation import as_inputs
 from lilliput.export.keras.transfer import export_elsewhere
+from lilliput.frameworks.keras.export.simulation import as_inputs
 from lilliput.keras import LevelPruner, PTQQuantizer, Quantizer, export_litert
 
 LITERT = {"io": "float", "dynamic_batch": True, "check": True, "min_sqnr": 30.0}

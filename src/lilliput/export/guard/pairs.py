@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lilliput.export.places import Array
+from lilliput.frameworks.exporting.simulation import Array
 
 LIMIT = 32767  # on both sides: a folded batch norm may turn signs around
 MARGIN = 1.1  # other data may have somewhat larger activations than what was seen
@@ -17,6 +17,8 @@ AIM = LIMIT - 510  # rounding anew may enlarge the sum of a pair: by 255 each
 def worst_pairs(weight: Array, largest: Array | None = None, groups: int = 1) -> Array:
     """Return how large the sum of a pair of products can get in each output channel, in magnitude.
 
+    Those above ``LIMIT`` saturate. Never less than what occurred while inputs were watched, rarely more.
+
     Parameters
     ----------
     weight : array
@@ -26,6 +28,14 @@ def worst_pairs(weight: Array, largest: Array | None = None, groups: int = 1) ->
         and the next at the same place; by default all activations are 255.
     groups : int
         The groups of the convolution.
+
+    Examples
+    --------
+    >>> weight = np.array([[127, 127, 1], [64, 64, 127], [127, -127, 127]])
+    >>> worst_pairs(weight).tolist()
+    [64770.0, 32640.0, 32385.0]
+    >>> worst_pairs(weight, np.array([[200, 150, 9], [250, 150, 9]])).tolist()
+    [31750.0, 16000.0, 25400.0]
     """
     channels, outputs = weight.shape[1], len(weight) // groups
     if weight.ndim > 2 and channels == outputs == 1:

@@ -22,42 +22,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from lilliput.config.layer import QuantType
 from lilliput.errors import ConfigError
 from lilliput.export.guard.pairs import AIM, LIMIT, MARGIN, worst_pairs
 from lilliput.export.result import Guarded
-from lilliput.frameworks.torch import statistics
-from lilliput.frameworks.torch.weights import floating
+from lilliput.frameworks import backend_of, part_for
+from lilliput.frameworks.exporting.simulation import Array, Tensor, to_array
+from lilliput.frameworks.exporting.sums import AddingUp, Sums
+from lilliput.ops.namespace import namespace
 from lilliput.ops.qparams import QParams
-
-
-def worst_pair_sums(weight: Tensor, largest: Tensor | None = None, groups: int = 1) -> Tensor:
-    """Return how large the sum of a pair of products can get in each output channel, in magnitude.
-
-    Those above ``LIMIT`` saturate. Never less than what occurred while inputs were watched, rarely more.
-
-    Parameters
-    ----------
-    weight : tensor
-        The integers: (outputs, inputs), or (outputs, inputs per group, *kernel).
-    largest : tensor, optional
-        As :func:`watch_inputs` returns it; by default all activations are 255.
-    groups : int
-        The groups of the convolution.
-
-    Examples
-    --------
-    >>> weight = torch.tensor([[127, 127, 1], [64, 64, 127], [127, -127, 127]])
-    >>> worst_pair_sums(weight)
-    tensor([64770., 32640., 32385.])
-    >>> worst_pair_sums(weight, torch.tensor([[200, 150, 9], [250, 150, 9]]))
-    tensor([31750., 16000., 25400.])
-    """
-    seen = None if largest is None else largest.detach().cpu().numpy()
-    return torch.from_numpy(worst_pairs(weight.detach().cpu().numpy(), seen, groups))
 
 
 def watch_inputs(
@@ -65,7 +40,7 @@ def watch_inputs(
     batches: Iterable[Any],
     forward: Callable[..., Any] | None = None,
     enough: int = 0,
-) -> dict[str, Tensor]:
+) -> dict[str, Array]:
     """Run batches, and return the largest stored integers that reach each layer that might saturate.
 
     For each layer two rows: the largest of each input channel, and the largest sum of each channel and
@@ -73,26 +48,37 @@ def watch_inputs(
     ``enough`` values per channel were seen are left out, and those with the range of each call: their
     integers fill the grid, whatever the data.
     """
-    seen: dict[str, Tensor] = {}
+    model = quantizer.bound_model
+    part: AddingUp = part_for(model, "export.sums")
+    seen: dict[str, Array] = {}
     counts: Counter[str] = Counter()
-    handles = []
-    for wrapper, qparams in candidates(quantizer):
-        if qparams.grid.is_dynamic:
-            continue
-        for owner in wrapper.layer_info.owners:
-            hook = _watcher(wrapper, qparams, seen, counts)
-            # It comes last, after the hook that quantizes the input.
-            handles.append(owner.module.register_forward_pre_hook(hook, with_kwargs=True))
-    if not handles:
-        return {}
+    handles: list[Any] = []
+    given = _Counted(batches)
     try:
-        statistics.run(quantizer.bound_model, batches, forward)
+        for wrapper, sums, qparams in candidates(quantizer):
+            if not qparams.grid.is_dynamic:
+                handles += part.on_inputs(wrapper, _watcher(wrapper, sums, qparams, seen, counts))
+        if not handles:
+            return {}
+        backend_of(model).run(model, given, forward)
     finally:
         for handle in handles:
             handle.remove()
-    if not seen:
+    if not given.count:
         raise ConfigError("the saturation guard received no batches: is an iterator used up?")
     return {name: largest for name, largest in seen.items() if counts[name] >= enough}
+
+
+class _Counted:
+    """Batches, and how many there were."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches, self.count = batches, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
+            self.count += 1
+            yield batch
 
 
 def guard(
@@ -113,28 +99,30 @@ def guard(
     """
     seen = watch_inputs(quantizer, batches, forward, enough)
     found = []
-    for wrapper, _ in candidates(quantizer):
-        worst, bits = _examine(quantizer, wrapper, seen.get(wrapper.name))
+    for wrapper, sums, _ in candidates(quantizer):
+        worst, bits = _examine(quantizer, wrapper, sums, seen.get(wrapper.name))
         if not (is_bad := worst > LIMIT).any():
             continue
         after, bits_after = worst, bits
         if change:
             if hasattr(quantizer, "coarsen_weight"):
-                quantizer.coarsen_weight(wrapper, torch.where(is_bad, worst / AIM, 1.0))
+                factors = np.where(is_bad, worst / AIM, 1.0).astype(np.float32)
+                like = _weight_of(wrapper)
+                quantizer.coarsen_weight(wrapper, namespace(like).from_numpy(factors, like))
             elif hasattr(quantizer, "reduce_bits"):
                 quantizer.reduce_bits(wrapper, 7)
-            after, bits_after = _examine(quantizer, wrapper, seen.get(wrapper.name))
+            after, bits_after = _examine(quantizer, wrapper, sums, seen.get(wrapper.name))
         count, before = int(is_bad.sum()), int(worst.max())
         found.append(Guarded(wrapper.name, count, before, bits, int(after.max()), bits_after))
     return found
 
 
-def candidates(quantizer: Any) -> Iterator[tuple[Any, QParams]]:
+def candidates(quantizer: Any) -> Iterator[tuple[Any, Sums, QParams]]:
     """Yield the layers that saturate if weights and inputs are large, with the grid of their input."""
+    part: AddingUp = part_for(quantizer.bound_model, "export.sums")
     for wrapper in quantizer.get_modules_wrapper():
-        is_conv = isinstance(wrapper.module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-        is_known = is_conv or len(wrapper.layer_info.shape) == 2
-        if not (is_known and {"weight", "input"} <= set(wrapper.roles)):
+        sums = part.sums_of(wrapper)
+        if sums is None or not {"weight", "input"} <= set(wrapper.roles):
             continue
         weight = quantizer.qparams(wrapper, QuantType.WEIGHT)
         inputs = quantizer.qparams(wrapper, QuantType.INPUT)
@@ -142,60 +130,53 @@ def candidates(quantizer: Any) -> Iterator[tuple[Any, QParams]]:
             continue
         # With scales for groups of inputs, runtimes compute in float.
         if weight.grid.bits == 8 and weight.grid.is_signed and weight.grid.group_size is None:
-            yield wrapper, inputs
+            yield wrapper, sums, inputs
 
 
-def _examine(quantizer: Any, wrapper: Any, largest: Tensor | None) -> tuple[Tensor, int]:
+def _weight_of(wrapper: Any) -> Tensor:
+    """Return what a layer computes with."""
+    weight = getattr(wrapper.module, wrapper.layer_info.weight_name)
+    return namespace(weight).detach(weight)
+
+
+def _examine(quantizer: Any, wrapper: Any, sums: Sums, largest: Array | None) -> tuple[Array, int]:
     """Return the worst sums of a layer as it is quantized now, and the bits of its weight."""
     layer, qparams = wrapper.layer_info, quantizer.qparams(wrapper, QuantType.WEIGHT)
-    integers = qparams.to_integers(getattr(layer.module, layer.weight_name).detach())
-    groups = getattr(layer.module, "groups", 1)
+    integers = to_array(qparams.to_integers(_weight_of(wrapper)))
     if largest is not None:
-        largest = (largest * MARGIN).clamp(max=torch.tensor([[255.0], [510.0]]))
-    return worst_pair_sums(integers.movedim(layer.out_axis, 0), largest, groups), qparams.grid.bits
+        largest = np.minimum(largest * MARGIN, [[255.0], [510.0]])
+    worst = worst_pairs(sums.rows(integers), largest, sums.groups)
+    # One scale may be for several outputs.
+    worst = worst.reshape([layer.shape[axis] for axis in sums.outputs])
+    others = tuple(i for i, axis in enumerate(sums.outputs) if axis != layer.out_axis)
+    return worst.max(axis=others), qparams.grid.bits
 
 
 def _watcher(
-    wrapper: Any, qparams: QParams, seen: dict[str, Tensor], counts: Counter[str]
-) -> Callable[..., None]:
-    """Return a hook that notes the largest integers among what a module is called with."""
-    layer, shift = wrapper.layer_info, 128 * qparams.grid.is_signed
-    axis, groups = 1 - len(layer.shape), getattr(layer.module, "groups", 1)
-    channels = layer.shape[1 - layer.out_axis] * groups
+    wrapper: Any, sums: Sums, qparams: QParams, seen: dict[str, Array], counts: Counter[str]
+) -> Callable[[list[Tensor]], None]:
+    """Return a function that notes the largest integers among what a layer is called with."""
+    scale, zero = (to_array(x) for x in (qparams.scale, qparams.zero_point))
+    grid = qparams.grid
+    shift = 128 * grid.is_signed
+    padding = float(zero.max()) + shift if sums.is_padded else 0.0
+    terms = np.full(sums.channels, 2.0, np.float32)
+    terms[-1] = 1.0  # the last channel has no next one
 
-    pairs = torch.full((channels,), 2.0)
-    pairs[-1] = 1.0  # the last channel has no next one
-
-    def watch(module: nn.Module, args: Any, kwargs: Any) -> None:
-        items = [*args, *kwargs.values()]
-        padding = getattr(module, "padding", None)
-        is_padded = padding == "same" or (isinstance(padding, tuple) and any(padding))
-        zero = float(qparams.zero_point.max()) + shift if is_padded else 0.0
-        for tensor in (items[i] for i in floating(items)):
-            if tensor.ndim < -axis or tensor.shape[axis] != channels or not tensor.numel():
+    def watch(tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            rows = sums.by_channel(to_array(tensor).astype(np.float32, copy=False))
+            if rows is None:
                 continue  # not what is multiplied by the weight
-            single, double = (x.nan_to_num(nan=255.0) for x in _largest(tensor, axis, qparams))
-            largest = torch.stack([single + shift, double + shift * pairs])
-            largest = torch.maximum(largest, torch.tensor([[zero], [2 * zero]]))
-            counts[wrapper.name] += tensor.numel() // channels
-            seen[wrapper.name] = torch.maximum(seen.get(wrapper.name, largest), largest)
+            # What is on the grid grows with its integers, so that they are found after the largest.
+            single = rows.max(1)
+            double = np.concatenate([(rows[:-1] + rows[1:]).max(1), single[-1:]])
+            single = (np.rint(single / scale) + zero).clip(grid.low, grid.high)
+            double = np.minimum(np.rint(double / scale) + terms * zero, terms * grid.high)
+            single, double = (np.nan_to_num(x, nan=255.0) for x in (single, double))
+            largest = np.stack([single + shift, double + terms * shift])
+            largest = np.maximum(largest, [[padding], [2 * padding]])
+            counts[wrapper.name] += rows.shape[1]
+            seen[wrapper.name] = np.maximum(seen.get(wrapper.name, largest), largest)
 
     return watch
-
-
-def _largest(tensor: Tensor, axis: int, qparams: QParams) -> tuple[Tensor, Tensor]:
-    """Return the largest integer of each channel, and the largest sum of it and the next at one place.
-
-    What is on the grid grows with its integers, so that they are found after the largest.
-    """
-    others = [i for i in range(tensor.ndim) if i != axis % tensor.ndim]
-    reals, count = tensor.float(), tensor.shape[axis]
-    singles = reals.amax(others) if others else reals
-    sums = reals.narrow(axis, 0, count - 1) + reals.narrow(axis, 1, count - 1)
-    doubles = torch.cat([sums.amax(others) if others else sums, singles[-1:]])
-    scale, zero, grid = qparams.scale, qparams.zero_point, qparams.grid
-    single = (singles / scale).round() + zero
-    double = (doubles / scale).round() + torch.cat([2 * zero.expand(count - 1), zero.reshape(1)])
-    ends = torch.full((count,), 2.0 * grid.high)
-    ends[-1] = grid.high
-    return single.clamp(grid.low, grid.high), torch.minimum(double, ends)

@@ -8,19 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lilliput.errors import ExportError
-from lilliput.export.arguments import check_options, checked_path
-from lilliput.export.keras.elsewhere import write_by_tensorflow
-from lilliput.export.keras.known import known_weights
+from lilliput.export.arguments import check_options, checked_path, write_file
 from lilliput.export.keras.loops import loop_layers
-from lilliput.export.keras.simulation import (
-    input_names,
-    model_of,
-    simulate,
-)
-from lilliput.export.keras.trace import require_tensorflow, trace
-from lilliput.export.places import Inputs
+from lilliput.export.keras.transfer import write_by_tensorflow
 from lilliput.export.result import ExportResult
-from lilliput.files import write_atomically
+from lilliput.frameworks import part_of
+from lilliput.frameworks.exporting.simulation import Inputs, Simulating
 
 
 def export_litert(
@@ -86,7 +79,7 @@ def export_litert(
     if io not in ("float", "int8"):
         raise ExportError(f"io: received {io!r}, expected 'float' or 'int8'.")
     check_options(min_sqnr, calibration)
-    model = model_of(quantizer_or_model)
+    model = part_of("keras", "export.simulation").model_of(quantizer_or_model)
     settings: dict[str, Any] = {
         "io": io,
         "dynamic_batch": dynamic_batch,
@@ -110,24 +103,20 @@ def write_litert(
     min_sqnr: float,
 ) -> ExportResult:
     """Do the work of :func:`export_litert`, in a process whose Keras runs on TensorFlow."""
-    require_tensorflow()
-    from lilliput.export.keras.litert.build import (
-        build,
-        convert,
-        integer_ends,
-        name_ends,
-        serialize,
-    )
+    from lilliput.export.keras.litert.build import build, integer_ends, name_ends, serialize
     from lilliput.export.keras.litert.check import check_file
     from lilliput.export.keras.litert.layers import list_layers
     from lilliput.export.keras.litert.notes import find_notes
     from lilliput.export.keras.litert.sites import mark_site
+    from lilliput.export.keras.litert.weights import known_weights
 
-    simulation = simulate(model, inputs)
+    part: Simulating = part_of("keras", "export.simulation")
+    simulation = part.simulate(model, inputs)
     known = known_weights(model, simulation)  # before tracing, when variables can be read
-    traced = trace(simulation, mark_site, dynamic_batch)
-    draft, found = build(convert(traced), traced, simulation, known)
-    names = input_names(simulation)
+    traced = part_of("keras", "export.trace").trace(simulation, mark_site, dynamic_batch)
+    data = part_of("keras", "export.convert").to_litert(traced)
+    draft, found = build(data, traced.sites, simulation, known)
+    names = simulation.input_names()
     layers = list_layers(draft, found)
     loops = [draft.name(x) for loop in draft.of_kind("WHILE") for x in loop.outputs]
     notes = find_notes(draft, simulation, found, layers)
@@ -141,11 +130,3 @@ def write_litert(
     write_file(place, data)
     result.layers += loop_layers(loops, model, inputs, "WHILE float32", dynamic_batch)
     return result
-
-
-def write_file(place: Path, data: bytes) -> None:
-    """Write a file in one step."""
-    try:
-        write_atomically(place, data)
-    except OSError as error:
-        raise ExportError(f"{place}: it cannot be written: {error}") from error

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import keras
-
 from lilliput.export.keras.scopes import layer_of
-from lilliput.export.layer import Layer
-from lilliput.export.places import Inputs
-from lilliput.frameworks.keras.discover import layers_by_path
-from lilliput.frameworks.keras.instrument import unshadowed
+from lilliput.frameworks import part_of
+from lilliput.frameworks.exporting.layer import Layer
+from lilliput.frameworks.exporting.simulation import Inputs
 
 _REASON = "it runs as a loop, for which runtimes have no integer kernel"
 
@@ -39,20 +36,13 @@ def loop_layers(
     named = list(dict.fromkeys(names))
     if not named:
         return []
-    from lilliput.frameworks.keras.snapshot import watch
-
-    every = layers_by_path(model).items()
-    found = {path: layer for path, layer in every if isinstance(layer, keras.layers.RNN)}
-    paths = sorted(found, key=lambda path: -path.count("/"))
-    args = inputs[0]
-    rows, works = watch(model, args[0] if len(args) == 1 else list(args), timing=False)
+    rows, works = part_of("keras", "export.recurrent").recurrent_work(model, inputs)
+    paths = sorted(works, key=lambda path: -path.count("/"))
     rows = max(rows or 1, 1) if is_open else 1
     layers = []
     for path in dict.fromkeys(layer_of(f"{name}/", paths) for name in named):
         if path:
-            work = works[id(found[path].cell)]
-            kind = unshadowed(type(found[path])).__name__
-            layers.append(
-                Layer(path, kind, "float", work.macs // rows, kernel=kernel, reason=_REASON)
-            )
+            work = works[path]
+            macs = work.macs // rows
+            layers.append(Layer(path, work.type, "float", macs, kernel=kernel, reason=_REASON))
     return layers

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lilliput.errors import ExportError
 from lilliput.export.arguments import check_options, checked_path
 from lilliput.export.guard.cpu import cpu_for
-from lilliput.export.keras.elsewhere import write_by_tensorflow
-from lilliput.export.keras.guard import guard_model, kept_if_done, may_saturate
+from lilliput.export.guard.on_model import kept_if_done, simulate_guarded
 from lilliput.export.keras.loops import loop_layers
-from lilliput.export.keras.simulation import input_names, model_of, simulate
-from lilliput.export.packed import packing
-from lilliput.export.places import Inputs
+from lilliput.export.keras.transfer import write_by_tensorflow
 from lilliput.export.result import ExportResult
 from lilliput.extras import require
+from lilliput.frameworks import part_of
+from lilliput.frameworks.exporting.simulation import Inputs, Simulating
 
 _OPSETS = range(21, 24)
 
@@ -44,22 +42,13 @@ def export_onnx(
 
     Parameters
     ----------
-    quantizer_or_model : Compressor or keras.Model
-        A compressor after ``compress()``, or a model with or without compressors on it.
     path : str or path-like
         The file to write, ending in ``.onnx``.
-    example_inputs : array, tuple or dict, optional
-        What the model is called with; a tuple holds several arguments. By default what calibration saw,
-        or random numbers.
     target : str
         ``"onnxruntime"``, ``"openvino"``, or ``"generic"``: exactly as simulated, in the smallest
         data types.
-    dynamic_batch : bool
-        Whether the file takes batches of any size: the first axis of the inputs.
     opset : int
         The version of ONNX's operators, 21 or later.
-    check : bool
-        Whether to execute the file and compare it with the simulation before it is written.
     min_sqnr : float
         The lowest signal to noise ratio in dB at which the file is written, of each quantized tensor and
         of the outputs. Each is compared with the simulation given what the runtime computed before it, so
@@ -68,19 +57,11 @@ def export_onnx(
     calibration : iterable, optional
         More inputs to compare on, and for the guard; by default the first batches of ``calibrate()``.
     assume_vnni : bool, optional
-        Whether the CPUs that will run the file have VNNI (or are ARM). False: weights are made coarser
-        where 16-bit sums would saturate without it, which changes the scales of the quantizer for good.
-        True: never. None: as this CPU is. The result says which CPUs the file is for.
-
-    Returns
-    -------
-    ExportResult
-        Agreement with the simulation, the kernels of all layers, and notes.
-
-    Raises
-    ------
-    ExportError
-        If the model cannot be written exactly, or the executed file differs. No file is left then.
+        Whether the CPUs that will run the file add 8-bit products in 32 bits (VNNI, ARM). False: weights are
+        made coarser where 16-bit sums would saturate without it, which changes the quantizer's scales for
+        good. True: never. None: as this CPU is. The result says which CPUs the file is for.
+    quantizer_or_model, example_inputs, dynamic_batch, check
+        As in :func:`lilliput.keras.export_litert`, whose result and errors it shares.
     """
     place = checked_path(path, ".onnx")
     check_options(min_sqnr, calibration)
@@ -90,7 +71,7 @@ def export_onnx(
     from lilliput.export.passes.fit import check_target
 
     check_target(target)
-    model = model_of(quantizer_or_model)
+    model = part_of("keras", "export.simulation").model_of(quantizer_or_model)
     settings: dict[str, Any] = {"target": target, "dynamic_batch": dynamic_batch, "opset": opset}
     settings |= {"check": check, "min_sqnr": min_sqnr, "assume_vnni": assume_vnni}
     cpu_for(assume_vnni, target)  # raises
@@ -113,36 +94,29 @@ def write_onnx(
     assume_vnni: bool | None,
 ) -> ExportResult:
     """Do the work of :func:`export_onnx`, in a process whose Keras runs on TensorFlow."""
-    from lilliput.export.check import check_file
     from lilliput.export.keras.onnx.convert import draft_of
     from lilliput.export.keras.onnx.rewrite import rewrite
     from lilliput.export.keras.onnx.weights import write_weights
     from lilliput.export.layers import list_layers
-    from lilliput.export.passes.finish import finish, write_float
-    from lilliput.export.passes.fit import find_notes
+    from lilliput.export.onnx_file import write_draft
+    from lilliput.export.passes.finish import finish
 
+    part: Simulating = part_of("keras", "export.simulation")
     cpu = cpu_for(assume_vnni, target)
     with kept_if_done(model):
-        guarded = guard_model(model, [inputs, *batches], not cpu.has_vnni) if cpu else []
-        simulation = simulate(model, inputs)
+        simulation, guarded = simulate_guarded(part, model, inputs, batches, cpu)
         draft = draft_of(simulation, dynamic_batch, opset)
         write_weights(draft, simulation)
         rewrite(draft)
-        for value, name in zip(draft.graph.inputs, input_names(simulation), strict=True):
+        for value, name in zip(draft.graph.inputs, simulation.input_names(), strict=True):
             value.name = name
         finish(draft, target, simulation.names)
-        layers = list_layers(draft.graph)
         loops = [str(node.name) for node in draft.graph if node.op_type in ("Loop", "Scan")]
-        notes = [*draft.notes, *find_notes(layers, draft, target)]
-        result = ExportResult(place, 0, target, layers=layers, notes=notes)
-        result.guarded, result.cpu = guarded, cpu if may_saturate(model) else None
-        result._write_float = partial(write_float, draft.traced, target, simulation.names)
-        with packing(draft.model, place) as data:
-            result.bytes, result.beside = data.size, data.names
-            if check:
-                check_file(result, data, draft, simulation, min_sqnr, batches)
-            data.write(place)
+        layers = list_layers(draft.graph)
+        result = ExportResult(place, 0, target, layers=layers, guarded=guarded, cpu=cpu)
+        write_draft(draft, simulation, result, batches, min_sqnr if check else None)
         result.layers += loop_layers(loops, model, inputs, "Loop", dynamic_batch)
+        simulation.forget()
     return result
 
 

@@ -1,4 +1,4 @@
-"""Export a model of Keras on JAX or torch: in another process, whose Keras runs on TensorFlow.
+"""Files are written by TensorFlow: here, or in another process where Keras runs on JAX or torch.
 
 The plain model travels as a ``.keras`` file, each quantizer as its class, its rules and its state, pruners
 as their masks, the inputs as arrays; the file and the result come back.
@@ -12,27 +12,23 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
-from keras import tree
 
 from lilliput import errors
 from lilliput.errors import ExportError, LilliputError, MissingExtraError
+from lilliput.export.arguments import write_file
 from lilliput.export.guard.cpu import Cpu
-from lilliput.export.keras.examples import quantizers_on
-from lilliput.export.keras.guard import set_scales
-from lilliput.export.keras.simulation import call, reason_of
-from lilliput.export.keras.trace import NEEDS_TENSORFLOW
-from lilliput.export.layer import Layer
-from lilliput.export.places import Array, Inputs, to_array
+from lilliput.export.guard.on_model import quantizers_on, sample_inputs, set_scales
 from lilliput.export.result import ExportResult, Guarded
 from lilliput.export.run import Agreement, sqnr
-from lilliput.files import write_atomically
+from lilliput.frameworks import part_of
+from lilliput.frameworks.exporting.layer import Layer
+from lilliput.frameworks.exporting.simulation import Array, Inputs, to_array
 
 MODEL, JOB, ARRAYS, REPORT, RESULT = (
     *("model.keras", "job.json", "arrays.npz"),
@@ -40,6 +36,39 @@ MODEL, JOB, ARRAYS, REPORT, RESULT = (
 )
 _SAME = 10.0  # dB: two backends that compute the same model, with roundings that fall otherwise
 _OWN = ("op_types", "op_names")
+
+
+def write_by_tensorflow(
+    format_: str,
+    write: Callable[..., ExportResult],
+    model: Any,
+    place: Path,
+    example_inputs: Any,
+    calibration: Iterable[Any] | None,
+    settings: dict[str, Any],
+) -> ExportResult:
+    """Return what ``write(model, place, inputs, batches, **settings)`` returns under TensorFlow."""
+    inputs, batches = _gather_inputs(model, example_inputs, calibration)
+    if part_of("keras", "export.moving").backend_name() != "tensorflow":
+        result = export_elsewhere(format_, model, place, inputs, batches, settings)
+    else:
+        result = write(model, place, inputs, batches, **settings)
+    part = part_of("keras", "export.simulation")
+    result._source = lambda: part.plain_source(model, inputs[0])
+    return result
+
+
+def _gather_inputs(
+    model: Any, example_inputs: Any, calibration: Iterable[Any] | None
+) -> tuple[Inputs, list[Inputs]]:
+    """Return what to trace with, and what else to compare on."""
+    part = part_of("keras", "export.simulation")
+    if calibration is None:
+        calibration = [tuple(args) for args, _ in sample_inputs(model)]
+    seen = [part.as_inputs(x) for x in calibration]
+    if example_inputs is not None:
+        return part.as_inputs(example_inputs), seen
+    return (seen[0], seen[1:]) if seen else (part.examples_for(model), [])
 
 
 def export_elsewhere(
@@ -52,17 +81,18 @@ def export_elsewhere(
 ) -> ExportResult:
     """Export a model in a process with TensorFlow; ``kind`` is 'litert' or 'onnx'."""
     if find_spec("tensorflow") is None:
-        raise MissingExtraError(NEEDS_TENSORFLOW)
+        raise MissingExtraError(part_of("keras", "export.trace").NEEDS_TENSORFLOW)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _save_model(model, folder / MODEL)
+        part = part_of("keras", "export.moving")
+        part.save_model(model, folder / MODEL)
         job: dict[str, Any] = {"kind": kind, "settings": settings, "file": f"model{place.suffix}"}
         job |= {"quantizers": _save_quantizers(model, folder)}
-        arrays = _masks(model)
+        arrays = part.masks_of(model)
         job["masks"] = list(arrays)
         arrays = {f"mask {i}": x for i, x in enumerate(arrays.values())}
         job["calls"] = [_packed(call_, arrays) for call_ in (inputs, *batches)]
-        np.savez(folder / ARRAYS, **arrays)  # type: ignore[arg-type]
+        np.savez(folder / ARRAYS, **arrays)
         (folder / JOB).write_text(json.dumps(job))
         report = _run(folder)
         received = dict(np.load(folder / RESULT))
@@ -70,26 +100,16 @@ def export_elsewhere(
         _take_scales(model, report, received)
         if report["result"]["beside"]:
             raise ExportError(
-                f"{place}: above 2 GB, models of Keras on {keras.backend.backend()} cannot be exported; "
+                f"{place}: above 2 GB, models of Keras on {_backend()} cannot be exported; "
                 "run with KERAS_BACKEND=tensorflow."
             )
         data = (folder / str(job["file"])).read_bytes()
-    try:
-        write_atomically(place, data)
-    except OSError as error:
-        raise ExportError(f"{place}: it cannot be written: {error}") from error
+    write_file(place, data)
     return _result(place, report)
 
 
-def _save_model(model: Any, path: Path) -> None:
-    try:
-        model.save(path)
-    except Exception as error:
-        raise ExportError(
-            f"exporting needs TensorFlow, and {type(model).__name__} cannot be moved there from Keras on "
-            f"{keras.backend.backend()} as a .keras file: {reason_of(error)}. Give its class and layers "
-            "a get_config(), or run with KERAS_BACKEND=tensorflow."
-        ) from error
+def _backend() -> str:
+    return str(part_of("keras", "export.moving").backend_name())
 
 
 def _save_quantizers(model: Any, folder: Path) -> list[dict[str, Any]]:
@@ -99,7 +119,7 @@ def _save_quantizers(model: Any, folder: Path) -> list[dict[str, Any]]:
         if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
             raise ExportError(
                 f"exporting needs TensorFlow, and {cls.__name__} cannot be moved there from Keras on "
-                f"{keras.backend.backend()}: its class is not in a module that can be imported. Put it "
+                f"{_backend()}: its class is not in a module that can be imported. Put it "
                 "into one, or run with KERAS_BACKEND=tensorflow."
             )
         quantizer.state().save(folder / f"quantizer_{number}")
@@ -126,22 +146,6 @@ def _options(quantizer: Any) -> dict[str, Any]:
         if not name.startswith("_") and isinstance(value, (bool, int, float, str, type(None))):
             found[name] = value
     return {key: value for key, value in found.items() if key not in ("config_list", "is_wrapped")}
-
-
-def _masks(model: Any) -> dict[str, Array]:
-    """Return the masks of all pruners on a model; the zeros themselves are in the weights."""
-    found: dict[str, Array] = {}
-    for layer in model._flatten_layers():
-        for wrapper in getattr(vars(layer).get("_lilliput"), "wrappers", ()):
-            if wrapper.keeps_raw():
-                raise ExportError(
-                    f"layer {wrapper.name!r}: {type(wrapper.compressor).__name__} still computes its "
-                    "weight, which a .keras file does not hold; strip() the pruner first."
-                )
-            if wrapper.compressor.kind == "pruner" and not wrapper.layer_info.is_parameter:
-                mask = np.asarray(to_array(wrapper.weight_mask))
-                found[wrapper.name] = found.get(wrapper.name, np.ones_like(mask)) * mask
-    return found
 
 
 def _packed(inputs: Inputs, arrays: dict[str, Array]) -> Any:
@@ -196,12 +200,13 @@ def _run(folder: Path) -> dict[str, Any]:
 
 def _compare(model: Any, inputs: Inputs, received: Mapping[str, Array]) -> None:
     """Refuse if the model computes something else on TensorFlow."""
-    for number, output in enumerate(tree.flatten(call(model, inputs))):
-        found = sqnr(to_array(output), received[f"output {number}"])
+    outputs = part_of("keras", "export.moving").outputs_of(model, inputs)
+    for number, output in enumerate(outputs):
+        found = sqnr(output, received[f"output {number}"])
         if not found >= _SAME:
             raise ExportError(
                 f"{type(model).__name__} computes something else on TensorFlow than on "
-                f"{keras.backend.backend()}: output {number} is {found:.1f} dB apart. Does it use "
+                f"{_backend()}: output {number} is {found:.1f} dB apart. Does it use "
                 "functions of one backend, or weights that its file does not hold?"
             )
 

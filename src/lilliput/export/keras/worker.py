@@ -8,19 +8,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
-from keras import tree
 
 from lilliput.core.pruner import Pruner
 from lilliput.core.state import CompressionState
-from lilliput.errors import ExportError, LilliputError
-from lilliput.export.keras.guard import scales_of
+from lilliput.errors import LilliputError
+from lilliput.export.guard.on_model import scales_of
 from lilliput.export.keras.litert_file import write_litert
 from lilliput.export.keras.onnx_file import write_onnx
-from lilliput.export.keras.simulation import call, reason_of
 from lilliput.export.keras.transfer import ARRAYS, JOB, MODEL, REPORT, RESULT, unpacked
-from lilliput.export.places import Array, Inputs, to_array
+from lilliput.frameworks import part_of
+from lilliput.frameworks.exporting.simulation import Array, Inputs
 
 _WRITERS = {"litert": write_litert, "onnx": write_onnx}
 
@@ -48,7 +46,8 @@ def main(folder: Path) -> None:
 
 def _work(folder: Path) -> dict[str, Any]:
     job, arrays = json.loads((folder / JOB).read_text()), dict(np.load(folder / ARRAYS))
-    model = _load(folder / MODEL)
+    part = part_of("keras", "export.moving")
+    model = part.load_model(folder / MODEL)
     if job["masks"]:
         masks = {name: arrays[f"mask {i}"] for i, name in enumerate(job["masks"])}
         HeldMasks(model, masks).compress()
@@ -60,23 +59,11 @@ def _work(folder: Path) -> dict[str, Any]:
     write: Any = _WRITERS[job["kind"]]
     result = write(model, folder / job["file"], inputs, batches, **job["settings"])
     changed = {k: x for k, x in scales_of(model).items() if not np.array_equal(x, before[k])}
-    outputs = [to_array(x) for x in tree.flatten(call(model, inputs))]
     found = {f"scale {i}": x for i, x in enumerate(changed.values())}
-    found |= {f"output {i}": x for i, x in enumerate(outputs)}
+    found |= {f"output {i}": x for i, x in enumerate(part.outputs_of(model, inputs))}
     np.savez(folder / RESULT, **found)
     rows = {runtime: result.compare_layers(runtime) for runtime in result.runtimes}
     return {"result": result.to_dict(), "scales": list(changed), "rows": rows}
-
-
-def _load(path: Path) -> Any:
-    try:
-        return keras.saving.load_model(path, compile=False)
-    except Exception as error:
-        raise ExportError(
-            f"exporting needs TensorFlow, and the model cannot be loaded there: {reason_of(error)}. "
-            "Custom layers have to be in modules that can be imported; or run with "
-            "KERAS_BACKEND=tensorflow."
-        ) from error
 
 
 def _compress(model: Any, found: dict[str, Any], folder: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lilliput.export.places import DOMAIN
+from lilliput.frameworks.exporting.simulation import DOMAIN
 
 if TYPE_CHECKING:
     from lilliput.export.passes.graph import Draft

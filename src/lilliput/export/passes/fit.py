@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.errors import ExportError, nearest
-from lilliput.export.layer import Layer, some_of
 from lilliput.export.layers import integer_type
+from lilliput.export.notes import note_defaults
 from lilliput.export.passes.dynamic import multiply_integers
 from lilliput.export.passes.flatten import flatten_linears
 from lilliput.export.passes.four_bits import pack_groups
@@ -28,7 +28,7 @@ from lilliput.export.passes.integers import name_of, read
 from lilliput.export.passes.lookups import gather_integers, whole_tables
 from lilliput.export.passes.means import split_means
 from lilliput.export.passes.recurrent import order_gates, unpack_recurrent, write_integer_lstms
-from lilliput.export.places import note_defaults
+from lilliput.frameworks.exporting.layer import Layer, some_of
 
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT16)
 _FOUR_BITS = {ir.DataType.INT4: ir.DataType.INT8, ir.DataType.UINT4: ir.DataType.UINT8}

@@ -16,10 +16,10 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.errors import ExportError
-from lilliput.export.grid import on_grid
 from lilliput.export.passes.graph import Draft
 from lilliput.export.passes.integers import Array, cast, storage
-from lilliput.export.places import Place, to_array
+from lilliput.frameworks.exporting.grid import on_grid
+from lilliput.frameworks.exporting.simulation import Place, to_array
 
 _MAKERS = frozenset({"Transpose", "QuantizeLinear", "Reshape", "Mul", "Sub", "Cast"})
 _FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.export.macs import MACS
-from lilliput.export.places import Place
+from lilliput.frameworks.exporting.simulation import Place
+from lilliput.graph.onnx_macs import MACS
 
 if TYPE_CHECKING:
-    from lilliput.export.sizes.assumed import OpenSizes
+    from lilliput.frameworks.exporting.sizes import OpenSizes
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 OWN_SCOPES = "lilliput.name_scopes"

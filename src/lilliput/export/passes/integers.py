@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.errors import ExportError
-from lilliput.export.grid import on_grid, spread
 from lilliput.export.passes.graph import Draft, array_of, integer_attribute, producer
-from lilliput.export.places import Place
+from lilliput.frameworks.exporting.grid import on_grid, spread
+from lilliput.frameworks.exporting.simulation import Place
 from lilliput.ops.qparams import Grid
 
 Array = np.ndarray[Any, Any]

@@ -20,9 +20,9 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.export.exact import INTEGER_LSTM
-from lilliput.export.layer import some_of
 from lilliput.export.passes.graph import CONTRIB, Draft, integer_attribute
 from lilliput.export.passes.moved import Moved, moved_integers
+from lilliput.frameworks.exporting.layer import some_of
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", INTEGER_LSTM})
 _ONLY_THERE = "only ONNX Runtime has an integer kernel for LSTM"

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from lilliput.errors import ExportError
 from lilliput.export.passes.graph import Draft, array_of, producer
 from lilliput.export.passes.integers import Array, Stored, bounds, storage, weight_of
-from lilliput.export.places import DOMAIN, Place, to_array
+from lilliput.frameworks.exporting.simulation import DOMAIN, Place, to_array
 
 
 def replace_sites(draft: Draft) -> None:

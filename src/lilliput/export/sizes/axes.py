@@ -7,76 +7,49 @@ the other, and of those that inputs have in common (tokens and their mask).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from lilliput.frameworks import part_for
+from lilliput.frameworks.exporting.simulation import Simulation, Tensor
+from lilliput.frameworks.exporting.sizes import BATCH, Axis, AxisPlace
 
-from lilliput.export.sizes.other_sizes import BATCH
-
-Place = tuple[int, int]  # which of the tensors in the inputs, and which of its axes
 _SPATIAL = {4: ("height", "width"), 5: ("depth", "height", "width")}
 _SMALLEST = 2  # torch takes a size of one for a constant, and models broadcast it
 _STRIDE = 32  # many networks take multiples of it only
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One size that inputs share.
+def choose_axes(simulation: Simulation, dynamic_batch: bool, dynamic_shapes: Any) -> list[Axis]:
+    """Return the sizes of the inputs to leave open."""
+    tensors = simulation.tensors(simulation.inputs)
+    if not isinstance(dynamic_shapes, bool):
+        names, part = simulation.input_names(), part_for(simulation.model, "export.sizes")
+        return named(part.asked_axes(tensors, names, dynamic_shapes), tensors, names)
+    batch = batch_axis(tensors)
+    chosen = batch if dynamic_batch else []
+    if not dynamic_shapes:
+        return chosen
 
-    Parameters
-    ----------
-    name : str
-        What it is called in the file.
-    places : tuple of (int, int)
-        The tensors among the inputs, and their axes, that have this size.
-    size : int
-        Of the example.
-    other : int
-        Another size that the model takes, 0 if it takes none.
-    hint : object
-        What ``torch.export`` is told of it, by default ``Dim.AUTO``.
-    is_asked : bool
-        Whether the user asked for it: then it is refused, not fixed, if the model does not allow it.
-    """
+    def runs(axes: list[Axis], sizes: dict[str, int]) -> bool:
+        return simulation.takes(replace(simulation, axes=tuple(axes)).resized(sizes))
 
-    name: str
-    places: tuple[Place, ...]
-    size: int
-    other: int = 0
-    hint: Any = None
-    is_asked: bool = False
+    one_row = {axis.name: 1 for axis in batch}
+    small = [axis for axis in batch if runs(batch, one_row)]
+
+    def runs_at(axes: list[Axis]) -> bool:
+        numbers = [replace(axis, name=str(i)) for i, axis in enumerate(axes)]
+        return runs([*small, *numbers], {**one_row, **{x.name: x.other for x in numbers}})
+
+    return chosen + find_axes(tensors, simulation.input_names(), runs_at)
 
 
-def resized(inputs: Any, axes: Sequence[Axis], sizes: Mapping[str, int]) -> Any:
-    """Return inputs with other sizes: the first entries along an axis, all again where it gets longer.
-
-    Examples
-    --------
-    >>> axis = Axis("batch", ((0, 0),), 2)
-    >>> resized((torch.tensor([5, 6]),), [axis], {"batch": 3})
-    (tensor([5, 6, 5]),)
-    """
-    leaves, spec = tree_flatten(inputs)
-    numbers = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
-    for axis in axes:
-        size = sizes.get(axis.name, axis.size)
-        for number, dim in axis.places if size != axis.size else ():
-            tensor = leaves[numbers[number]]
-            index = torch.arange(size, device=tensor.device) % axis.size
-            leaves[numbers[number]] = tensor.index_select(dim, index)
-    return tree_unflatten(leaves, spec)
-
-
-def batch_axis(tensors: Sequence[Tensor], hint: Any = torch.export.Dim.DYNAMIC) -> list[Axis]:
+def batch_axis(tensors: Sequence[Tensor]) -> list[Axis]:
     """Return the first axis of the first input, with all inputs that have as many rows."""
-    rows = next((x.shape[0] for x in tensors if x.dim()), 0)
-    places = tuple((i, 0) for i, x in enumerate(tensors) if x.dim() and x.shape[0] == rows)
+    rows = next((x.shape[0] for x in tensors if x.ndim), 0)
+    places = tuple((i, 0) for i, x in enumerate(tensors) if x.ndim and x.shape[0] == rows)
     other = 1 if rows > 1 else 2
-    return [Axis(BATCH, places, rows, other, hint, is_asked=True)] if places and rows else []
+    return [Axis(BATCH, places, rows, other, is_asked=True)] if places and rows else []
 
 
 def find_axes(
@@ -110,19 +83,19 @@ def find_axes(
     return named(found, tensors, names)
 
 
-def _candidates(tensors: Sequence[Tensor]) -> Iterator[Place]:
+def _candidates(tensors: Sequence[Tensor]) -> Iterator[AxisPlace]:
     for i, x in enumerate(tensors):
-        is_tokens = x.dim() == 2 and not x.is_floating_point()
+        is_tokens = x.ndim == 2 and not _is_float(x)
         for dim, size in enumerate(x.shape):
             if size >= _SMALLEST or (is_tokens and dim == 1):
                 yield i, dim
 
 
-def _groups(tensors: Sequence[Tensor], free: Sequence[Place]) -> Iterator[list[Place]]:
+def _groups(tensors: Sequence[Tensor], free: Sequence[AxisPlace]) -> Iterator[list[AxisPlace]]:
     """Yield places of one size at one axis, then each place alone, then all of one size."""
 
-    def together(key: Callable[[Place], Any]) -> list[list[Place]]:
-        found: dict[Any, list[Place]] = {}
+    def together(key: Callable[[AxisPlace], Any]) -> list[list[AxisPlace]]:
+        found: dict[Any, list[AxisPlace]] = {}
         for place in free:
             found.setdefault(key(place), []).append(place)
         return [group for group in found.values() if len(group) > 1]
@@ -159,18 +132,19 @@ def named(axes: Sequence[Axis], tensors: Sequence[Tensor], names: Sequence[str])
 
 def _name(axis: Axis, axes: Sequence[Axis], tensor: Tensor, number: int, dim: int) -> str:
     """Return what a size is usually called, by the number of axes and those that are open."""
-    if sum(i == number for i, _ in axis.places) > 1 and tensor.dim() in _SPATIAL:
+    rank: int = tensor.ndim
+    if sum(i == number for i, _ in axis.places) > 1 and rank in _SPATIAL:
         return "size"  # square images only
     open_ = sorted({d for x in axes for i, d in x.places if i == number and d})
-    words = _SPATIAL.get(tensor.dim(), ())
+    words = _SPATIAL.get(rank, ())
     if len(open_) == len(words):
         return words[open_.index(dim)]
-    if words and tensor.dim() - dim <= len(words):
-        return words[dim - tensor.dim()]
-    if tensor.dim() == 3:
+    if words and rank - dim <= len(words):
+        return words[dim - rank]
+    if rank == 3:
         return "sequence" if len(open_) == 1 or dim == 1 else "features"
-    if tensor.dim() == 2 and dim == 1:
-        return "length" if tensor.is_floating_point() else "sequence"
+    if rank == 2 and dim == 1:
+        return "length" if _is_float(tensor) else "sequence"
     return f"axis_{dim}"
 
 
@@ -178,8 +152,12 @@ def expected_axes(tensors: Sequence[Tensor], names: Sequence[str]) -> list[Axis]
     """Return the axes besides the batch that a reader expects to be open: images, sequences."""
     found = []
     for i, x in enumerate(tensors):
-        count = len(_SPATIAL.get(x.dim(), ()))
-        dims = [*range(x.dim() - count, x.dim())] if count else []
-        dims = [1] if x.dim() == 2 and not x.is_floating_point() else dims
+        count = len(_SPATIAL.get(x.ndim, ()))
+        dims = [*range(x.ndim - count, x.ndim)] if count else []
+        dims = [1] if x.ndim == 2 and not _is_float(x) else dims
         found += [Axis("", ((i, dim),), x.shape[dim]) for dim in dims]
     return named(found, tensors, names)
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return "float" in str(tensor.dtype)

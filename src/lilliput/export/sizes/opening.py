@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from lilliput.export.places import Simulation
-from lilliput.export.sizes.assumed import Assumed, OpenSizes
-from lilliput.export.sizes.axes import Axis, expected_axes
-from lilliput.export.sizes.dynamic_shapes import input_names
-from lilliput.export.sizes.other_sizes import BATCH, OtherSizeError
-from lilliput.export.trace import TraceError
+from lilliput.export.sizes.axes import expected_axes
+from lilliput.export.sizes.other_sizes import OtherSizeError
+from lilliput.frameworks.exporting.simulation import Simulation
+from lilliput.frameworks.exporting.sizes import BATCH, Assumed, Axis, OpenSizes, TraceError
 
 if TYPE_CHECKING:
     from lilliput.export.passes.graph import Draft
@@ -63,8 +61,7 @@ def size_texts(
     fixed = [*opening.fixed, *((axis, _CONSTANT) for axis in opened.constant)]
     places = {place for axis in (*opened.axes, *(x for x, _ in fixed)) for place in axis.places}
     if not is_chosen:
-        tensors = simulation.tensors(simulation.inputs)
-        names = input_names(simulation.model, simulation.inputs)
+        tensors, names = simulation.tensors(simulation.inputs), simulation.input_names()
         others = [x for x in expected_axes(tensors, names) if x.places[0] not in places]
         fixed += [(axis, _REFUSED) for axis in others if axis.name not in texts]
     return {**texts, **{axis.name: f"{axis.size} only ({reason})" for axis, reason in fixed}}

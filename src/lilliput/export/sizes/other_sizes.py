@@ -8,9 +8,9 @@ from math import prod
 from typing import Any
 
 from lilliput.errors import ExportError
-from lilliput.export.places import Inputs, Simulation, first_line
+from lilliput.frameworks.exporting.simulation import Inputs, Simulation, first_line
+from lilliput.frameworks.exporting.sizes import BATCH
 
-BATCH = "batch"
 Sizes = dict[str, int]
 _LARGEST = 2**28  # bytes of inputs to try a batch size with
 _COSTLY = 4  # times the numbers in the example: other sizes than the batch are not tried beyond

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lilliput.errors import ConfigError
+from lilliput.frameworks import backend_named
 from lilliput.frameworks.work import default_threads
 
 if TYPE_CHECKING:
@@ -101,14 +102,12 @@ class ExecutedFile:
         """Return the outputs, one or a tuple of them."""
         if len(inputs) == 1 and isinstance(inputs[0], (tuple, list)):
             inputs = tuple(inputs[0])
-        import numpy as np
+        from lilliput.frameworks.exporting.simulation import to_array
 
         values = [*inputs, *named.values()]
         if not values:
             raise ConfigError(f"{self.path.name}: called without inputs.")
-        arrays = [
-            x.detach().cpu().numpy() if hasattr(x, "detach") else np.asarray(x) for x in values
-        ]
+        arrays = [to_array(x) for x in values]
         outputs = [_like(x, values[0]) for x in self.run(arrays, list(named))]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -146,6 +145,4 @@ def _like(array: Array, example: Any) -> Any:
     """Return an array as the kind of tensor that an example is."""
     if not hasattr(example, "detach"):
         return array
-    import torch
-
-    return torch.from_numpy(array)
+    return backend_named("torch").from_array(array)

@@ -17,6 +17,7 @@ from lilliput.errors import ConfigError, ExportError, MissingExtraError, StateEr
 from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count
 from lilliput.export.targets.target import Package, Target, Writer
 from lilliput.extras import is_installed
+from lilliput.frameworks import part_of
 
 if TYPE_CHECKING:
     from lilliput.export.result import ExportResult
@@ -65,37 +66,22 @@ def export_executorch(
 
     Parameters
     ----------
-    quantizer_or_model : Compressor or torch.nn.Module
-        A compressor after ``compress()``, or a model with or without compressors on it.
     path : str or path-like
         The file to write, ending in ``.pte``.
-    example_inputs : tensor, tuple or dict
-        What the model is called with; the file takes tensors of these sizes.
     dynamic_batch : bool
         Whether the file takes batches of other sizes, up to ``max_batch``: the first axis of the inputs.
         Where the model cannot be captured so, the size is fixed, and a note says it.
     max_batch : int
         The largest batch, or that of the example if it is larger. ExecuTorch plans its memory for it.
-    check : bool
-        Whether to execute the file and compare it with the simulation before it is written.
     min_sqnr : float
-        The lowest signal to noise ratio in dB of the outputs, against the simulation given the same
-        integers, at which the file is written. Quantized tensors may be one step of their grid off.
-    calibration : iterable, optional
-        More inputs to compare on; by default the first batches of ``calibrate()``.
-
-    Returns
-    -------
-    ExportResult
-        Agreement with the simulation, the kernels of all layers, and notes.
-
-    Raises
-    ------
-    ExportError
-        If the model cannot be written exactly, or the executed file differs. No file is left then.
+        The lowest signal to noise ratio in dB of the outputs, against the simulation given the integers
+        that the file computed, at which it is written. Quantized tensors may be one step of their grid off.
+    quantizer_or_model, example_inputs, check, calibration
+        As in :func:`lilliput.torch.export_onnx`, whose result and errors it shares. The file takes tensors
+        of the example's sizes.
     """
     from lilliput.export.arguments import check_options, checked_path
-    from lilliput.export.executorch.write import write_program
+    from lilliput.export.executorch_file import write_program
 
     place = checked_path(path, ExecuTorch.suffix)
     check_options(min_sqnr, calibration)
@@ -123,10 +109,9 @@ class ExecuTorchFile(ExecutedFile):
         super().__init__(path, threads)
         if not is_installed("executorch"):
             raise MissingExtraError(_NEEDS)
-        from lilliput.export.executorch.program import Execution
-
         try:
-            self.execution = Execution(path.read_bytes())
+            part = part_of("torch", "executorch.program")
+            self.execution = part.Execution(path.read_bytes())
         except (RuntimeError, ValueError) as error:
             raise StateError(f"{path}: ExecuTorch cannot read the file ({error}).") from error
         self.threads = self.execution.threads
@@ -134,11 +119,10 @@ class ExecuTorchFile(ExecutedFile):
 
     def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
         """Return the outputs; the inputs of a program have no names, they come in their order."""
-        import torch
-
         check_count(self.path, len(arrays), sum(x.kind == "input" for x in self.tensors()))
         try:
-            return self.execution.run([torch.from_numpy(x) for x in arrays])
+            outputs: list[Array] = self.execution.run(arrays)
+            return outputs
         except RuntimeError as error:
             shapes = [tuple(x.shape) for x in arrays]
             takes = [x.shape for x in self.tensors() if x.kind == "input"]
@@ -149,4 +133,4 @@ class ExecuTorchFile(ExecutedFile):
 
     def tensors(self) -> list[TensorInfo]:
         """Return the inputs and outputs; a batch that is open has its largest size."""
-        return self.execution.tensors()
+        return [TensorInfo(*x) for x in self.execution.tensors()]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from lilliput.export.targets.executed import ExecutedFile
+from lilliput.frameworks.exporting.simulation import to_array
 from lilliput.frameworks.work import batch_of
 
 
@@ -39,12 +38,8 @@ class MeasuredFile:
         return batch_of(x for x in given if hasattr(x, "shape")) or 1
 
 
-def _array(value: Any) -> Any:
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
-
-
 def _given(inputs: Any) -> tuple[list[str], list[Any]]:
     """Return the names of inputs that have one, and all arrays, those last."""
     named = inputs if isinstance(inputs, Mapping) else {}
     given = () if named else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-    return list(named), [_array(x) for x in (*given, *named.values())]
+    return list(named), [to_array(x) for x in (*given, *named.values())]

@@ -25,8 +25,8 @@ from lilliput.extras import require
 from lilliput.files import write_atomically
 
 if TYPE_CHECKING:
-    from lilliput.export.layer import Layer
     from lilliput.export.result import ExportResult
+    from lilliput.frameworks.exporting.layer import Layer
 
 RUNTIME = "openvino"
 # On CPUs with AVX-512 BF16 or AMX, OpenVINO rounds what is in float to bfloat16 unless it is told not to.
@@ -74,25 +74,12 @@ def export_openvino(
 
     Parameters
     ----------
-    quantizer_or_model : Compressor or torch.nn.Module
-        A compressor after ``compress()``, or a model with or without compressors on it.
     path : str or path-like
         The file to write, ending in ``.xml``. The weights go to a file beside it that ends in ``.bin``.
-    example_inputs : tensor, tuple or dict
-        What the model is called with.
-    dynamic_batch, dynamic_shapes, check, min_sqnr, calibration, assume_vnni
-        As in :func:`lilliput.torch.export_onnx`. The file is executed by OpenVINO with
-        ``INFERENCE_PRECISION_HINT="f32"``.
-
-    Returns
-    -------
-    ExportResult
-        Agreement with the simulation, the kernels that OpenVINO executes, and notes.
-
-    Raises
-    ------
-    ExportError
-        If the model cannot be written exactly, or the executed file differs. No file is left then.
+    quantizer_or_model, example_inputs, dynamic_batch, dynamic_shapes, calibration, assume_vnni
+        As in :func:`lilliput.torch.export_onnx`, whose result and errors it shares.
+    check, min_sqnr
+        As there. The file is executed by OpenVINO with ``INFERENCE_PRECISION_HINT="f32"``.
     """
     from lilliput.export.arguments import checked_path
     from lilliput.export.onnx_file import write_checked

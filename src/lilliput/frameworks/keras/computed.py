@@ -11,6 +11,8 @@ from typing import Any
 
 import keras
 
+from lilliput.frameworks import part_of
+
 
 class ComputedVariable(keras.Variable):  # type: ignore[misc]
     """A raw variable that reads as its compressed value; what is assigned reaches the raw one.
@@ -40,9 +42,8 @@ class ComputedVariable(keras.Variable):  # type: ignore[misc]
         value = self._lilliput_compute()
         if keras.backend.backend() != "torch":
             return value
-        from lilliput.frameworks.torch.computed import protect
-
         way = "Assign to the variable: layer.{name}.assign(value), or edit wrapper.weight"
+        protect = part_of("torch", "computed").protect
         return protect(value, self._lilliput_raw.value, self.name, way)
 
     @property

@@ -79,6 +79,27 @@ def set_seed(seed: int) -> None:
     keras.utils.set_random_seed(seed)
 
 
+def backend_name() -> str:
+    """Return what Keras runs on."""
+    return str(keras.backend.backend())
+
+
+@contextmanager
+def policy(name: str) -> Iterator[None]:
+    """Make models of another precision for a while."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def load(path: Path) -> Any:
+    """Load a model from its file."""
+    return keras.models.load_model(path)
+
+
 @cache
 def types_in(kind: str) -> frozenset[str]:
     """Return the types of the layers of a kind of model."""

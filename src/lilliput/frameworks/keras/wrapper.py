@@ -379,6 +379,9 @@ class QuantizerModuleWrapper(LearningWrapper):
             results = (touch(results[0], idle), *results[1:]) if idle else results
         return results
 
+    def _quantizer(self) -> Any:
+        return self.compressor
+
 
 def _differs(before: Any, after: Any) -> bool:
     try:

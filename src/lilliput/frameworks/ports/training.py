@@ -156,6 +156,10 @@ class Running(ABC):
         """Whether this forward may be repeated within backward."""
         return False
 
+    def from_array(self, array: Any) -> Any:
+        """Return a NumPy array as what models are called with."""
+        return array
+
     @abstractmethod
     def is_tensor(self, value: Any) -> bool:
         """Whether a value is a tensor of this framework."""

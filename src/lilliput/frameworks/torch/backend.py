@@ -592,6 +592,10 @@ class TorchBackend(Backend):
         """Return what puts two layers in the place of one: the module :mod:`factor`."""
         return factor
 
+    def from_array(self, array: Any) -> Tensor:
+        """Return a NumPy array as a tensor that shares its memory."""
+        return torch.from_numpy(array)
+
     def is_tensor(self, value: Any) -> bool:
         """Whether a value is a torch tensor."""
         return isinstance(value, Tensor)
@@ -602,7 +606,9 @@ class TorchBackend(Backend):
 
     def export(self, model: nn.Module, wrappers: Sequence[Any], files: PlainFiles) -> None:
         """Write the compressed model as a plain one; see :mod:`export`."""
-        from lilliput.frameworks.torch.export import export_plain  # here: imports are to be quick
+        from lilliput.frameworks.torch.export.plain import (
+            export_plain,  # here: imports are to be quick
+        )
 
         export_plain(model, wrappers, files)
 
@@ -623,7 +629,7 @@ class TorchBackend(Backend):
 
     def stored(self, model: nn.Module) -> dict[str, tuple[str, Any]]:
         """Return the state dict of the plain model; see :mod:`export`."""
-        from lilliput.frameworks.torch.export import check_norms, compressed_state_dict
+        from lilliput.frameworks.torch.export.plain import check_norms, compressed_state_dict
 
         check_norms(unwrapped(model))
         state = compressed_state_dict(unwrapped(model))

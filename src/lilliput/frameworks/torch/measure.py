@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lilliput.frameworks.torch.capture import as_inputs, fresh, shared_copy
 from lilliput.frameworks.torch.discover import unwrapped
-from lilliput.frameworks.torch.sidecar import SIDECAR, is_computed
+from lilliput.frameworks.torch.sidecar import SIDECAR, is_computed, is_ours
 from lilliput.frameworks.torch.snapshot import evaluating, examples_in, watch
 from lilliput.frameworks.torch.weights import whole
 
@@ -66,8 +66,10 @@ def count_stored(model: nn.Module) -> dict[str, int]:
     What compressors put on the model is left out: a saved model is a plain one.
     """
     plain = unwrapped(model)
-    parameters = [_computed(plain, k, x) for k, x in plain.named_parameters() if _is_own(k)]
-    saved = [x for name, x in plain.state_dict().items() if _is_own(name) and isinstance(x, Tensor)]
+    parameters = [_computed(plain, k, x) for k, x in plain.named_parameters() if not is_ours(k)]
+    saved = [
+        x for name, x in plain.state_dict().items() if not is_ours(name) and isinstance(x, Tensor)
+    ]
     state = {(x.data_ptr(), x.shape): x for x in saved}  # tied ones are stored once
     return {
         "parameters": sum(x.numel() for x in parameters),
@@ -84,10 +86,6 @@ def _computed(model: nn.Module, name: str, parameter: nn.Parameter) -> Tensor:
         return parameter
     with torch.no_grad():
         return module._modules[SIDECAR].pruned(leaf, whole(parameter))  # type: ignore[union-attr,operator,no-any-return]
-
-
-def _is_own(name: str) -> bool:
-    return SIDECAR not in name.split(".")
 
 
 def count_macs(model: nn.Module, inputs: Any) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lilliput.frameworks.torch.compare import tensors_of
-from lilliput.frameworks.torch.sidecar import SIDECAR
+from lilliput.frameworks.torch.sidecar import is_ours
 
 Load = Callable[[str, Tensor], Tensor]  # from the name of a tensor and itself to what is used
 _SHARE = 16  # a module is loaded as a whole if it has at most so small a part of all numbers,
@@ -79,4 +79,4 @@ def _tensors(module: nn.Module, recurse: bool = True) -> list[tuple[str, Tensor]
 
 def _is_mask(name: str) -> bool:
     """Whether a tensor is a mask: its zeros and ones are exact in any precision."""
-    return name.endswith(("weight_mask", "bias_mask")) and SIDECAR in name.split(".")
+    return name.endswith(("weight_mask", "bias_mask")) and is_ours(name)

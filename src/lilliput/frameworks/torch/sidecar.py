@@ -21,6 +21,11 @@ from lilliput.frameworks.torch.weights import zero_
 SIDECAR = "lilliput"
 
 
+def is_ours(name: str) -> bool:
+    """Whether an entry of a state dict belongs to a compressor."""
+    return SIDECAR in name.split(".")
+
+
 class _Computing(threading.local):
     """Which attributes of which sidecars a thread is computing; replicas run in threads of their own."""
 

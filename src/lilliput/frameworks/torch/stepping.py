@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 
 def before_step(optimizer: Any, task: Callable[[], None]) -> Any:
@@ -48,3 +50,29 @@ def _look(optimizer: Any, task: Callable[[], None]) -> None:
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is None or not bool(found_inf):
         task()
+
+
+class ClosureOptimizer:
+    """An optimizer whose ``step`` computes the gradients first, as Lightning has it do.
+
+    A hook before the step would see the gradients of the step before. Such hooks are kept here, and
+    run when it is said that gradients are complete.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Keep a hook."""
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
+
+    def show_gradients(self) -> None:
+        """Run all hooks: gradients are complete."""
+        for hook in list(self._hooks.values()):
+            hook(self.optimizer, (), {})

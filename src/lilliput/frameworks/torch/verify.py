@@ -19,7 +19,7 @@ from lilliput.frameworks.torch.capture import Inputs, as_inputs, fresh, quiet, s
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
 from lilliput.frameworks.torch.cutting import clear_, cut_all
 from lilliput.frameworks.torch.precision import Load, keep, load_in_parts
-from lilliput.frameworks.torch.sidecar import SIDECAR, mask_of
+from lilliput.frameworks.torch.sidecar import is_ours, mask_of
 from lilliput.frameworks.torch.weights import zero_
 from lilliput.graph.cuts import Cut, by_tensor
 
@@ -104,7 +104,7 @@ class Noise:
         self.parameters = {
             name: p.detach()
             for name, p in model.named_parameters()
-            if SIDECAR not in name.split(".") and p.is_floating_point()
+            if not is_ours(name) and p.is_floating_point()
         }
         self._spreads: dict[str, float] = {}
         self._table = torch.rand(_PERIOD, generator=torch.Generator().manual_seed(_SEED)) - 0.5

@@ -18,7 +18,7 @@ from lilliput.errors import ExportError, StateError
 from lilliput.files import write_atomically
 from lilliput.frameworks.ports.files import PlainFiles
 from lilliput.frameworks.torch.discover import unwrapped
-from lilliput.frameworks.torch.export import check_norms, compressed_state_dict, encode_onnx
+from lilliput.frameworks.torch.export.plain import check_norms, compressed_state_dict, encode_onnx
 from lilliput.frameworks.torch.mask_files import apply_masks, check_masks, named_masks, read_masks
 
 PathLike = str | os.PathLike[str]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lilliput.export.keras.litert.draft import Draft
-from lilliput.export.places import Array
+from lilliput.frameworks.exporting.simulation import Array
 
 _LAYERS = {"CONV_2D": 2, "FULLY_CONNECTED": 2}  # and where they have their bias
 _BETWEEN = ("RESHAPE", "BATCH_TO_SPACE_ND")

@@ -13,37 +13,15 @@ from lilliput.export.keras.litert.propagate import propagate, quantized_to
 from lilliput.export.keras.litert.schema import schema
 from lilliput.export.keras.litert.sites import replace_sites
 from lilliput.export.keras.litert.weights import Found, Known, find_weights
-from lilliput.export.keras.trace import Trace, quiet, require_tensorflow
-from lilliput.export.places import Simulation, first_line
-
-
-def convert(trace: Trace) -> bytes:
-    """Return a traced function as a LiteRT file of floats, with an unknown operator at each site."""
-    tensorflow = require_tensorflow()
-    with quiet():
-        try:
-            converter = tensorflow.lite.TFLiteConverter.from_concrete_functions([trace.concrete])
-            converter.allow_custom_ops = True  # what stands for quantization
-            data: bytes = converter.convert()
-        except Exception as error:
-            raise ExportError(_explain(error)) from error
-    return data
-
-
-def _explain(error: BaseException) -> str:
-    reason = first_line(error).partition("error: ")[2] or first_line(error)
-    text = f"TensorFlow's converter cannot write this model for LiteRT: {reason}"
-    if "static" in reason:
-        text += ". Pass dynamic_batch=False, which fixes the size of the batch."
-    return text
+from lilliput.frameworks.exporting.simulation import Simulation, Site
 
 
 def build(
-    data: bytes, trace: Trace, simulation: Simulation, known: Sequence[Known]
+    data: bytes, sites: Sequence[Site], simulation: Simulation, known: Sequence[Known]
 ) -> tuple[Draft, dict[int, Found]]:
     """Return the file as a graph that works on integers where it can, and its weights."""
     draft = Draft.read(data)
-    replace_sites(draft, trace, simulation)
+    replace_sites(draft, sites, simulation)
     pull_biases(draft)
     weights = find_weights(draft, known)
     changed = True

@@ -10,9 +10,9 @@ from lilliput.export.keras.litert.build import serialize
 from lilliput.export.keras.litert.draft import Draft, Scales
 from lilliput.export.keras.litert.layers import fill_costs
 from lilliput.export.keras.litert.run import FAST, PLAIN, dequantize, quantize, run, shapes_of
-from lilliput.export.places import Array, Inputs, Simulation, first_line, to_array
 from lilliput.export.result import ExportResult
 from lilliput.export.steps import Integers
+from lilliput.frameworks.exporting.simulation import Array, Inputs, Simulation, first_line, to_array
 
 
 def check_file(

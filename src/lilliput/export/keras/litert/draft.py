@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lilliput.export.keras.litert.schema import names, schema
-from lilliput.export.places import Array
+from lilliput.frameworks.exporting.simulation import Array
 
 # The lowest version of an operator that takes int8, as TensorFlow's converter writes it.
 _VERSIONS = {

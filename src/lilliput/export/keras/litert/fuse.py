@@ -11,7 +11,7 @@ from lilliput.export.keras.litert.draft import Draft, Scales
 from lilliput.export.keras.litert.propagate import quantized_to, take_output
 from lilliput.export.keras.litert.schema import names
 from lilliput.export.keras.litert.weights import WEIGHTS, Found
-from lilliput.export.places import Array
+from lilliput.frameworks.exporting.simulation import Array
 
 # Where they have activations.
 _ACTIVATIONS: dict[str, tuple[int, ...]] = {

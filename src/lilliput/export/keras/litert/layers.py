@@ -10,8 +10,8 @@ from typing import Any
 from lilliput.export.keras.litert.draft import Draft
 from lilliput.export.keras.litert.fuse import why_float
 from lilliput.export.keras.litert.weights import WEIGHTS, Found
-from lilliput.export.layer import Layer
-from lilliput.export.macs import count_macs as in_onnx
+from lilliput.frameworks.exporting.layer import Layer
+from lilliput.graph.onnx_macs import count_macs as in_onnx
 
 _LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "CONV_3D")
 _PRODUCTS = ("BATCH_MATMUL",)

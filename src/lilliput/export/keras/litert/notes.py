@@ -9,8 +9,9 @@ from lilliput.export.keras.litert.draft import Draft
 from lilliput.export.keras.litert.layers import count_operators
 from lilliput.export.keras.litert.sites import fit_int8
 from lilliput.export.keras.litert.weights import Found
-from lilliput.export.layer import Layer, some_of
-from lilliput.export.places import Simulation, note_defaults
+from lilliput.export.notes import note_defaults
+from lilliput.frameworks.exporting.layer import Layer, some_of
+from lilliput.frameworks.exporting.simulation import Simulation
 
 
 def find_notes(

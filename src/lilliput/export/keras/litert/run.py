@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from lilliput.errors import MissingExtraError
 from lilliput.export.keras.litert.draft import Scales
-from lilliput.export.keras.trace import quiet
-from lilliput.export.places import Array
+from lilliput.export.keras.litert.schema import part_of_litert
 from lilliput.export.run import LITERT
+from lilliput.frameworks.exporting.simulation import Array
+from lilliput.frameworks.logs import quiet_tensorflow
 
 PLAIN = "litert_builtin"  # the kernels of LiteRT itself
 FAST = LITERT  # as it comes: with XNNPACK
@@ -19,26 +19,13 @@ FAST = LITERT  # as it comes: with XNNPACK
 
 def interpreter_of(data: bytes, runtime: str = FAST, threads: int = 1) -> Any:
     """Return an interpreter for the bytes of a file."""
-    with quiet():
-        found = _interpreter()
+    with quiet_tensorflow():
+        found = part_of_litert("interpreter", "executing")
         kinds = found.OpResolverType
         resolver = kinds.AUTO if runtime == FAST else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         return found.Interpreter(
             model_content=data, experimental_op_resolver_type=resolver, num_threads=threads
         )
-
-
-def _interpreter() -> Any:
-    try:
-        from ai_edge_litert import interpreter
-    except ImportError:
-        try:
-            from tensorflow.lite.python import interpreter
-        except ImportError as error:
-            raise MissingExtraError(
-                "executing LiteRT files needs pip install 'lilliput[litert]'"
-            ) from error
-    return interpreter
 
 
 def run(data: bytes, inputs: Sequence[Array], runtime: str = FAST) -> list[Array]:
@@ -59,7 +46,7 @@ def _invoked(data: bytes, inputs: Sequence[Array], runtime: str) -> Any:
     for detail, array in zip(details, inputs, strict=True):
         if tuple(detail["shape"]) != array.shape:
             interpreter.resize_tensor_input(detail["index"], array.shape)
-    with quiet():  # it announces its delegate
+    with quiet_tensorflow():  # it announces its delegate
         interpreter.allocate_tensors()
     for detail, array in zip(details, inputs, strict=True):
         interpreter.set_tensor(detail["index"], array.astype(detail["dtype"]))

@@ -8,18 +8,26 @@ from typing import Any
 
 from lilliput.errors import MissingExtraError
 
-_HOMES = ("ai_edge_litert.schema_py_generated", "tensorflow.lite.python.schema_py_generated")
+_HOMES = (
+    "ai_edge_litert",
+    "tensorflow.lite.python",
+)  # LiteRT's own package, or the copy in TensorFlow
 
 
 @cache
 def schema() -> Any:
     """Return the module with the classes of the format."""
+    return part_of_litert("schema_py_generated", "writing")
+
+
+def part_of_litert(name: str, purpose: str) -> Any:
+    """Return a module of LiteRT, or say what to install for the purpose."""
     for home in _HOMES:
         try:
-            return import_module(home)
+            return import_module(f"{home}.{name}")
         except ImportError:
             continue
-    raise MissingExtraError("writing LiteRT files needs pip install 'lilliput[litert]'")
+    raise MissingExtraError(f"{purpose} LiteRT files needs pip install 'lilliput[litert]'")
 
 
 @cache

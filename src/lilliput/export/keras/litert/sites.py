@@ -9,6 +9,7 @@ and then moves it, quantizes layers that were to stay in float, or gives softmax
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,16 @@ import numpy as np
 
 from lilliput.errors import ExportError
 from lilliput.export.keras.litert.draft import Draft, Scales
-from lilliput.export.keras.trace import Trace, require_tensorflow
-from lilliput.export.places import Array, Place, Simulation, Tensor, to_array
+from lilliput.frameworks import part_of
+from lilliput.frameworks.exporting.simulation import (
+    Array,
+    Place,
+    Simulation,
+    Site,
+    Tensor,
+    as_simulated,
+    to_array,
+)
 
 _NAME = re.compile(rb"lilliput_(\d+)_site")
 
@@ -53,25 +62,23 @@ def mark_site(tensor: Tensor, place: Place, number: int) -> Tensor:
     """Return an activation behind an operator that holds the number of the site."""
     if fit_int8(place) is None:
         return _as_simulated(tensor, place)
-    name = f"lilliput_{number}_site"
-    return require_tensorflow().raw_ops.DebugIdentityV2(input=tensor, op_name=name, name=name)
+    return part_of("keras", "export.trace").put_debug_identity(tensor, f"lilliput_{number}_site")
 
 
 def _as_simulated(tensor: Tensor, place: Place) -> Tensor:
     """Return what the algorithm itself makes of an activation, in floating point."""
     if place.qparams is not None and place.qparams.is_result:
         return tensor  # it was done before
-    (result,) = place.wrapper.compressor.run(place.wrapper, place.quant_type, (tensor,))
-    return result
+    return as_simulated(place.wrapper, place.quant_type, (tensor,))[0]
 
 
-def replace_sites(draft: Draft, trace: Trace, simulation: Simulation) -> None:
+def replace_sites(draft: Draft, sites: Sequence[Site], simulation: Simulation) -> None:
     """Put a QUANTIZE to int8 and a DEQUANTIZE at each site."""
     for operator in draft.of_kind("CUSTOM"):
         found = _number(operator)
         if found is None:
             continue
-        site = trace.sites[int(found[1])]
+        site = sites[int(found[1])]
         fitted = fit_int8(simulation.places[site.place])
         if fitted is None:
             raise ExportError(f"{simulation.places[site.place].name}: it does not fit into int8.")
@@ -85,7 +92,7 @@ def replace_sites(draft: Draft, trace: Trace, simulation: Simulation) -> None:
         draft.remove(operator)
         draft.tensors[site.place, site.position, site.call] = integers
         _cut(draft, quantize, fitted)
-    _refuse_unknown(draft, trace, simulation)
+    _refuse_unknown(draft, sites, simulation)
 
 
 def _number(operator: Any) -> re.Match[bytes] | None:
@@ -93,7 +100,7 @@ def _number(operator: Any) -> re.Match[bytes] | None:
     return None if options is None else _NAME.search(bytes(options))
 
 
-def _refuse_unknown(draft: Draft, trace: Trace, simulation: Simulation) -> None:
+def _refuse_unknown(draft: Draft, sites: Sequence[Site], simulation: Simulation) -> None:
     """Refuse operators that LiteRT does not know, and sites in the bodies of loops."""
     for graph in draft.model.subgraphs:
         for operator in graph.operators:
@@ -102,7 +109,7 @@ def _refuse_unknown(draft: Draft, trace: Trace, simulation: Simulation) -> None:
                 continue
             found = _number(operator)
             if found is not None:
-                place = simulation.places[trace.sites[int(found[1])].place]
+                place = simulation.places[sites[int(found[1])].place]
                 raise ExportError(
                     f"{place.name} is quantized inside a loop, which cannot be exported; quantize the "
                     "weights of recurrent layers only, or unroll them."

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from lilliput.export.grid import on_grid
+from lilliput.errors import UnsupportedModelError
 from lilliput.export.keras.litert.draft import Draft, Scales
-from lilliput.export.places import Array, Place
+from lilliput.frameworks import backend_of
+from lilliput.frameworks.exporting.grid import on_grid
+from lilliput.frameworks.exporting.simulation import Array, Place, Simulation, to_array
 
 # Where an operator holds its weight, and which axis of it counts output channels, or rows of a table.
 WEIGHTS = {
@@ -50,6 +52,22 @@ class Found:
     integers: Array | None = None
     scales: Scales | None = None
     reason: str = "its weight is not quantized"
+
+
+def known_weights(model: Any, simulation: Simulation) -> list[Known]:
+    """Return every weight of a model with two axes or more: those of quantizers, then the others."""
+    places = [place for place in simulation.places if place.is_weight]
+    found = [Known(place.wrapper.name, place.weight(), place) for place in places]
+    taken = {id(place.wrapper.module) for place in places}
+    try:
+        layers = backend_of(model).layers(model)
+    except UnsupportedModelError:  # a layer that is never called is not built
+        return found
+    for layer in layers:
+        if layer.weight_name is not None and len(layer.shape) > 1 and id(layer.module) not in taken:
+            weight = to_array(getattr(layer.module, layer.weight_name))
+            found.append(Known(layer.name, weight))
+    return found
 
 
 def find_weights(draft: Draft, known: Sequence[Known]) -> dict[int, Found]:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.export.passes.graph import Draft, array_of, only_reader, path_of
-from lilliput.export.places import Array
+from lilliput.frameworks.exporting.simulation import Array
 
 _UNARY = ("Relu", "Clip", "LeakyRelu", "Site")
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")

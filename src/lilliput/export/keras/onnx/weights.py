@@ -11,7 +11,7 @@ import onnx_ir as ir
 from lilliput.export.keras.onnx.convert import named_weights, set_scope
 from lilliput.export.passes.graph import Draft, array_of
 from lilliput.export.passes.integers import Stored, weight_of
-from lilliput.export.places import Array, Place, Simulation
+from lilliput.frameworks.exporting.simulation import Array, Place, Simulation
 
 _CHANGES = ("Transpose", "Reshape", "Unsqueeze", "Squeeze", "Identity")
 

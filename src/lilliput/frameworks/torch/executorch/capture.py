@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,19 @@ from torch.utils._pytree import tree_flatten
 
 from lilliput.config.layer import QuantType
 from lilliput.errors import ExportError, LilliputError
-from lilliput.export.grid import OnGrid, on_grid
-from lilliput.export.places import Inputs, Place, Simulation, first_line, key_of, to_array
-from lilliput.export.sizes.axes import batch_axis, resized
-from lilliput.export.sizes.other_sizes import BATCH
-from lilliput.export.steps import Key
-from lilliput.export.trace import evaluating, open_shapes
+from lilliput.frameworks.exporting.grid import OnGrid, on_grid
+from lilliput.frameworks.exporting.simulation import (
+    Inputs,
+    Place,
+    Simulation,
+    as_simulated,
+    first_line,
+    key_of,
+    to_array,
+)
+from lilliput.frameworks.exporting.sizes import BATCH
+from lilliput.frameworks.torch.export.simulation import evaluating
+from lilliput.frameworks.torch.export.sizes import open_shapes, resized
 from lilliput.frameworks.torch.instrument import quantizers_in
 from lilliput.frameworks.wrapping import marking
 
@@ -32,6 +39,8 @@ QUANTIZE, DEQUANTIZE = OPS.quantize_per_tensor.default, OPS.dequantize_per_tenso
 DEQUANTIZE_WEIGHT = OPS.dequantize_per_channel.default
 LOW, HIGH = -128, 127
 Integers = tuple[Tensor, Tensor, Tensor, int]  # a weight, its scales and zero points, their axis
+Key = tuple[int, int, int]  # place, position, call
+Grid = tuple[float, float]  # scale and zero point
 
 
 @dataclass
@@ -76,6 +85,19 @@ class Captured:
         finally:
             end.args, codegen.pytree_info = held, info
 
+    def grids(self) -> dict[Key, Grid]:
+        """Return the grids of all quantized activations."""
+        return {key: _written_grid(node) for key, node in self.tensors.items()}
+
+    def output_grids(self) -> list[Grid | None]:
+        """Return the grid that each output lies on, None if it lies on none."""
+        end: Any = next(node for node in self.module.graph.nodes if node.op == "output")
+        return [_written_grid(x) if x.target is DEQUANTIZE else None for x in end.args[0]]
+
+
+def _written_grid(node: Any) -> Grid:
+    return float(node.args[1]), float(node.args[2])
+
 
 def capture(simulation: Simulation, max_batch: int, is_float: bool = False) -> Captured:
     """Return the graph of a model, on its integer grids.
@@ -83,7 +105,7 @@ def capture(simulation: Simulation, max_batch: int, is_float: bool = False) -> C
     Parameters
     ----------
     simulation : Simulation
-        The model, and what its quantizers do.
+        The model, and what its quantizers do; the only axis that it may have is the batch.
     max_batch : int
         The largest number of rows that it takes; 0: as many as the example has.
     is_float : bool
@@ -142,7 +164,7 @@ class _Marks:
         if place.is_weight:
             return (_dequantized(self.weights[place.key]),)
         if place.qparams is None or place.qparams.is_result:
-            tensors = wrapper._quantizer().run(wrapper, kind, tensors)
+            tensors = as_simulated(wrapper, kind, tensors)
         if place.qparams is None:
             return tensors
         return tuple(self._activation(x, place, number, i) for i, x in enumerate(tensors))
@@ -210,11 +232,10 @@ def _dequantized(weight: Tensor | Integers) -> Tensor:
 
 def _open_batch(simulation: Simulation, max_batch: int) -> tuple[Inputs, Any]:
     """Return inputs to trace with, and what ``torch.export`` is told of the size of their batch."""
-    tensors = simulation.tensors(simulation.inputs)
-    rows = next((len(x) for x in tensors if x.dim()), 0)
+    rows = max((axis.size for axis in simulation.axes), default=0)
     # Below 16 rows torch asks whether NNPACK should convolve, and from then on allows no more than 15.
     traced = max(rows, 16)
     batch = torch.export.Dim(BATCH, min=1, max=max(max_batch, traced))
-    axes = batch_axis(tensors, batch)
-    inputs: Inputs = resized(simulation.inputs, axes, {BATCH: traced})
+    axes = [replace(axis, hint=batch) for axis in simulation.axes]
+    inputs = resized(simulation.inputs, axes, {BATCH: traced})
     return inputs, open_shapes(simulation.model, inputs, axes)

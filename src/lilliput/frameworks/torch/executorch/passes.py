@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lilliput.export.executorch.capture import (
+from lilliput.frameworks.torch.executorch.capture import (
     DEQUANTIZE,
     DEQUANTIZE_WEIGHT,
     HIGH,

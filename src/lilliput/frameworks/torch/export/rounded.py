@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from lilliput.config.layer import QuantType
-from lilliput.export.places import Key, Marker, key_of
+from lilliput.frameworks.exporting.simulation import Key, as_simulated, key_of
+from lilliput.frameworks.wrapping import Marker
 
 
 class RoundedWeights:
@@ -23,23 +24,20 @@ class RoundedWeights:
         version = -1 if raw.is_inference() else raw._version
         before, known, results = self._held.get(key, (None, -1, ()))
         if before is not raw or known != version:
-            results = wrapper._quantizer().run(wrapper, QuantType.WEIGHT, tensors)
+            results = as_simulated(wrapper, QuantType.WEIGHT, tensors)
             if version >= 0:
                 self._held[key] = raw, version, results
         return results
 
-    def marker(self, others: Marker | None = None) -> Marker:
-        """Return a marker under which a model computes as ever, or with ``others`` for activations."""
+    def marker(self, others: Marker) -> Marker:
+        """Return a marker that does so, and calls ``others`` for activations."""
 
         def mark(
             wrapper: Any, quant_type: QuantType, tensors: tuple[Tensor, ...]
         ) -> tuple[Tensor, ...]:
             if quant_type is QuantType.WEIGHT:
                 return self(wrapper, tensors)
-            if others is not None:
-                return others(wrapper, quant_type, tensors)
-            results: tuple[Tensor, ...] = wrapper._quantizer().run(wrapper, quant_type, tensors)
-            return results
+            return others(wrapper, quant_type, tensors)
 
         return mark
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lilliput.errors import ExportError
-from lilliput.export.places import Array, Place, to_array
+from lilliput.frameworks.exporting.simulation import Array, Place, to_array
 
 
 def spread(

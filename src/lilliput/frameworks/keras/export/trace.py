@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -15,23 +13,24 @@ from keras import tree
 
 from lilliput.config.layer import QuantType
 from lilliput.errors import ExportError, LilliputError
-from lilliput.export.keras.simulation import call, reason_of
-from lilliput.export.logs import drop_logs
-from lilliput.export.places import Array, Key, Place, Simulation, Tensor, key_of, to_array
 from lilliput.extras import require
 from lilliput.frameworks import backend_of
+from lilliput.frameworks.exporting.simulation import (
+    Array,
+    Key,
+    Place,
+    Simulation,
+    Site,
+    Tensor,
+    as_simulated,
+    key_of,
+    to_array,
+)
+from lilliput.frameworks.keras.export.simulation import call, reason_of
+from lilliput.frameworks.logs import quiet_tensorflow
 from lilliput.frameworks.wrapping import marking
 
 NEEDS_TENSORFLOW = "exporting a Keras model needs TensorFlow: pip install 'lilliput[litert]'"
-
-
-@dataclass(frozen=True)
-class Site:
-    """One quantization of an activation in the traced function: which, and the how manieth call."""
-
-    place: int
-    position: int
-    call: int
 
 
 @dataclass(eq=False)
@@ -53,22 +52,14 @@ def require_tensorflow() -> Any:
     return require("tensorflow", NEEDS_TENSORFLOW)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence what TensorFlow and its converters say of their own doings."""
-    import logging
+def put_debug_identity(tensor: Tensor, name: str) -> Tensor:
+    """Return a tensor behind an operator that does nothing but hold a name."""
+    return require_tensorflow().raw_ops.DebugIdentityV2(input=tensor, op_name=name, name=name)
 
-    loggers = [logging.getLogger(name) for name in ("absl", "tensorflow", "tf2onnx")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), drop_logs():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+
+def put_leaky_relu(tensor: Tensor, slope: float) -> Tensor:
+    """Return a tensor behind a LeakyRelu."""
+    return require_tensorflow().nn.leaky_relu(tensor, alpha=slope)
 
 
 def trace(
@@ -94,7 +85,7 @@ def trace(
         if place.is_weight:
             return (given[place.key],) if place.key in given else (place.weight(),)
         if place.qparams is None or place.qparams.is_result:
-            tensors = wrapper.compressor.run(wrapper, kind, tensors)
+            tensors = as_simulated(wrapper, kind, tensors)
         if place.qparams is None:
             return tensors
         found = []
@@ -122,7 +113,7 @@ def trace(
         tensorflow.TensorSpec(held[key].shape, held[key].dtype, name)
         for key, name in weights.items()
     ]
-    with quiet():
+    with quiet_tensorflow():
         try:
             function = tensorflow.function(run, input_signature=specs, autograph=False)
             return Trace(function, function.get_concrete_function(), specs, sites)

@@ -1,8 +1,9 @@
-"""``dynamic_shapes=`` of an export: which axes the user wants open, and what they are called.
+"""Sizes of inputs that are left open: what the user asks for, what ``torch.export`` is told, other sizes.
 
-The form is that of ``torch.export`` and ``torch.onnx.export``: one entry for each input, by name or in order.
-An entry maps axes to a name, a ``torch.export.Dim``, ``Dim.DYNAMIC``, ``Dim.AUTO``, or None for a fixed size,
-or lists this for all axes. A model with one input needs no outer level.
+The form of ``dynamic_shapes=`` is that of ``torch.export`` and ``torch.onnx.export``: one entry for each
+input, by name or in order. An entry maps axes to a name, a ``torch.export.Dim``, ``Dim.DYNAMIC``,
+``Dim.AUTO``, or None for a fixed size, or lists this for all axes. A model with one input needs no outer
+level.
 """
 
 from __future__ import annotations
@@ -12,15 +13,70 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, export, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lilliput.errors import ExportError, nearest
-from lilliput.export.sizes.axes import Axis, Place, named
-from lilliput.export.sizes.other_sizes import BATCH
+from lilliput.frameworks.exporting.simulation import Inputs
+from lilliput.frameworks.exporting.sizes import BATCH, Axis, AxisPlace
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 _FORM = 'expected True, False, or axes by input, such as {"input_ids": {0: "batch", 1: "sequence"}}'
+
+
+def tensors_in(nested: Any) -> list[Tensor]:
+    """Return the tensors in nested tuples, lists and dicts, in order."""
+    return [x for x in tree_leaves(nested) if isinstance(x, Tensor)]
+
+
+def resized(inputs: Inputs, axes: Sequence[Axis], sizes: Mapping[str, int]) -> Inputs:
+    """Return inputs with other sizes: the first entries along an axis, all again where it gets longer.
+
+    Examples
+    --------
+    >>> axis = Axis("batch", ((0, 0),), 2)
+    >>> resized(((torch.tensor([5, 6]),), {}), [axis], {"batch": 3})
+    ((tensor([5, 6, 5]),), {})
+    """
+    leaves, spec = tree_flatten(inputs)
+    numbers = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+    for axis in axes:
+        size = sizes.get(axis.name, axis.size)
+        for number, dim in axis.places if size != axis.size else ():
+            tensor = leaves[numbers[number]]
+            index = torch.arange(size, device=tensor.device) % axis.size
+            leaves[numbers[number]] = tensor.index_select(dim, index)
+    args, kwargs = tree_unflatten(leaves, spec)
+    return args, kwargs
+
+
+def open_shapes(model: nn.Module, inputs: Inputs, axes: Sequence[Axis]) -> Any:
+    """Return what ``torch.export`` is told of the sizes of all inputs, in the structure of the inputs."""
+    leaves, spec = tree_flatten(inputs)
+    numbers = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+    told: list[Any] = [None] * len(leaves)
+    for axis in axes:
+        hint = export.Dim.DYNAMIC if axis.is_asked else export.Dim.AUTO
+        for number, dim in axis.places:
+            held = told[numbers[number]] or {}
+            told[numbers[number]] = {**held, dim: axis.hint or hint}
+    args, kwargs = tree_unflatten(told, spec)
+    if not axes:
+        return None
+    if not kwargs:
+        return args
+    return {**dict(zip(input_names(model, (inputs[0], {})), args, strict=False)), **kwargs}
+
+
+def in_order(program: Any, inputs: Inputs) -> dict[str, Tensor]:
+    """Return what represents the inputs in a trace, in their own order, by the names they have there."""
+    users = set(program.graph_signature.user_inputs)
+    nodes = [x for x in program.graph.nodes if x.op == "placeholder" and x.name in users]
+    values = {x.name: x.meta["val"] for x in nodes if isinstance(x.meta.get("val"), Tensor)}
+    args, kwargs = inputs
+    if not args and values.keys() <= kwargs.keys():
+        return {name: values[name] for name in kwargs if name in values}
+    return values
 
 
 def input_names(model: nn.Module, inputs: Inputs) -> list[str]:
@@ -35,20 +91,20 @@ def input_names(model: nn.Module, inputs: Inputs) -> list[str]:
     return found
 
 
-def asked_axes(model: nn.Module, inputs: Inputs, asked: Any) -> list[Axis]:
+def asked_axes(tensors: Sequence[Tensor], names: Sequence[str], asked: Any) -> list[Axis]:
     """Return the axes that the user wants open, or say what is wrong with the wish."""
-    tensors = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
-    names = input_names(model, inputs)
     axes: dict[Any, Axis] = {}
-    for number, spec in _by_input(model, inputs, asked, names):
+    for number, spec in _by_input(asked, names):
         for dim, hint in _entries(spec, tensors[number], names[number]):
             place = (number, dim)
             key = hint if isinstance(hint, str) else _dim_name(hint) or place
             _add(axes, key, place, hint, tensors[number].shape[dim], names[number])
-    return named(list(axes.values()), tensors, names)
+    return list(axes.values())
 
 
-def _add(axes: dict[Any, Axis], key: Any, place: Place, hint: Any, size: int, name: str) -> None:
+def _add(
+    axes: dict[Any, Axis], key: Any, place: AxisPlace, hint: Any, size: int, name: str
+) -> None:
     known = axes.get(key)
     if known is not None and known.size != size:
         raise ExportError(
@@ -60,13 +116,11 @@ def _add(axes: dict[Any, Axis], key: Any, place: Place, hint: Any, size: int, na
         return
     is_auto = str(hint) == str(export.Dim.AUTO)
     called = key if isinstance(key, str) else BATCH if place == (0, 0) else ""
-    told = export.Dim.DYNAMIC if isinstance(hint, str) else hint
+    told = None if isinstance(hint, str) else hint
     axes[key] = Axis(called, (place,), size, 0, told, is_asked=not is_auto)
 
 
-def _by_input(
-    model: nn.Module, inputs: Inputs, asked: Any, names: Sequence[str]
-) -> Iterator[tuple[int, Any]]:
+def _by_input(asked: Any, names: Sequence[str]) -> Iterator[tuple[int, Any]]:
     """Yield the number of a tensor, and what is asked of it."""
     if isinstance(asked, Mapping) and len(names) == 1 and all(isinstance(k, int) for k in asked):
         asked = (asked,)

@@ -6,10 +6,12 @@ Python's filters do not reach it, and TensorFlow's own level is read once, when 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from threading import RLock
 
@@ -50,6 +52,27 @@ def drop_logs() -> Iterator[None]:
                 held.seek(0)
                 said = held.read()
                 _write(_HARMLESS.sub(b"", said) if is_done else said)
+
+
+@contextlib.contextmanager
+def silenced(*loggers: str) -> Iterator[None]:
+    """Drop such lines, warnings, and what these loggers say below an error."""
+    held = [logging.getLogger(name) for name in loggers]
+    levels = [logger.level for logger in held]
+    try:
+        for logger in held:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), drop_logs():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(held, levels, strict=True):
+            logger.setLevel(level)
+
+
+def quiet_tensorflow() -> contextlib.AbstractContextManager[None]:
+    """Silence TensorFlow, its converters and LiteRT."""
+    return silenced("absl", "tensorflow", "tf2onnx")
 
 
 def _write(data: bytes) -> None:

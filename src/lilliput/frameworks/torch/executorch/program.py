@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,15 +13,14 @@ import torch
 from torch import fx
 
 from lilliput.errors import ExportError
-from lilliput.export.executorch.capture import DEQUANTIZE_WEIGHT, Captured
-from lilliput.export.executorch.passes import ATEN, LAYERS, name_of, value_of, why_float
-from lilliput.export.layer import Layer
-from lilliput.export.logs import drop_logs
-from lilliput.export.macs import count_macs
-from lilliput.export.places import Array, first_line, to_array
-from lilliput.export.targets.executed import TensorInfo
+from lilliput.frameworks.exporting.layer import Layer
+from lilliput.frameworks.exporting.simulation import Array, first_line, to_array
+from lilliput.frameworks.logs import silenced
 from lilliput.frameworks.torch.capture import quiet
+from lilliput.frameworks.torch.executorch.capture import DEQUANTIZE_WEIGHT, Captured
+from lilliput.frameworks.torch.executorch.passes import ATEN, LAYERS, name_of, value_of, why_float
 from lilliput.frameworks.work import default_threads
+from lilliput.graph.onnx_macs import count_macs
 
 _OPS = {
     ATEN.conv1d.default: "Conv",
@@ -112,19 +110,20 @@ class Execution:
             self.program = Runtime.get().load_program(data)
             self.method = self.program.load_method("forward")
 
-    def tensors(self) -> list[TensorInfo]:
-        """Return what the program takes and returns; an open batch has its largest size."""
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...], str]]:
+        """Return kind, name, shape and type of all ends; an open batch has its largest size."""
         meta = self.method.metadata
         pairs = [("input", i, meta.input_tensor_meta(i)) for i in range(meta.num_inputs())]
         pairs += [("output", i, meta.output_tensor_meta(i)) for i in range(meta.num_outputs())]
         return [
-            TensorInfo(kind, f"{kind}_{i}", tuple(x.sizes()), _DTYPES.get(x.dtype(), "float32"))
+            (kind, f"{kind}_{i}", tuple(x.sizes()), _DTYPES.get(x.dtype(), "float32"))
             for kind, i, x in pairs
         ]
 
-    def run(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
         """Return the outputs."""
-        return [to_array(x).copy() for x in self.method.execute(list(tensors))]
+        tensors = [torch.from_numpy(x) for x in arrays]
+        return [to_array(x).copy() for x in self.method.execute(tensors)]
 
 
 @cache
@@ -144,14 +143,8 @@ def start_threads() -> int:
 @contextmanager
 def quieter() -> Iterator[None]:
     """Keep what torch, torchao and ExecuTorch say of their own code from the user."""
-    logger = logging.getLogger("torchao")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with quiet(), drop_logs():
-            yield
-    finally:
-        logger.setLevel(level)
+    with quiet(), silenced("torchao"):
+        yield
 
 
 def list_layers(captured: Captured, program: Program) -> list[Layer]:

@@ -3,89 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from lilliput.export.sizes.axes import Axis
-from lilliput.export.sizes.other_sizes import BATCH
+from lilliput.frameworks.exporting.sizes import BATCH, FEW, Assumed, Axis, OpenSizes, holds
 
-_FEW = range(2, 65)  # sizes at which conditions such as "even" or "not 9" are looked for
 _NEAR = 8  # of larger sizes, those around the example's
-_MOST = 3  # sizes to execute that a trace excludes
-
-
-@dataclass(frozen=True)
-class Assumed:
-    """What torch assumed of a size: ranges, and conditions that hold for the example.
-
-    A model that takes another way for more than 6 rows has the range 0 to 6; one that does so for odd
-    numbers has the condition ``Eq(Mod(rows, 2), 0)``. A file holds only the way of the example.
-
-    Parameters
-    ----------
-    name : str
-        What the size is called.
-    ranges : tuple of (int, int or None)
-        Smallest and largest size, None where there is no largest.
-    conditions : tuple of sympy expressions
-        In one symbol.
-    looked_at : sequence of int
-        Sizes at which conditions were looked for.
-    ends : tuple of int
-        Sizes at which something ends that the model holds, such as a table of positions.
-    """
-
-    name: str = "rows"
-    ranges: tuple[tuple[int, int | None], ...] = ()
-    conditions: tuple[Any, ...] = field(default=())
-    looked_at: Sequence[int] = _FEW
-    ends: tuple[int, ...] = ()
-
-    def allows(self, size: int) -> bool:
-        """Whether the trace is right for a size; torch itself sets 0 and 1 apart."""
-        return self.is_in_range(size) and all(_holds(x, size) for x in self.conditions)
-
-    def is_in_range(self, size: int) -> bool:
-        """Whether a size is within all ranges."""
-        return all(
-            size >= (low if low > 2 else 1) and (high is None or size <= high)
-            for low, high in self.ranges
-        )
-
-    def to_try(self) -> list[int]:
-        """Return sizes at the ends of the ranges, on both sides, and sizes that conditions exclude."""
-        edges = [x for low, high in self.ranges for x in (low - 1, low, high, high and high + 1)]
-        known = {x for x in edges if x is not None and x > 1 and self.ranges}
-        excluded = [n for n in self.looked_at if not self.allows(n) and n not in known]
-        return sorted(known)[:4] + excluded[:_MOST]
-
-    def __str__(self) -> str:
-        parts = [f"{low} to {high} {self.name}" for low, high in self.ranges if high is not None]
-        parts += [
-            f"{low} or more {self.name}" for low, high in self.ranges if high is None and low > 2
-        ]
-        return " and ".join([*parts, *(str(x) for x in self.conditions)])
-
-
-@dataclass(frozen=True)
-class OpenSizes:
-    """What became of the sizes that were to be open.
-
-    Parameters
-    ----------
-    axes : tuple of Axis
-        Those that are.
-    constant : tuple of Axis
-        Those that are constants in the trace.
-    assumed : dict
-        What torch assumed of each that is open, by name.
-    """
-
-    axes: tuple[Axis, ...] = ()
-    constant: tuple[Axis, ...] = ()
-    assumed: Mapping[str, Assumed] = field(default_factory=dict)
 
 
 def open_sizes(program: Any, values: Sequence[torch.Tensor], axes: Sequence[Axis]) -> OpenSizes:
@@ -160,7 +85,7 @@ def _assumed(
         if high is not None or (low or 0) > 2:
             ranges.add((low or 0, high))
     word = "rows" if axis.name == BATCH else axis.name
-    looked_at = _FEW if axis.name == BATCH else _sizes_near(axis.size)
+    looked_at = FEW if axis.name == BATCH else _sizes_near(axis.size)
     conditions = _conditions(axioms, symbols, traced, word, looked_at)
     return Assumed(word, tuple(sorted(ranges, key=str)), conditions, looked_at)
 
@@ -189,14 +114,10 @@ def _conditions(
         if not condition.free_symbols or condition in seen:
             continue
         seen.add(condition)
-        holds = tuple(_holds(condition, n) for n in looked_at)
-        if not all(holds):
-            found.setdefault(holds, condition)
+        met = tuple(holds(condition, n) for n in looked_at)
+        if not all(met):
+            found.setdefault(met, condition)
     return tuple(found.values())
-
-
-def _holds(condition: Any, size: int) -> bool:
-    return bool(condition.subs(dict.fromkeys(condition.free_symbols, size)))
 
 
 def _integer(limit: Any, otherwise: Any) -> Any:

@@ -1,0 +1,54 @@
+"""What a layer adds up: which axes of its kernel, and of what it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from lilliput.frameworks.exporting.simulation import Array, Tensor
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a layer adds up.
+
+    ``outputs`` and ``inputs`` are axes of its kernel, the others are positions; ``data`` are the axes of
+    what it is called with that go with ``inputs``. ``channels`` of data are in ``groups``. Where it
+    ``is_padded``, zeros are added up as well.
+    """
+
+    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]
+    data: tuple[int, ...]
+    channels: int
+    groups: int = 1
+    is_padded: bool = False
+
+    def rows(self, kernel: Array) -> Array:
+        """Return a kernel as (outputs, inputs, *positions)."""
+        count = len(self.outputs) + len(self.inputs)
+        moved = np.moveaxis(kernel, (*self.outputs, *self.inputs), range(count))
+        return moved.reshape(prod(moved.shape[: len(self.outputs)]), -1, *moved.shape[count:])
+
+    def by_channel(self, data: Array) -> Array | None:
+        """Return what the layer is called with as one row per channel, None if it is something else."""
+        needed = max(axis + 1 if axis >= 0 else -axis for axis in self.data)
+        if data.ndim < needed or not data.size:
+            return None
+        moved = np.moveaxis(data, self.data, range(len(self.data)))
+        is_it = prod(moved.shape[: len(self.data)]) == self.channels
+        return moved.reshape(self.channels, -1) if is_it else None
+
+
+class AddingUp(Protocol):
+    """The module ``export.sums`` of a framework."""
+
+    def sums_of(self, wrapper: Any) -> Sums | None:
+        """Return what a layer adds up, None for one of a kind that never saturates."""
+
+    def on_inputs(self, wrapper: Any, task: Callable[[list[Tensor]], None]) -> list[Any]:
+        """Call ``task(tensors)`` with what a layer is called with, quantized; return removable handles."""

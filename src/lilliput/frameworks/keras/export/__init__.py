@@ -1,0 +1,1 @@
+"""What export asks of Keras; see ``frameworks/exporting``."""

@@ -1,0 +1,1 @@
+"""What export asks of torch; see ``frameworks/exporting``."""

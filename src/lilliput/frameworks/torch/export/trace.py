@@ -1,0 +1,123 @@
+"""Trace a torch model as ONNX, with a ``Site`` node wherever it is quantized."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lilliput.config.layer import QuantType
+from lilliput.errors import LilliputError
+from lilliput.frameworks.exporting.simulation import (
+    DOMAIN,
+    Simulation,
+    as_simulated,
+    first_line,
+    key_of,
+)
+from lilliput.frameworks.exporting.sizes import BATCH, Axis, OpenSizes, TraceError
+from lilliput.frameworks.torch.export.assumed import open_sizes
+from lilliput.frameworks.torch.export.registry import reading_once
+from lilliput.frameworks.torch.export.simulation import evaluating
+from lilliput.frameworks.torch.export.sizes import in_order, open_shapes, resized
+from lilliput.frameworks.torch.instrument import quantizers_in
+from lilliput.frameworks.torch.onnx_cells import translations, whole_layers
+from lilliput.frameworks.wrapping import marking
+
+
+def trace(
+    simulation: Simulation, opset: int, prepare: Callable[[Any], None]
+) -> tuple[Any, OpenSizes, dict[str, str]]:
+    """Return the model as an ``onnx_ir.Model`` with ``Site`` nodes.
+
+    Also the sizes that it leaves open, of the axes of the simulation, and their names by those that they
+    have in the trace. ``prepare(graph)`` is called before torch optimizes the graph.
+    """
+    axes = simulation.axes
+    numbers = {place.key: i for i, place in enumerate(simulation.places)}
+
+    def mark(
+        wrapper: Any, quant_type: QuantType, tensors: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        number = numbers[key_of(wrapper, quant_type)]
+        place = simulation.places[number]
+        is_own = place.qparams is None or place.qparams.is_result
+        if not place.is_weight and is_own:
+            tensors = as_simulated(wrapper, quant_type, tensors)
+        if not place.is_weight and place.qparams is None:
+            return tensors
+        return tuple(_site(x, number, i) for i, x in enumerate(tensors))
+
+    # torch takes a size of one for a constant.
+    twice = {axis.name: 2 for axis in axes if axis.size == 1}
+    args, kwargs = inputs = resized(simulation.inputs, axes, twice)
+    marked = marking(mark, quantizers_in(simulation.model))
+    with evaluating(simulation.model), marked, whole_layers(), reading_once():
+        try:
+            program: Any = torch.onnx.export(
+                simulation.model,
+                args,
+                kwargs=kwargs,
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                dynamic_shapes=open_shapes(simulation.model, inputs, axes),
+                optimize=False,
+                custom_translation_table=translations(),
+            )
+            prepare(program.model.graph)
+            program.optimize()
+        except LilliputError:
+            raise
+        except Exception as error:
+            raise TraceError(_explain(simulation.model, error, axes)) from error
+    values = in_order(program.exported_program, inputs)
+    sizes = open_sizes(program.exported_program, list(values.values()), axes)
+    names = {}
+    for axis in sizes.axes:
+        for i, dim in axis.places:
+            names[str([*values.values()][i].shape[dim])] = axis.name
+    return program.model, sizes, names
+
+
+def _site(tensor: Tensor, number: int, position: int) -> Tensor:
+    site: Tensor = torch.onnx.ops.symbolic(
+        f"{DOMAIN}::Site",
+        [tensor],
+        {"id": number, "position": position},
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        version=1,
+    )
+    return site
+
+
+def _explain(model: nn.Module, error: BaseException, axes: Sequence[Axis]) -> str:
+    """Return why torch could not trace a model, from the innermost reason it gives."""
+    reasons: list[BaseException] = []
+    reason: BaseException | None = error
+    while reason is not None and reason not in reasons:
+        reasons.append(reason)
+        reason = reason.__cause__
+    text = f"torch cannot write {type(model).__name__} as ONNX: "
+    for reason in reversed(reasons):
+        found = re.search(r"No ONNX function found for .*?op='?([\w.]+)", str(reason))
+        if found is not None:
+            return f"{text}{found[1]} has no ONNX form; replace it in the model."
+    if "DynamicCache" in str(reasons[-1]):
+        return (
+            f"{text}it returns a key/value cache, which is no tensor; call it with use_cache=False."
+        )
+    text += f"{type(reasons[-1]).__name__}: {first_line(reasons[-1])}"
+    if text.endswith(":"):
+        text += f" {first_line(reasons[-1], skip=1)}"
+    asked = [axis.name for axis in axes if axis.is_asked]
+    is_about_sizes = "dynamic" in str(reasons[-1]).lower()
+    if asked == [BATCH] and is_about_sizes:
+        text += " If the model needs this batch size, pass dynamic_batch=False."
+    elif asked and is_about_sizes:
+        text += f" If it cannot be open in {' or '.join(asked)}, leave it out of dynamic_shapes."
+    return text
