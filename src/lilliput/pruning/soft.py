@@ -101,11 +101,7 @@ class SoftScheduledPruner(ScheduledPruner):
 
     def __init__(
         self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        pruning_algorithm: str | type = "level",
-        *,
+        *args: Any,
         soft: bool = False,
         hard_epoch: int | None = None,
         **criterion: Any,
@@ -114,7 +110,7 @@ class SoftScheduledPruner(ScheduledPruner):
             raise ConfigError("hard_epoch: received without soft=True, which it ends.")
         self.computes_weights = soft
         self.hard_epoch = None if hard_epoch is None else checked_epoch(hard_epoch)
-        super().__init__(model, config_list, optimizer, pruning_algorithm, **criterion)
+        super().__init__(*args, **criterion)
         if soft:
             self.set_wrappers_attribute("is_soft", True)
 
