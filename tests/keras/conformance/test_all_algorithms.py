@@ -212,7 +212,7 @@ def subjects(first, second):
     return Subject(TOGETHER[first]), Subject(quantizer(second), SETTINGS.get(second))
 
 
-@pytest.mark.parametrize(("number", "first"), enumerate(OWN_PRUNERS))
+@pytest.mark.parametrize(("number", "first"), list(enumerate(OWN_PRUNERS)))
 def test_pruner_quantizer_and_distiller_work_together(number, first):
     """Each pruner once, with all quantizers in turn."""
     second = QUANTIZERS[number % len(QUANTIZERS)]

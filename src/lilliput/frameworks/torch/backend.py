@@ -40,6 +40,7 @@ from lilliput.frameworks.torch.discover import (
     parts_of,
     unwrapped,
 )
+from lilliput.frameworks.torch.fastpath import pass_padded
 from lilliput.frameworks.torch.grad import with_gradient
 from lilliput.frameworks.torch.learning import Learned
 from lilliput.frameworks.torch.noise import Noise
@@ -97,7 +98,8 @@ class TorchBackend(Backend):
                     module.reshard()
 
     def announce_buffers(self, model: nn.Module) -> None:
-        """Tell DDP, which looks for buffers only if it found some when it was made."""
+        """Tell DDP, which looks for buffers only if it found some when it was made, and encoders."""
+        pass_padded(model)
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model._assign_modules_buffers()  # type: ignore[no-untyped-call]
 
@@ -718,6 +720,7 @@ def strip(model: nn.Module) -> nn.Module:
     backend.write_zeros(others)
     for wrapper in others:
         backend.detach(wrapper)
+    pass_padded(model)
     return model
 
 

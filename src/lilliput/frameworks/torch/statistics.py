@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten
 
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.batches import call
+from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.weights import is_parametrized, is_sharded, local, raw, whole, zero_
 
 
@@ -133,7 +134,7 @@ def run(
     gradients = [(p, p.grad) for p in model.parameters()]
     model.eval()
     try:
-        with torch.set_grad_enabled(task is not None):
+        with torch.set_grad_enabled(task is not None), calling_modules():
             for batch in batches:
                 result = (forward or call)(model, batch)
                 if task is not None:
