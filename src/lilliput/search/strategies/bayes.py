@@ -49,13 +49,12 @@ class _Study:
 
     def __init__(self, task: Task) -> None:
         import optuna
+        from optuna.storages.journal import JournalFileBackend
 
         self.task = task
         path = task.journal.path.with_name(NAME)
         path.unlink(missing_ok=True)
-        storage = optuna.storages.JournalStorage(
-            optuna.storages.journal.JournalFileBackend(str(path))
-        )
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
         sampler = optuna.samplers.TPESampler(seed=task.seed)
         self.study = optuna.create_study(
             study_name="lilliput", storage=storage, sampler=sampler, direction="maximize"
@@ -63,7 +62,7 @@ class _Study:
         # By number and layer, which the dashboard shows.
         self.names = [f"{n}: {d.key} of {d.layers[0]}" for n, d in enumerate(task.space.decisions)]
         integers = optuna.distributions.IntDistribution
-        self.choices = {
+        self.choices: dict[str, Any] = {
             name: integers(0, size - 1)
             for name, size in zip(self.names, task.space.sizes, strict=True)
         }
@@ -92,7 +91,7 @@ class _Study:
 
         params: dict[str, Any] = dict(zip(self.names, trial.choice, strict=True))
         made = optuna.trial.create_trial(
-            params=params, distributions=dict(self.choices), value=trial.metric
+            params=params, distributions=self.choices, value=trial.metric
         )
         self.study.add_trial(made)
 
