@@ -182,6 +182,11 @@ def test_a_search_that_prunes_nothing_leaves_its_steps_with_nothing_to_do(projec
         ([SEARCH, {"prune": "l2", "config": "found"}], {}, "searched for 'l1'; use the same"),
         ([{"auto": {"macs": 0.5}}, {"speedup": {}}], {}, "has to be the last step"),
         (
+            [{"export": "onnx", "file": "model.onnx"}, {"auto": {"macs": 0.5}}],
+            {},
+            "step 2 → auto: writes a file 'model' of the target",
+        ),
+        (
             [{"prune": "l1", "config": [{"op_types": ["Linear"], "sparsity": 0.5}]}, SEARCH],
             {},
             "step 2 → search: comes after prune or quantize",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 GOALS = ("search", "auto")
 FOUND_FILE = "found.json"
 Evaluate = Callable[[Any], float]
+_BATCHES = 16  # that auto looks at before it trains
 _TIMED_SECONDS = 5.0  # what timing one network takes: its file, its runs and those of the original
 
 
@@ -91,15 +92,17 @@ def make_search(session: Session, step: Any, evaluate: Evaluate) -> Any:
     from lilliput.search.search import Search
 
     given: dict[str, Any] = {"budget": step.auto} if isinstance(step, AutoStep) else {}
+    batches = _BATCHES
     if isinstance(step, SearchStep):
         names = ("budget", "pruner", "quantizer", "recover")
         given = {name: getattr(step, name) for name in names} | {"strategy": step.search}
+        batches = step.batches
     session.framework.evaluation_mode(session.model)
     return Search(
         session.model,
         list(DEFAULT_RULES) if step.config is None else step.config,
         evaluate=evaluate,
-        data=session.samples(step.batches),
+        data=session.samples(batches),
         example_inputs=session.inputs,
         target=step.target,
         trials=step.trials,
@@ -156,7 +159,8 @@ def do_auto(session: Session, number: int, evaluate: Evaluate) -> None:
     for name in sorted(names, key=lambda name: name == done.path.name):  # that one last
         write_atomically(session.folder / name, (done.path.parent / name).read_bytes())
     beside = [name for name in names if name != done.path.name]
-    session.log["exports"].append({**done.export, "path": done.path.name, "beside": beside})
+    export = {"runtimes": {}, **done.export, "path": done.path.name, "beside": beside}
+    session.log["exports"].append(export)
     session.log["notes"] += [
         *done.receipt.notes,
         f"{done.path.name} is what auto has made; the weights of the run are those before it",

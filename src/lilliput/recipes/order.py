@@ -43,6 +43,10 @@ def check_order(recipe: Recipe) -> list[Fault]:
             found = "comes after prune or quantize; search first, or cut the pruned channels out before."
         elif step.verb == "auto" and any(x.verb != "analyze" for x in steps[index + 1 :]):
             found = "makes the file that a run ends with; it has to be the last step."
+        elif step.verb == "auto" and any(name.startswith("model.") for name in files):
+            found = (
+                "writes a file 'model' of the target, and so does an earlier step; rename that one."
+            )
         elif getattr(step, "config", None) == FOUND:
             found = about_found(step, search)
         if found:

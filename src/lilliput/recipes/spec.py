@@ -260,7 +260,6 @@ class GoalStep(Strict):
     )
     trials: Count = Field(20, description="Config lists that are evaluated at most.")
     networks: Count = Field(12, description="Networks to time, for a budget of latency.")
-    batches: Count = Field(16, description="Batches for sensitivities, recovery and calibration.")
 
 
 class SearchStep(GoalStep):
@@ -274,6 +273,7 @@ class SearchStep(GoalStep):
     recover: Literal["auto", "reconstruct", "recalibrate", "none"] = Field(
         "auto", description="What gives back what pruning took, in trials."
     )
+    batches: Count = Field(16, description="Batches for sensitivities, recovery and calibration.")
 
 
 class AutoStep(GoalStep):

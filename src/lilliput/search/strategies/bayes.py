@@ -91,7 +91,7 @@ class _Study:
 
         params: dict[str, Any] = dict(zip(self.names, trial.choice, strict=True))
         made = optuna.trial.create_trial(
-            params=params, distributions=dict(self.choices), value=trial.metric
+            params=params, distributions=self.choices, value=trial.metric
         )
         self.study.add_trial(made)
 
