@@ -227,7 +227,14 @@ def _as_dataset(batches: Any) -> Any:
     is_known = isinstance(batches, keras.utils.PyDataset) or kind.__name__.endswith("Dataset")
     if is_known or kind.__module__.startswith(("tensorflow", "torch", "grain")):
         return batches
-    return _Batches([tuple(batch) if isinstance(batch, list) else batch for batch in batches])
+    return _Batches([_parts(batch) for batch in batches])
+
+
+def _parts(batch: Any) -> Any:
+    """Return a batch as ``fit`` takes it: without targets that are None."""
+    if not isinstance(batch, (tuple, list)):
+        return batch
+    return tuple(batch[:1]) if all(part is None for part in batch[1:]) else tuple(batch)
 
 
 loop = KerasLoop()
