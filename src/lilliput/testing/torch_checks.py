@@ -140,7 +140,7 @@ def check_writes_reach_the_weights(subject: Subject) -> None:
             wanted = wanted if entry.mask is None else wanted * entry.mask
             seen = lab.read(model.get_parameter(entry.label))
             expect_equal(seen, wanted, f"{entry.label} after a write to it")
-        lab.loss_of(model, model.make_input()).backward()  # type: ignore[no-untyped-call]
+        lab.loss_of(model, model.make_input()).backward()
         for entry in entries(lab, compressor):
             gradient = model.get_parameter(entry.label).grad
             expect(gradient is entry.weight.grad, f"the gradient of {entry.label} is not shown.")
