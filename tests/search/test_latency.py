@@ -241,7 +241,7 @@ def test_a_budget_of_latency_is_kept_as_measured(tmp_path):
     found = search.run(tmp_path)
     import onnxruntime
 
-    from lilliput.report.measure import time_calls
+    from lilliput.measure.timing import time_calls
 
     x = digits()[0][:64].numpy()
     options = onnxruntime.SessionOptions()
