@@ -241,7 +241,7 @@ def test_a_budget_of_latency_is_kept_as_measured(tmp_path):
     found = search.run(tmp_path)
     import onnxruntime
 
-    from lilliput.report.measure import time_calls
+    from lilliput.measure.timing import time_calls
 
     x = digits()[0][:64].numpy()
     options = onnxruntime.SessionOptions()
@@ -251,5 +251,10 @@ def test_a_budget_of_latency_is_kept_as_measured(tmp_path):
         for name in ("original.onnx", found.path.name)
     ]
     calls = [lambda s=s: s.run(None, {s.get_inputs()[0].name: x}) for s in sessions]
-    before, after = (np.median(x) for x in time_calls(calls, 100, 4.0))
-    assert after / before <= 0.6 * 1.1  # of a machine that others use as well
+    ratios = []
+    for _ in range(3):
+        before, after = (np.median(x) for x in time_calls(calls, 100, 4.0))
+        ratios.append(after / before)
+    if max(ratios) > 1.1 * min(ratios):
+        pytest.skip(f"this machine is too busy to tell: the same files gave {np.round(ratios, 2)}")
+    assert np.median(ratios) <= 0.6 * 1.1
