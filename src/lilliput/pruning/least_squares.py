@@ -227,12 +227,8 @@ class LeastSquaresPruner(CollectingPruner):
     """Prune the channels whose readers lose least when they are refitted without them.
 
     For models that are pruned without training, or with little: ``calibrate`` on a few hundred
-    unlabelled examples, ``compress()``, then ``reconstruct``.
-
-    Parameters
-    ----------
-    model, config_list, optimizer, example_inputs, **others
-        See :class:`~lilliput.pruning.collecting.CollectingPruner`; ``example_inputs`` are needed.
+    unlabelled examples, ``compress()``, then ``reconstruct``. It takes the arguments of
+    :class:`~lilliput.pruning.collecting.CollectingPruner`; ``example_inputs`` are needed.
     """
 
     paper = "Hassibi & Stork 1993, Optimal brain surgeon; Wang et al. 2019, EigenDamage"

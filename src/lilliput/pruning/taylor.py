@@ -57,11 +57,8 @@ class TaylorMasker(CollectingMasker):
 class TaylorFOWeightPruner(CollectingPruner):
     """Prune the filters that matter least to the loss.
 
-    Parameters
-    ----------
-    model, config_list, optimizer, example_inputs, **others
-        See :class:`~lilliput.pruning.collecting.CollectingPruner`. Gradients are read before the
-        steps of ``optimizer``, or in :meth:`calibrate`.
+    It takes the arguments of :class:`~lilliput.pruning.collecting.CollectingPruner`. Gradients are read
+    before the steps of ``optimizer``, or in :meth:`calibrate`.
     """
 
     paper = "Molchanov et al. 2019, Importance estimation for neural network pruning"
