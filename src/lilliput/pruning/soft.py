@@ -101,7 +101,11 @@ class SoftScheduledPruner(ScheduledPruner):
 
     def __init__(
         self,
-        *args: Any,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        pruning_algorithm: str | type = "level",
+        *,
         soft: bool = False,
         hard_epoch: int | None = None,
         **criterion: Any,
@@ -110,7 +114,7 @@ class SoftScheduledPruner(ScheduledPruner):
             raise ConfigError("hard_epoch: received without soft=True, which it ends.")
         self.computes_weights = soft
         self.hard_epoch = None if hard_epoch is None else checked_epoch(hard_epoch)
-        super().__init__(*args, **criterion)
+        super().__init__(model, config_list, optimizer, pruning_algorithm, **criterion)
         if soft:
             self.set_wrappers_attribute("is_soft", True)
 

@@ -170,7 +170,7 @@ def constructor_of_today(
     today = stand_in._translated(bound)
     if called.adapts is None:
         return None  # it has no constructor today
-    defaults = _parameters_of(called.adapts)
+    defaults = inspect.signature(called.adapts).parameters
     return _in_order(
         [
             key
@@ -178,12 +178,6 @@ def constructor_of_today(
             if key not in defaults or key in _POSITIONAL or defaults[key].default != value
         ]
     )
-
-
-def _parameters_of(cls: Any) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a constructor, those that base classes take included."""
-    makers = [vars(base)["__init__"] for base in cls.__mro__[-2::-1] if "__init__" in vars(base)]
-    return {k: x for maker in makers for k, x in inspect.signature(maker).parameters.items()}
 
 
 _POSITIONAL = ("model", "config_list", "optimizer")
