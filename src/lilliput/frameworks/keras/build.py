@@ -147,7 +147,9 @@ class Builder:
         """Give a new model the attributes that its class or its user has given the old one."""
         known, lost = {*vars(keras.Sequential()), *_OF_KERAS}, []
         of_keras = _names_in_keras(model.__class__)
-        for key, value in vars(model).items():
+        modules = vars(model).get("_modules", {})  # where Keras on torch has layers
+        layers = {key: value for key, value in modules.items() if id(value) in self.made}
+        for key, value in {**vars(model), **layers}.items():
             is_private = key.startswith("_") and key in of_keras
             if key in known or key.startswith("_lilliput") or (is_private and key not in vars(new)):
                 continue
