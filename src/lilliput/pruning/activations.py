@@ -83,5 +83,15 @@ class ActivationMasker(CollectingMasker):
 class ActivationPruner(CollectingPruner):
     """The base of pruners whose criterion looks at activations."""
 
-    def __init__(self, *args: Any, activation: str = "relu", **others: Any) -> None:
-        super().__init__(*args, options={"activation": activation}, **others)
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
+        activation: str = "relu",
+        **others: Any,
+    ) -> None:
+        options = {"activation": activation}
+        super().__init__(model, config_list, optimizer, example_inputs, options=options, **others)

@@ -132,13 +132,17 @@ class CollectingPruner(ChannelPruner):
 
     def __init__(
         self,
-        *args: Any,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
         training_batches: int = 20,
         options: Mapping[str, Any] | None = None,
         **channel: Any,
     ) -> None:
         options = {"training_batches": training_batches, **(options or {})}
-        super().__init__(*args, options=options, **channel)
+        super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
 
     def step(self) -> None:
         """Follow one training step."""

@@ -84,8 +84,16 @@ class RandomPruner(OneShotPruner):
 
     masker_type = RandomMasker
 
-    def __init__(self, *args: Any, seed: int = 0, **others: Any) -> None:
-        super().__init__(*args, options={"seed": seed}, **others)
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        *,
+        seed: int = 0,
+        **others: Any,
+    ) -> None:
+        super().__init__(model, config_list, optimizer, options={"seed": seed}, **others)
 
 
 @register_pruner("random_channels")
@@ -102,5 +110,15 @@ class RandomChannelPruner(ChannelPruner):
 
     masker_type = RandomChannelMasker
 
-    def __init__(self, *args: Any, seed: int = 0, **channel: Any) -> None:
-        super().__init__(*args, options={"seed": seed}, **channel)
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
+        seed: int = 0,
+        **channel: Any,
+    ) -> None:
+        options = {"seed": seed}
+        super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)

@@ -120,10 +120,18 @@ class SlimPruner(ChannelPruner):
     now_epoch: int = 0
 
     def __init__(
-        self, *args: Any, training_epochs: int = 0, scale: float = 1e-4, **channel: Any
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
+        training_epochs: int = 0,
+        scale: float = 1e-4,
+        **channel: Any,
     ) -> None:
         options = {"training_epochs": training_epochs, "scale": scale}
-        super().__init__(*args, options=options, **channel)
+        super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
 
     def update_epoch(self, epoch: int) -> None:
         """Follow the training; masks come at epoch ``training_epochs``."""
