@@ -94,7 +94,7 @@ def key_of(wrapper: Any, quant_type: QuantType) -> Key:
 
 @dataclass(frozen=True)
 class Site:
-    """One quantization of an activation in a trace: which, and the how manieth call."""
+    """One quantization in a trace: of which place, which of its tensors, and in which call."""
 
     place: int
     position: int
