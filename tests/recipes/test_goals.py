@@ -82,7 +82,7 @@ def test_a_search_that_was_interrupted_goes_on_where_it_was(
 ):
     result, calls = whole
     monkeypatch.setenv("STOP_AT", "4")  # after the model, the baseline of the search and a trial
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit):
         run(GOAL, tmp_path / "run", progress=False)
     assert len(project.calls) == 4
     monkeypatch.delenv("STOP_AT")
@@ -127,7 +127,7 @@ def test_auto_goes_on_and_ends_with_the_file_that_keeps_the_budget(project, tmp_
     assert "1. auto, at most 1 trials" in str(plan(recipe))
     project.calls.clear()
     monkeypatch.setenv("STOP_AT", "3")  # after the model and the baseline
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit):
         run(recipe, folder, progress=False)
     monkeypatch.delenv("STOP_AT")
     result = run(recipe, folder, progress=False, resume=True)
@@ -145,7 +145,7 @@ def test_auto_ends_in_the_same_file_after_an_interruption(project, tmp_path, mon
     calls = len(project.calls)
     project.calls.clear()
     monkeypatch.setenv("STOP_AT", "4")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit):
         run(with_steps(AUTO), tmp_path / "run", progress=False)
     monkeypatch.delenv("STOP_AT")
     again = run(with_steps(AUTO), tmp_path / "run", progress=False, resume=True)
