@@ -5,15 +5,15 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import cluster_toys
 import pytest
+from cluster_toys import ToyOrder
 from digits_search import accuracy, batches, dies_once, digits, trained
 
 from lilliput.errors import AlgorithmError, MissingExtraError
 from lilliput.files import make_folder
-from lilliput.search.executors import RayExecutor
+from lilliput.search.executors import RayExecutor, outcome, submitted
 from lilliput.torch import Search
-
-CHOICES = [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 1)]
 
 
 @contextmanager
@@ -55,24 +55,6 @@ def submitit():
 ENGINES = [dask, ray, ray_without_retries, submitit]
 
 
-def task_of(folder, evaluate=accuracy, executor=None):
-    rules = [{"op_types": ["Conv2d", "Linear"], "sparsity": {"choose": [0, 0.25, 0.5, 0.75]}}]
-    search = Search(
-        trained(),
-        rules,
-        budget={"macs": 0.9},
-        evaluate=evaluate,
-        data=batches(2),
-        example_inputs=digits()[0][:4],
-        executor=executor,
-    )
-    return search.start(make_folder(folder))
-
-
-def fails(model):
-    raise RuntimeError("no data here")
-
-
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder in which workers run as well, and from which they import the tests."""
@@ -82,19 +64,45 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+def metrics_of(executor, evaluate, numbers=(3.0, 1.0, 2.0, 5.0)):
+    given = [(ToyOrder(number), evaluate, f"network {number:g}") for number in numbers]
+    futures = [submitted(executor, *each) for each in given]
+    return [outcome(future, *each) for future, each in zip(futures, given, strict=True)]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
 @pytest.mark.filterwarnings("default")  # of the engines
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda x: x.__name__)
-def test_two_workers_find_what_one_machine_does_even_if_one_of_them_is_killed(engine, here):
+def test_the_trial_of_a_killed_worker_is_done_again(engine, here):
     with engine() as executor:
-        alone = task_of("alone").trials(CHOICES)
-        assert task_of("together", executor=executor).trials(CHOICES) == alone
-        assert not Path("died").exists()
-        assert task_of("dying", dies_once, executor).trials(CHOICES) == alone
+        assert metrics_of(executor, cluster_toys.doubled) == [6, 2, 4, 10]
+        assert metrics_of(executor, cluster_toys.dies_once) == [6, 2, 4, 10]
         assert Path("died").exists()
-        with pytest.raises(AlgorithmError, match=r"evaluate raised RuntimeError .*: no data here"):
-            task_of("failing", fails, executor).trials(CHOICES[:2])
+        with pytest.raises(
+            AlgorithmError, match="evaluate raised RuntimeError on network 3: no data"
+        ):
+            metrics_of(executor, cluster_toys.fails, [3.0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
+@pytest.mark.filterwarnings("default")
+def test_two_workers_find_what_one_machine_does_even_if_one_of_them_is_killed(here):
+    choices = [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 1)]
+    rules = [{"op_types": ["Conv2d", "Linear"], "sparsity": {"choose": [0, 0.25, 0.5, 0.75]}}]
+    given = {"budget": {"macs": 0.9}, "data": batches(2), "example_inputs": digits()[0][:4]}
+
+    def trials(folder, evaluate=accuracy, executor=None):
+        search = Search(trained(), rules, evaluate=evaluate, executor=executor, **given)
+        return search.start(make_folder(folder)).trials(choices)
+
+    with dask() as executor:
+        alone = trials("alone")
+        assert trials("together", executor=executor) == alone
+        assert not Path("died").exists()
+        assert trials("dying", dies_once, executor) == alone
+        assert Path("died").exists()
 
 
 def test_ray_that_is_missing_is_named(monkeypatch):
