@@ -48,6 +48,11 @@ def test_other_threads_or_batches_make_no_claim_about_speed():
     [
         ({}, {"readings": (0.3, 0.9)}, "noisy: two readings of small.onnx gave 0.3 and 0.9 ms"),
         ({"readings": (2.0, 2.6)}, {"readings": (0.6, 0.5)}, "two readings of the ratio gave 3.33"),
+        (
+            {"readings": (2.0, 2.2)},  # 1.1× slower, and two readings that are 1.2× apart
+            {"p50": 2.2, "readings": (2.3, 2.1)},
+            "two readings of the ratio gave 0.87 and 1.05",
+        ),
         ({"p95": 9.0}, {}, "noisy: model took 2 ms in the median, 9 ms at p95"),
     ],
 )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _UNSTEADY = 1.5  # two readings of one model that are further apart than this
 _UNSTEADY_RATIO = 1.25  # the same of a ratio: both sides meet the same load, so less is forgiven
+_SAME_RATIO = 1.05  # nothing is read into less than this
 _SPREAD = 3.0  # p95 over p50
 _FEWEST = 4  # calls that make two readings
 
@@ -69,7 +70,7 @@ def noise(one: Figures, two: Figures) -> str:
         if _far_apart(side.readings, _UNSTEADY):
             return f"noisy: two readings of {side.name} gave {_pair(side.readings)} ms"
     ratios = [a / b for a, b in zip(one.readings, two.readings, strict=False) if a and b]
-    if _far_apart(ratios, _UNSTEADY_RATIO):
+    if _far_apart(ratios, min(_UNSTEADY_RATIO, max(_SAME_RATIO, _difference(one, two)))):
         return f"noisy: two readings of the ratio gave {_pair(ratios)}"
     for side in (one, two):
         if side.p50 and side.p95 and side.p95 > _SPREAD * side.p50:
@@ -87,6 +88,12 @@ def _conditions(runtime: str) -> list[str]:
 
 def _far_apart(values: Sequence[float], limit: float) -> bool:
     return len(values) > 1 and max(values) > limit * min(values)
+
+
+def _difference(one: Figures, two: Figures) -> float:
+    """Return by what factor the two differ: two readings of the ratio must agree better than that."""
+    first, second = one.p50 or 1.0, two.p50 or 1.0
+    return max(first / second, second / first)
 
 
 def _pair(values: Sequence[float]) -> str:
