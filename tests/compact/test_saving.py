@@ -1,6 +1,7 @@
 """save and load: what a model computes with comes back exactly, or the model stays as it was."""
 
 import copy
+import lzma
 
 import numpy as np
 import pytest
@@ -224,3 +225,27 @@ def test_lenet_at_the_densities_of_sparsevd_takes_less_than_5600_bytes(tmp_path)
     again = lt.load(copy.deepcopy(model), tmp_path / "m.lil")
     assert all(torch.equal(a.weight, b.weight) for a, b in zip(again, model, strict=True))
     assert size <= 5600
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_pruned_weights_on_grids_per_channel_are_smaller_than_what_xz_makes_of_them(
+    tmp_path, sparsity, bits
+):
+    # The largest weights are left, so the smallest of a row is many steps of its grid away from zero.
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(400, 250, bias=False))
+    if sparsity:
+        lt.LevelPruner(model, [{"op_types": ["Linear"], "sparsity": sparsity}]).compress()
+    rule = {"op_types": ["Linear"], "quant_types": ["weight"], "quant_bits": bits}
+    lt.PTQQuantizer(model, [rule]).compress()
+    size = lt.save(model, tmp_path / "m.lil", compact=True)
+    lt.save(model, tmp_path / "m.safetensors")
+    plain = (tmp_path / "m.safetensors").read_bytes()
+    assert size <= len(lzma.compress(plain, preset=9))
+    # Codes of so many bits, a mask and float scales: what the page promises is no more than that.
+    share = 1 - sparsity
+    mask = -sum(p * np.log2(p) for p in (share, sparsity) if p)
+    assert size * 8 <= 1.03 * (400 * 250 * (share * bits + mask) + 250 * 32) + 8 * 200
+    again = torch.nn.Sequential(torch.nn.Linear(400, 250, bias=False))
+    assert torch.equal(lt.load(again, tmp_path / "m.lil")[0].weight, model[0].weight)
