@@ -1,6 +1,7 @@
 """save and load: what a model computes with comes back exactly, or the model stays as it was."""
 
 import copy
+import lzma
 
 import numpy as np
 import pytest
@@ -224,3 +225,70 @@ def test_lenet_at_the_densities_of_sparsevd_takes_less_than_5600_bytes(tmp_path)
     again = lt.load(copy.deepcopy(model), tmp_path / "m.lil")
     assert all(torch.equal(a.weight, b.weight) for a, b in zip(again, model, strict=True))
     assert size <= 5600
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_pruned_weights_on_grids_per_channel_are_smaller_than_what_xz_makes_of_them(
+    tmp_path, sparsity, bits
+):
+    # The largest weights are left, so the smallest of a row is many steps of its grid away from zero.
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(400, 250, bias=False))
+    if sparsity:
+        lt.LevelPruner(model, [{"op_types": ["Linear"], "sparsity": sparsity}]).compress()
+    rule = {"op_types": ["Linear"], "quant_types": ["weight"], "quant_bits": bits}
+    lt.PTQQuantizer(model, [rule]).compress()
+    size = lt.save(model, tmp_path / "m.lil", compact=True)
+    lt.save(model, tmp_path / "m.safetensors")
+    plain = (tmp_path / "m.safetensors").read_bytes()
+    assert size <= len(lzma.compress(plain, preset=9))
+    # Codes of so many bits, a mask and float scales: what the page promises is no more than that.
+    share = 1 - sparsity
+    mask = -sum(p * np.log2(p) for p in (share, sparsity) if p)
+    assert size * 8 <= 1.03 * (400 * 250 * (share * bits + mask) + 250 * 32) + 8 * 200
+    again = torch.nn.Sequential(torch.nn.Linear(400, 250, bias=False))
+    assert torch.equal(lt.load(again, tmp_path / "m.lil")[0].weight, model[0].weight)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_tied_model_refuses_tensors_that_differ(tmp_path, compact):
+    def pair():
+        return torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.ReLU(), torch.nn.Linear(5, 5))
+
+    def tied():
+        model = pair()
+        model[2].weight = model[0].weight
+        return model
+
+    lt.save(pair(), tmp_path / "m.lil", compact=compact)
+    model = tied()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(StateError, match=r"m\.lil: '0\.weight' and '2\.weight' are one"):
+        lt.load(model, tmp_path / "m.lil")
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    other = tied()
+    lt.save(other, tmp_path / "m.lil", compact=compact)
+    assert torch.equal(lt.load(model, tmp_path / "m.lil")[2].weight, other[0].weight)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_tied_model_refuses_a_shrunk_one_whose_tensors_differ(tmp_path, compact):
+    def pair(is_tied):
+        first, second = torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(4, 8, bias=False)
+        if is_tied:
+            second.weight = first.weight
+        readers = torch.nn.Linear(8, 4), torch.nn.Linear(8, 2)
+        return torch.nn.Sequential(first, readers[0], second, readers[1])
+
+    model, x = pair(is_tied=False), torch.randn(2, 4)
+    with torch.no_grad():  # what is least is the same in both, so the cuts are too
+        for layer in (model[0], model[2]):
+            layer.weight[4:] *= 0.001
+    rule = {"op_names": ["0", "2"], "sparsity": 0.5}
+    lt.L1NormPruner(model, [rule], example_inputs=x).compress()
+    lt.speedup(model, x).save(tmp_path / "m", compact=compact)
+    target = pair(is_tied=True)
+    with pytest.raises(StateError, match=r"m: '0\.weight' and '2\.weight' are one"):
+        lt.load(target, tmp_path / "m")
+    assert target[0].weight.shape == (8, 4)

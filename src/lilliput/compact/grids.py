@@ -1,7 +1,9 @@
 """Find the integers and scales behind rounded weights, exactly.
 
 A quantizer leaves ``w = scale * q`` with one scale for a tensor, a channel or a group. The scale of a row is
-found from its smallest and its largest weight, and kept only if every product is the weight bit for bit.
+found from its largest weight, which is often the last step of the grid, or from its smallest one, and kept
+only if every product is the weight bit for bit. The smallest alone would not do: pruning by magnitude leaves
+none that is only a few steps away from zero.
 
 >>> weights = np.float32(0.1) * np.array([[3.0, -1.0, 0.0]], np.float32)
 >>> scales, integers = find_grid(weights)
@@ -11,6 +13,7 @@ found from its smallest and its largest weight, and kept only if every product i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,8 +22,12 @@ Array = Any
 
 LARGEST = 1 << 15  # integers beyond are not a grid worth looking for
 _DIVISORS = 16  # the smallest weight of a row may be this many steps
+_STEPS = 256  # and the largest this many
+# Or the last step of a signed grid of up to 15 bits, with or without its lowest integer.
+_LAST = sorted({(1 << bits) - less for bits in range(15) for less in (0, 1)} - {0})
 _ULPS = 3
 _SAMPLE = 8  # rows that are looked at before all are
+_COLUMNS = 64  # and columns
 
 
 def find_grid(rows: Array) -> tuple[Array, Array] | None:
@@ -45,34 +52,65 @@ def products(scales: Array, integers: Array) -> Array:
 def _fit(rows: Array) -> tuple[Array, Array] | None:
     if not np.isfinite(rows).all():
         return None
-    with np.errstate(all="ignore"):  # rows of zeros, and candidates that do not fit
-        integers = _integers(np.abs(rows.astype(np.float64)))
-        if integers is None:
-            return None
-        signed = np.where(np.signbit(rows), -integers, integers).astype(np.int32)
-        scales = _scales(rows, signed)
-    return None if scales is None else (scales, signed)
+    sizes = np.abs(rows).astype(np.float64)
+    largest = sizes.max(1, initial=0.0)
+    smallest = np.where(sizes > 0, sizes, np.inf).min(1, initial=np.inf)
+    none, every = largest == 0, np.arange(len(rows))
+    largest[none], smallest[none] = 1.0, 1.0
+    with np.errstate(all="ignore"):  # candidates that do not fit
+        # A grid that all rows share has codes that are alike, even for rows with few weights.
+        for last in _LAST:
+            places, scales, integers = _multiples(rows, largest / last, every)
+            if len(places) == len(rows):
+                return scales, integers
+        return _fit_each(rows, largest, smallest)
 
 
-def _integers(sizes: Array) -> Array | None:
-    """Return by how many steps each number is away from zero, with a step of its own for each row."""
-    smallest = np.where(sizes > 0, sizes, np.inf).min(1)
-    smallest = np.where(np.isfinite(smallest), smallest, 1.0)
-    found = np.zeros(sizes.shape)
-    is_open = np.ones(len(sizes), bool)
-    for divisor in range(1, _DIVISORS + 1):
-        steps = sizes[is_open] / (smallest[is_open] / divisor)[:, None]
-        near = np.round(steps)
-        fits = (np.abs(steps - near) < 1e-3).all(1) & (near < LARGEST).all(1)
-        found[np.flatnonzero(is_open)[fits]] = near[fits]
-        is_open[np.flatnonzero(is_open)[fits]] = False
+def _fit_each(rows: Array, largest: Array, smallest: Array) -> tuple[Array, Array] | None:
+    """Return scales and integers, each row with as few steps as it can have."""
+    found, scales = np.zeros(rows.shape, np.int32), np.zeros(len(rows), rows.dtype)
+    is_open = np.ones(len(rows), bool)
+    for step in _candidates(largest, smallest):
+        places, some, integers = _multiples(rows, step, np.flatnonzero(is_open))
+        found[places], scales[places] = integers, some
+        is_open[places] = False
         if not is_open.any():
-            return found
+            return scales, found
     return None
 
 
-def _scales(rows: Array, integers: Array) -> Array | None:
-    """Return scales of which the multiples are exactly the rows."""
+def _candidates(largest: Array, smallest: Array) -> Iterator[Array]:
+    """Yield what the step of each row may be, the widest first."""
+    for count in (*range(1, _STEPS + 1), *(last for last in _LAST if last > _STEPS)):
+        yield largest / count
+    for count in range(1, _DIVISORS + 1):
+        yield smallest / count
+
+
+def _multiples(rows: Array, step: Array, places: Array) -> tuple[Array, Array, Array]:
+    """Return which of the rows at some places are multiples of about a step, their scales and integers."""
+    columns = slice(None, None, max(1, rows.shape[1] // _COLUMNS))
+    places = places[_near(rows[places, columns], step[places])[0]]
+    held = rows[places] if len(places) < len(rows) else rows
+    fits, integers = _near(held, step[places])
+    places, held, integers = places[fits], held[fits], integers[fits]
+    signed = np.where(np.signbit(held), -integers, integers).astype(np.int32)
+    fits, scales = _scales(held, signed)
+    return places[fits], scales[fits], signed[fits]
+
+
+def _near(rows: Array, step: Array) -> tuple[Array, Array]:
+    """Return which rows are whole numbers of steps but for rounding, and these numbers."""
+    steps = np.abs(rows).astype(np.float64) / step[:, None]
+    whole = np.round(steps)
+    # Both the weight and the one that the step was found from have been rounded, half an ulp each.
+    slack = 1.5 * float(np.finfo(rows.dtype).eps) * whole + 1e-9
+    fits = (np.abs(steps - whole) < slack) & (slack < 0.5) & (whole < LARGEST)
+    return fits.all(1), whole
+
+
+def _scales(rows: Array, integers: Array) -> tuple[Array, Array]:
+    """Return for which rows there are scales of which the multiples are exactly the row, and these."""
     places = np.abs(integers).argmax(1)
     each = np.arange(len(rows))
     top = np.abs(integers)[each, places]
@@ -89,8 +127,8 @@ def _scales(rows: Array, integers: Array) -> Array | None:
         found[same] = trial[same]
         is_open &= ~same
         if not is_open.any():
-            return found
-    return None
+            break
+    return ~is_open, found
 
 
 def _unsigned(dtype: Any) -> Any:

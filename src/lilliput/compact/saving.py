@@ -101,7 +101,10 @@ def load(model: Any, path: str | os.PathLike[str]) -> Any:
     if content.note:
         raise StateError(f"{os.fspath(path)}: a shrunk model; load it with lilliput.torch.load.")
     tensors = {name: (held.dtype, held.bits) for name, held in content.tensors.items()}
-    backend.load_stored(model, tensors)
+    try:
+        backend.load_stored(model, tensors)
+    except StateError as error:
+        raise StateError(f"{os.fspath(path)}: {error}") from error
     return model
 
 

@@ -640,6 +640,7 @@ class TorchBackend(Backend):
     def load_stored(self, model: nn.Module, tensors: dict[str, tuple[str, Any]]) -> None:
         """Load them as a state dict."""
         state = {name: files.from_bits(*tensor) for name, tensor in tensors.items()}
+        files.check_tied(self.model_tensors(unwrapped(model)), state)
         self.load_model(unwrapped(model), state)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lilliput.errors import StateError
-from lilliput.frameworks.torch.weights import whole
+from lilliput.frameworks.torch.weights import local, whole
 
 
 def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -39,6 +39,35 @@ def parse_tensors(data: bytes) -> dict[str, Tensor]:
         return load(data)
     except SafetensorError as error:
         raise StateError(f"not a safetensors file: {error}") from error
+
+
+def check_tied(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that differ where a model has one for both: the first would be lost.
+
+    Parameters
+    ----------
+    state : dict
+        The state dict of the model.
+    tensors : dict
+        What is to be loaded into it.
+    """
+    known: dict[Any, str] = {}
+    for name, held in state.items():
+        if name not in tensors or not held.numel():
+            continue
+        own = local(held)
+        first = known.setdefault((own.data_ptr(), own.dtype, own.shape, own.stride()), name)
+        if first != name and not _is_same(tensors[first], tensors[name]):
+            raise StateError(
+                f"{first!r} and {name!r} are one tensor in this model, and differ in the file; untie them "
+                "in the model, or save a model in which they are tied."
+            )
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same bits."""
+    (dtype, bits), (other_dtype, other_bits) = to_bits(one), to_bits(other)
+    return dtype == other_dtype and bits.shape == other_bits.shape and (bits == other_bits).all()
 
 
 def type_of(tensor: Tensor) -> str:

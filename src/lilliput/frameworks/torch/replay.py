@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from lilliput.frameworks.shrinking import Shapes, check_cuts, compare_shapes
 from lilliput.frameworks.torch.build import build, build_in_place, capture_parts
 from lilliput.frameworks.torch.capture import Call, as_inputs, plain_copy
 from lilliput.frameworks.torch.cutting import shapes_of
+from lilliput.frameworks.torch.files import check_tied
 from lilliput.frameworks.torch.plan_checks import check_attributes, check_layers, check_run
 from lilliput.frameworks.torch.sidecar import Sidecar
 from lilliput.graph.plan import Plan
 
+Tensors = Mapping[str, Tensor]
 # What building by a plan that does not fit may raise.
 _FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -67,6 +70,7 @@ def replay(
         trial.load_state_dict(tensors)
     except _FAILURES as error:
         raise StateError(f"{folder}: the plan does not fit this model ({error}).") from error
+    _check_tensors(trial.state_dict(), tensors, folder)
     if plan.kind == "graph":
         return trial.train(model.training)
     check_layers(trial, folder)
@@ -75,6 +79,14 @@ def replay(
     build_in_place(model, plan, capture_parts(plain, plan, inputs))
     model.load_state_dict(tensors)
     return model
+
+
+def _check_tensors(state: Tensors, tensors: Tensors, folder: Path) -> None:
+    """Refuse tensors that a shrunk model would not hold as they are in the file."""
+    try:
+        check_tied(state, tensors)
+    except StateError as error:
+        raise StateError(f"{folder}: {error}") from error
 
 
 def _is_compressed(model: nn.Module) -> bool:
