@@ -376,7 +376,7 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def apply_masks(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
-        """Zero the pruned weights and the optimizer's memory of them, in place."""
+        """Zero the pruned weights and reset the optimizer's memory of them, in place."""
         for parameter, mask in _masked_parameters(wrappers):
             zero_(parameter, mask)
             if optimizer is not None:
