@@ -203,7 +203,8 @@ class TorchBackend(Backend):
     def on_forward(self, wrapper: ModuleWrapper, collector: Callable[..., Any]) -> list[Any]:
         """Register the collector on every module that owns the weight."""
         hook = Collector(wrapper, collector)
-        return [owner.module.register_forward_hook(hook) for owner in _owners(wrapper)]
+        modules = [owner.module for owner in _owners(wrapper)]
+        return [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
 
     def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Register a step post hook."""
@@ -248,7 +249,10 @@ class TorchBackend(Backend):
 
     def add_noise(self, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
         """Register forward hooks; see :mod:`noise`."""
-        return [wrapper.module.register_forward_hook(Noise(wrapper)) for wrapper in wrappers]
+        return [
+            wrapper.module.register_forward_hook(Noise(wrapper), with_kwargs=True)
+            for wrapper in wrappers
+        ]
 
     def show_gradients(self, wrappers: Sequence[ModuleWrapper], is_shown: bool) -> None:
         """Leave gradients of pruned weights as they are, or mask them again."""
