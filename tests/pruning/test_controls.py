@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.errors import ConfigError
+from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.pruning.lamp import lamp_scores
 from lilliput.torch import (
     AGPPruner,
@@ -27,11 +27,38 @@ def masks_of(pruner):
 
 def test_lamp_scores_are_the_papers():
     weight = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    weight[0, 0] = weight[1, 1] = 0.25
     flat = weight.flatten().tolist()
     expected = [x * x / sum(y * y for y in flat if abs(y) >= abs(x)) for x in flat]
-    assert np.allclose(lamp_scores(weight).flatten(), expected, rtol=1e-12)
+    for scale in (1.0, 2.0**-700, 2.0**700):  # whose squares are 0 and infinite
+        assert np.allclose(lamp_scores(weight * scale).flatten(), expected, rtol=1e-12)
     assert lamp_scores(torch.zeros(3)).tolist() == [0, 0, 0]
+    assert lamp_scores(torch.tensor([2.0, 0.0, -2.0])).tolist() == [
+        1,
+        0,
+        0.5,
+    ]  # of equals, the first stays
+
+
+def test_lamp_leaves_something_of_each_layer_of_tiny_or_equal_weights():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)).double()
+    with torch.no_grad():
+        model[1].weight.mul_(1e-200)
+        model[2].weight.fill_(0.1)
+    LAMPPruner(model, [{"op_types": ["Linear"], "total_sparsity": 0.95}]).compress()
+    assert all(bool(layer.weight.any()) for layer in model)
+    assert sum(int((layer.weight == 0).sum()) for layer in model) == round(0.95 * 192)
+
+
+@pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (np.inf, "infinity")])
+def test_lamp_refuses_weights_that_cannot_be_ranked(value, word):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    with torch.no_grad():
+        model[0].weight[0, 0] = value
+    before = [layer.weight.detach().clone() for layer in model]
+    with pytest.raises(AlgorithmError, match=f"layer '0' has {word} among its weights"):
+        LAMPPruner(model, [{"op_types": ["Linear"], "total_sparsity": 0.5}]).compress()
+    for layer, weight in zip(model, before, strict=True):
+        np.testing.assert_array_equal(layer.weight.detach(), weight)
 
 
 def test_lamp_does_not_mind_the_scale_of_a_layer_and_keeps_something_of_each():

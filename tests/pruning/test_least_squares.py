@@ -46,6 +46,22 @@ def test_what_is_constant_and_what_is_said_twice_goes_first():
     assert len({1, 5} & set(gone(model[0]))) == 1
 
 
+def test_layers_that_are_called_by_keyword_are_seen():
+    class ByKeyword(nn.Sequential):
+        def forward(self, x):
+            for layer in self:
+                x = layer(input=x)
+            return x
+
+    found = []
+    for kind in (nn.Sequential, ByKeyword):
+        model = kind(*list(net())[:3])
+        torch.manual_seed(2)
+        pruned(LeastSquaresPruner, model, op_names=["0"], sparsity=0.25)
+        found.append(gone(model[0]))
+    assert len(found[0]) == 2 and found[0] == found[1]
+
+
 def test_after_reconstruction_less_is_lost_than_by_the_smallest_weights():
     errors = []
     for cls in (LeastSquaresPruner, L1NormPruner):

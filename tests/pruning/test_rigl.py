@@ -160,6 +160,39 @@ def test_new_connections_start_at_zero_without_momentum():
     assert grown
 
 
+@pytest.mark.parametrize(
+    ("make", "key", "fresh"),
+    [
+        (lambda p: torch.optim.Rprop(p, lr=0.02), "step_size", 0.02),
+        (lambda p: torch.optim.Rprop(p, lr=0.02), "prev", 0.0),
+        (lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.1), "sum", 0.1),
+    ],
+)
+def test_the_optimizer_treats_new_connections_as_new_weights_and_loading_changes_nothing(
+    make, key, fresh, tmp_path
+):
+    model = two_layers()
+    optimizer = make(model.parameters())
+    pruner = RigLPruner(model, [{"sparsity": 0.9}], optimizer, training_steps=100, update_every=2)
+    pruner.compress()
+    grown = 0
+    wrapper = pruner.get_modules_wrapper()[0]
+    for x in batches(10):
+        before = wrapper.weight_mask.clone()
+        one_step(model, optimizer, x)
+        record = optimizer.state[wrapper.weight][key]
+        new = (wrapper.weight_mask == 1) & (before == 0)
+        assert bool((record[new] == fresh).all())
+        grown += int(new.sum())
+        record[wrapper.weight_mask == 0] = 0.5  # as if it had been loaded
+        held = record.clone()
+        pruner.state().save(tmp_path)
+        pruner.load_state(tmp_path)
+        assert torch.equal(record, held)
+        record[wrapper.weight_mask == 0] = fresh
+    assert grown
+
+
 def test_without_an_optimizer_it_says_that_it_sees_no_gradients():
     pruner = RigLPruner(nn.Linear(4, 4), [{"sparsity": 0.5}], training_steps=10, update_every=2)
     pruner.compress()

@@ -37,6 +37,28 @@ def test_the_divergence_is_the_papers():
     assert np.allclose(variable.grad.numpy(), slope, atol=1e-12)
 
 
+def test_layers_that_are_called_by_keyword_get_the_same_noise():
+    class ByKeyword(nn.Module):
+        def __init__(self, is_named):
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv, self.fc, self.is_named = nn.Conv2d(1, 4, 2), nn.Linear(4, 2), is_named
+
+        def forward(self, x):
+            if self.is_named:
+                return self.fc(input=self.conv(input=x).mean((2, 3)))
+            return self.fc(self.conv(x).mean((2, 3)))
+
+    found = []
+    for is_named in (False, True):
+        model = ByKeyword(is_named)
+        start(model)
+        torch.manual_seed(1)
+        found.append(model(torch.ones(8, 1, 4, 4)))
+    assert torch.equal(*found)
+    assert float(found[0].detach().std(0).min()) > 0
+
+
 def test_the_divergence_reaches_the_gradients_of_weights_and_variances():
     """What autograd gives for loss + beta / N * KL."""
     torch.manual_seed(0)

@@ -275,7 +275,8 @@ class Compressor:
         restore(self, state, then=self._take_state)
         if self.is_wrapped:
             self._backend.reshard(self.bound_model)
-            self._backend.apply_masks(self._every_wrapper(), self.optimizer)
+            # Not in the optimizer: its state is loaded by its owner, before or after this one.
+            self._backend.apply_masks(self._every_wrapper())
             self._backend.narrow_norms(self._every_wrapper())
 
     def export_model(

@@ -5,9 +5,10 @@ energy relative to that of all weights of its layer that are at least as large::
 
     s_i = w_i ** 2 / sum of w_j ** 2 over |w_j| >= |w_i|
 
-Within a layer that is the order of magnitude; between layers, what counts is how much of its layer's
-output a weight makes, whatever the scale of the layer. The largest weight of each layer has a score of 1,
-so that no layer loses everything.
+Of equal weights, the first counts as the largest. Within a layer that is the order of magnitude; between
+layers, what counts is how much of its layer's output a weight makes, whatever the scale of the layer. The
+largest weight of each layer has a score of 1, so that no layer loses everything while as many weights as
+layers are left.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(20, 10), torch.nn.ReLU(), torch.nn.Linear(10, 2))
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lilliput.errors import AlgorithmError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.level import LevelMasker
 from lilliput.pruning.one_shot import OneShotPruner
@@ -27,7 +29,7 @@ from lilliput.registry import register_pruner
 
 
 def lamp_scores(weight: Tensor) -> Tensor:
-    """Return the LAMP score of each weight.
+    """Return the LAMP score of each weight; all must be finite.
 
     Examples
     --------
@@ -39,11 +41,12 @@ def lamp_scores(weight: Tensor) -> Tensor:
 
     xp = namespace(weight)
     wide = xp.widen(xp.detach(weight))
-    energy = np.square(xp.to_numpy(wide).ravel())
-    order = np.argsort(energy, kind="stable")
+    size = np.abs(xp.to_numpy(wide).ravel())
+    # Relative to the largest, whose square can be neither 0 nor infinite.
+    energy = np.square(size / size.max(initial=np.finfo(size.dtype).smallest_subnormal))
+    order = np.lexsort((-np.arange(len(energy)), energy))
     ranked = energy[order]
     left = np.cumsum(ranked[::-1])[::-1]  # of each weight and all that come after it
-    left = left[np.searchsorted(ranked, ranked)]  # equal ones count as at least as large
     scores = np.zeros_like(energy)
     scores[order] = np.divide(ranked, left, out=np.zeros_like(left), where=left > 0)
     return xp.reshape(xp.from_numpy(scores, like=wide), xp.shape(wide))
@@ -59,7 +62,15 @@ class LAMPMasker(LevelMasker):
         """
         if wrapper.config.get("total_sparsity") is None:
             return super().score(wrapper)
-        return lamp_scores(wrapper.weight)
+        weight = wrapper.weight
+        xp = namespace(weight)
+        if xp.count_nonzero(xp.isfinite(weight)) < xp.size(weight):
+            found = "NaN" if xp.any(xp.isnan(weight)) else "infinity"
+            raise AlgorithmError(
+                f"layer {wrapper.name!r} has {found} among its weights, so their shares of the layer cannot "
+                "be computed; check the weights of this layer."
+            )
+        return lamp_scores(weight)
 
 
 @register_pruner("lamp")

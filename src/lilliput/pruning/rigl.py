@@ -6,8 +6,10 @@ many grow where the gradient of the loss is largest::
 
     share = drop_fraction / 2 * (1 + cos(pi * t / t_end))        t_end = stop_at * training_steps
 
-New connections start at zero, without momentum. After ``t_end`` they stay where they are. A
-``total_sparsity`` is divided by Erdős–Rényi-Kernel, which keeps small layers denser.
+New connections start at zero, and the optimizer treats them as new weights, without momentum. One that is
+dropped and grown again in the same update is not new: as in the authors' code, it keeps its value. After
+``t_end`` connections stay where they are. A ``total_sparsity`` is divided by Erdős–Rényi-Kernel, which keeps
+small layers denser.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.ReLU(), torch.nn.Linear(20, 5))

@@ -203,7 +203,8 @@ class TorchBackend(Backend):
     def on_forward(self, wrapper: ModuleWrapper, collector: Callable[..., Any]) -> list[Any]:
         """Register the collector on every module that owns the weight."""
         hook = Collector(wrapper, collector)
-        return [owner.module.register_forward_hook(hook) for owner in _owners(wrapper)]
+        modules = [owner.module for owner in _owners(wrapper)]
+        return [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
 
     def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
         """Register a step post hook."""
@@ -248,7 +249,10 @@ class TorchBackend(Backend):
 
     def add_noise(self, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
         """Register forward hooks; see :mod:`noise`."""
-        return [wrapper.module.register_forward_hook(Noise(wrapper)) for wrapper in wrappers]
+        return [
+            wrapper.module.register_forward_hook(Noise(wrapper), with_kwargs=True)
+            for wrapper in wrappers
+        ]
 
     def show_gradients(self, wrappers: Sequence[ModuleWrapper], is_shown: bool) -> None:
         """Leave gradients of pruned weights as they are, or mask them again."""
@@ -376,7 +380,7 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def apply_masks(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
-        """Zero the pruned weights and the optimizer's memory of them, in place."""
+        """Zero the pruned weights and reset the optimizer's memory of them, in place."""
         for parameter, mask in _masked_parameters(wrappers):
             zero_(parameter, mask)
             if optimizer is not None:

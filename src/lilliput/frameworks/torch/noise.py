@@ -24,14 +24,17 @@ class Noise:
     def __init__(self, wrapper: Any) -> None:
         self.wrapper = wrapper
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> Tensor:
         """Return the output with the noise that its inputs make of the weights' variances."""
         if not module.training:
             return output
         with torch.autocast(output.device.type, enabled=False):
             held = self.wrapper.log_variance
             wide = torch.promote_types(held.dtype, torch.float32)
-            squares, variance = args[0].to(wide).square(), held.to(wide).exp()
+            inputs = args[0] if args else kwargs["input"]
+            squares, variance = inputs.to(wide).square(), held.to(wide).exp()
             if isinstance(module, nn.Linear):
                 spread = functional.linear(squares, variance)
             else:

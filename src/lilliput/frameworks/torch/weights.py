@@ -100,7 +100,7 @@ def is_binary(mask: Tensor) -> bool:
 
 
 def zero_(tensor: Any, mask: Tensor) -> None:
-    """Set what a mask prunes to zero in place, in a weight or in an optimizer's record of it.
+    """Set what a mask prunes to zero in place, in a weight or in its gradient.
 
     Multiplying would not do: zero times infinity or NaN is NaN.
     """
@@ -149,15 +149,28 @@ def _local(tensor: Any, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forget_(optimizer: torch.optim.Optimizer, parameter: Tensor, mask: Tensor) -> None:
-    """Zero what an optimizer remembers (momentum and similar) of the pruned entries."""
-    for record in optimizer.state.get(parameter, {}).values():
+    """Reset what an optimizer remembers of the pruned entries, momentum and similar, as for new ones."""
+    for name, record in optimizer.state.get(parameter, {}).items():
         if not isinstance(record, Tensor) or record.shape != parameter.shape:
             continue
         if record.is_sparse:  # the momentum of an Embedding(sparse=True)
             kept = record.to_dense() * (mask != 0)
             record.copy_(kept.to_sparse(record.sparse_dim()))
         else:
-            zero_(record, mask)
+            local, part = _local(record, mask)
+            local.masked_fill_(part == 0, _first_value(optimizer, parameter, name))
+
+
+def _first_value(optimizer: torch.optim.Optimizer, parameter: Tensor, name: str) -> float:
+    """Return where a record of an optimizer starts: at zero, but for these two."""
+    if isinstance(optimizer, torch.optim.Rprop) and name == "step_size":
+        setting = "lr"
+    elif isinstance(optimizer, torch.optim.Adagrad) and name == "sum":
+        setting = "initial_accumulator_value"
+    else:
+        return 0.0
+    groups = optimizer.param_groups
+    return float(next(g[setting] for g in groups if any(p is parameter for p in g["params"])))
 
 
 def is_parametrized(module: nn.Module, name: str) -> bool:

@@ -387,10 +387,10 @@ class Collector:
         self.wrapper = wrapper
         self.function = function
 
-    def __call__(self, module: nn.Module, input_: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, input_: Any, kwargs: dict[str, Any], output: Any) -> None:
         """Hand a forward's input and output to the user's function, once for each forward."""
         if self.function is not None and not is_recomputing():
-            self.function(self.wrapper, input_, output)
+            self.function(self.wrapper, input_ or tuple(kwargs.values()), output)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"wrapper": self.wrapper, "function": None}
