@@ -60,6 +60,37 @@ def test_the_budget_holds_in_the_written_file(tmp_path):
     assert found.front[0]["metric"] >= found.receipt.after.metric - 0.01
 
 
+def test_evaluations_run_in_eval_mode_and_cannot_reach_the_users_model(tmp_path):
+    """A function that leaves its model trained, hooked and in train mode changes no later trial either."""
+    model, seen = trained().train(), []
+    model.down.eval()  # a mode of its own
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    expected = accuracy(trained())
+
+    def careless(given):
+        seen.append(({module.training for module in given.modules()}, given is model))
+        metric = accuracy(given)
+        given.train()
+        accuracy(given)  # moves the running statistics
+        with torch.no_grad():
+            given.head.weight.zero_()
+        return metric
+
+    given = Search(
+        model, CHOICES, budget={"macs": 0.5}, evaluate=careless, data=batches(), example_inputs=X
+    )
+    task = given.start(tmp_path)
+    assert task.baseline == expected
+    choice = (1,) * len(task.space.decisions)
+    made = {k: x.clone() for k, x in task.candidate(choice).model.state_dict().items()}
+    assert task.trial(choice).metric == accuracy(task.candidate(choice).model.eval())
+    left = task.candidate(choice).model.state_dict()
+    assert all(torch.equal(made[name], tensor) for name, tensor in left.items())
+    assert seen == [({False}, False)] * 2
+    assert model.training and model.norm.training and not model.down.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
 def test_the_first_choice_is_the_best_of_all_by_its_scores(tmp_path):
     task = search({"macs": 0.4, "bytes": 0.35}).start(tmp_path)
     first = task.solve()

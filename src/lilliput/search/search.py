@@ -62,8 +62,9 @@ class Search:
         runtime, on this machine, at the batch of the example inputs), ``bytes`` (of the file), ``macs``,
         ``params``, ``average_bits`` (of the weights whose bits are chosen) and ``drop`` (of the metric).
     evaluate : callable
-        ``evaluate(model)`` returns the metric, higher being better. It is called with models, and with
-        the executed file at the end; Keras models are not compiled: call ``model(x)`` or ``predict``.
+        ``evaluate(model)`` returns the metric, higher being better. It is called with models in eval mode,
+        which are copies, and with the executed file at the end; Keras models are not compiled: call
+        ``model(x)`` or ``predict``.
     data : iterable
         A few batches like those the model will see, without labels or with: sensitivities, recovery and
         calibration use their inputs. They are kept in memory.

@@ -13,7 +13,7 @@ import numpy as np
 
 from lilliput.errors import AlgorithmError
 from lilliput.search.budget import Limit, amount
-from lilliput.search.candidate import Candidate, Maker, evaluated
+from lilliput.search.candidate import Candidate, Maker, evaluated_model
 from lilliput.search.costs import Counts
 from lilliput.search.executors import outcome, submitted
 from lilliput.search.journal import Journal
@@ -102,7 +102,9 @@ class Task:
         """The metric of the original."""
         held = self.journal.get("baseline")
         if held is None:
-            held = evaluated(self.evaluate, self.space.model, "the original model")
+            # A copy: what the function attaches to its model must not reach the user's own.
+            copied = self.space.backend.copy_model(self.space.model)
+            held = evaluated_model(self.evaluate, copied, "the original model")
             self.journal.note("baseline", held)
         return float(held)
 
@@ -294,7 +296,7 @@ class Task:
         names = [f"the config list {_key(choice)}" for choice in choices]
         if self.executor is None or len(choices) < 2:
             for choice, name in zip(choices, names, strict=True):
-                yield evaluated(self.evaluate, self.candidate(choice).model, name)
+                yield evaluated_model(self.evaluate, self.candidate(choice).model, name)
             return
         orders = [self.maker.order(choice) for choice in choices]
         futures = [
