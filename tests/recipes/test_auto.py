@@ -97,6 +97,19 @@ def test_the_figures_of_the_receipt_decide(tmp_path, monkeypatch):
     assert not done.is_met and "the budget is not met" in done.receipt.notes[0]
 
 
+def test_noise_is_neither_met_nor_missed(tmp_path, monkeypatch):
+    def noisy(*args, **others):
+        one, two = measure_all(*args, **others)
+        return [one, replace(two, p50=1.0, readings=(1.0, 9.0))]
+
+    monkeypatch.setattr(auto, "measure_all", noisy)
+    monkeypatch.setattr(auto, "_train", lambda *args: None)
+    done = goal(tmp_path, {"latency": "10 s"}, networks=1)
+    assert done.verdict == "not shown" and not done.is_met
+    assert "not shown to be met: noisy" in done.receipt.notes[0]
+    assert str(done).endswith(f"the budget is NOT SHOWN to be met; the file is {done.path}")
+
+
 def test_no_epochs_are_no_training_however_much_time_there_is(tmp_path, monkeypatch):
     monkeypatch.setattr(auto, "_train", None)
     assert not goal(tmp_path, {"macs": 0.15, "drop": 0.0}, epochs=0, hours=1.0).is_met

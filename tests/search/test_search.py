@@ -26,7 +26,7 @@ from lilliput.files import make_folder
 from lilliput.measure.receipt import Figures
 from lilliput.search.budget import parse_budget
 from lilliput.search.solve import total
-from lilliput.search.verdict import missed
+from lilliput.search.verdict import judge
 from lilliput.torch import L1NormPruner, PTQQuantizer, Search, speedup
 
 X = digits()[0][:4]
@@ -422,16 +422,18 @@ def test_an_original_that_is_not_the_journals_is_written_anew(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("latency", "readings", "p50", "missing"),
+    ("latency", "readings", "p50", "missing", "word"),
     [
-        (0.5, (4.0, 4.0), 4.0, ()),
-        (0.5, (6.0, 6.0), 6.0, ("0.5 of the original's latency",)),
-        (0.5, (2.0, 6.0), 4.0, ("noisy",)),
-        ("5 ms", (6.0, 6.0), 6.0, ("latency 5 ms",)),
-        ("7 ms", (6.0, 6.0), 6.0, ()),
+        (0.5, (4.0, 4.0), 4.0, (), "met"),
+        (0.5, (6.0, 6.0), 6.0, ("0.5 of the original's latency",), "not met"),
+        (0.5, (2.0, 6.0), 4.0, ("noisy",), "not shown"),
+        ("5 ms", (6.0, 6.0), 6.0, ("latency 5 ms",), "not met"),
+        ("7 ms", (6.0, 6.0), 6.0, (), "met"),
     ],
 )
-def test_the_receipt_decides_whether_a_budget_is_met(latency, readings, p50, missing, tmp_path):
+def test_the_receipt_decides_whether_a_budget_is_met(
+    latency, readings, p50, missing, word, tmp_path
+):
     task = search({"macs": 0.5, "bytes": 1000}).start(tmp_path)
     task.limits = parse_budget({"latency": latency, "bytes": 1000})
     task.clock = SimpleNamespace(milliseconds=8.0)
@@ -440,16 +442,19 @@ def test_the_receipt_decides_whether_a_budget_is_met(latency, readings, p50, mis
     before = Figures("before", bytes=4000, p50=10.0, readings=(10.0, 10.0), **said)
     after = Figures("after", bytes=900, p50=p50, readings=readings, metric=0.85, **said)
     costs = {"latency": 0.1, "bytes": 10.0}  # what the search saw was better
-    found = missed(task, costs, before, after, 0.1)
-    assert len(found) == len(missing)
-    assert all(part in line for part, line in zip(missing, found, strict=True))
+    found = judge(task, costs, before, after, 0.1)
+    assert found.word == word
+    assert all(part in line for part, line in zip(missing, found.notes, strict=True))
+    # What is certain to be missed is not excused by noise.
+    larger = judge(task, costs, before, replace(after, bytes=2000), 0.1)
+    assert larger.word == "not met" and len(larger.notes) == len(missing) + 1
     endless = replace(task.limits["latency"], value=math.inf, is_share=False)
     noisy = replace(after, readings=(2.0, 6.0))
     task.limits = {"latency": endless}
     del task.bounds
-    assert missed(task, costs, before, noisy, None) == ()
+    assert judge(task, costs, before, noisy, None).notes == ()
     task.limits = parse_budget({"latency": latency, "bytes": 1000})
     del task.bounds
-    larger = missed(task, costs, before, replace(after, bytes=1001), 0.01)
+    larger = judge(task, costs, before, replace(after, bytes=1001), 0.01).missed
     assert any("the budget is not met: bytes" in x for x in larger)
     assert any("more than the drop of 0.01" in x for x in larger)

@@ -41,7 +41,7 @@ from lilliput.search.origin import digests_of_files
 from lilliput.search.report import write_report
 from lilliput.search.search import Search
 from lilliput.search.task import Task, Trial
-from lilliput.search.verdict import missed
+from lilliput.search.verdict import MET, NOT_SHOWN, judge
 
 log = logging.getLogger("lilliput")
 
@@ -67,9 +67,10 @@ class Compressed:
         The file, executed and compared with the model.
     receipt : Receipt
         The original's file against it.
-    is_met : bool
-        Whether every budget is kept, the drop of the metric included, by the figures of the receipt; what is
-        not kept is among its notes.
+    verdict : str
+        Whether every budget is kept, the drop of the metric included, by the figures of the receipt:
+        ``"met"``, ``"not met"``, or ``"not shown"`` where only the latency was too noisy to tell. Its notes
+        say more.
     config_list : list of dict
         Sparsity and bits of each layer.
     model : object
@@ -83,15 +84,20 @@ class Compressed:
 
     path: Path
     receipt: Receipt
-    is_met: bool
+    verdict: str
     config_list: list[dict[str, Any]]
     model: Any
     history: list[dict[str, Any]] = field(default_factory=list)
     export: dict[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def is_met(self) -> bool:
+        """Whether the file was shown to keep every budget."""
+        return self.verdict == MET
+
     def __str__(self) -> str:
-        met = "the budget is met" if self.is_met else "the budget is NOT met"
-        return f"{self.receipt}\n{met}; the file is {self.path}"
+        said = {MET: "met", NOT_SHOWN: "NOT SHOWN to be met"}.get(self.verdict, "NOT met")
+        return f"{self.receipt}\nthe budget is {said}; the file is {self.path}"
 
 
 def compress(
@@ -287,14 +293,14 @@ class _Work:
         )
         before = replace(before, metric=self.task.baseline)
         after = replace(after, metric=trial.metric)
-        notes = missed(self.task, trial.costs, before, after, self.drop)
-        receipt = take_receipt(before, after, notes=notes)
+        verdict = judge(self.task, trial.costs, before, after, self.drop)
+        receipt = take_receipt(before, after, notes=verdict.notes)
         receipt.save(self.folder / "receipt.json")
         rules = self.search.space.config_list(trial.choice)
         write_atomically(self.folder / "found.json", json.dumps(rules, indent=1).encode())
         write_report(self.task, trial, receipt, self.folder, self.points)
-        met = not notes
-        return Compressed(self.path, receipt, met, rules, model, self.history, self.export)
+        found = (self.path, receipt, verdict.word, rules)
+        return Compressed(*found, model, self.history, self.export)
 
 
 def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, seed: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lilliput.measure.receipt import Receipt
 from lilliput.search.task import Task, Trial
+from lilliput.search.verdict import MET
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Found:
         The network: cut, and with its quantizer at work.
     path : Path
         The file of the winner.
-    is_met : bool
-        Whether that file keeps the budget, by the figures of the receipt; what it does not keep is among the
-        notes there.
+    verdict : str
+        Whether that file keeps the budget, by the figures of the receipt: ``"met"``, ``"not met"``, or
+        ``"not shown"`` where the latency was too noisy to tell; the notes there say more.
     """
 
     config_list: list[dict[str, Any]]
@@ -43,8 +44,13 @@ class Found:
     receipt: Receipt
     model: Any
     path: Path
-    is_met: bool
+    verdict: str
     _lines: tuple[str, ...] = ()
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the file was shown to keep the budget."""
+        return self.verdict == MET
 
     def explain(self) -> str:
         """Return, line by line, what was chosen for each layer, its score, and how the budget stands."""
