@@ -40,7 +40,7 @@ from lilliput.search.candidate import Candidate, evaluated
 from lilliput.search.origin import digests_of_files
 from lilliput.search.report import write_report
 from lilliput.search.search import Search
-from lilliput.search.task import Task, Trial
+from lilliput.search.task import OutOfTimeError, Task, Trial
 from lilliput.search.verdict import MET, NOT_SHOWN, judge
 
 log = logging.getLogger("lilliput")
@@ -148,8 +148,10 @@ def compress(
     epochs : int
         Epochs of training at most, 0 for none; otherwise, with ``hours``, as many as the time allows.
     hours : float, optional
-        When to end, at the latest after the trial or epoch that is under way; at most half of it goes
-        into trials. The latency table is filled whatever it takes.
+        When to end; at most half of it goes into trials. Afterwards nothing is begun but what leaves a
+        file: what is under way is finished (the first file, the sensitivities, a network that is timed, a
+        trial, an epoch), a network that was found or trained is written and evaluated, and the best file
+        is timed for its receipt.
     trials, networks, seed
         See :class:`~lilliput.search.search.Search`.
     """
@@ -176,9 +178,13 @@ def compress(
         work.task.deadline = time.monotonic() + _SHARE_FOR_SEARCH * (end - time.monotonic())
     try:
         work.offer_quantized()
+        work.task.end = end  # from now on there is a file to end with
         choice = work.offer_found()
-        if epochs and not work.is_done:
+        is_late = end is not None and time.monotonic() > end
+        if epochs and not work.is_done and not is_late:
             _train(work, choice, data, epochs, end, seed)
+    except OutOfTimeError:
+        log.warning("the time is up; the best file so far is kept.")
     except KeyboardInterrupt:
         if work.best is None:
             raise

@@ -42,7 +42,9 @@ def auto(
     drop: Annotated[
         float | None, typer.Option("--drop", min=0, help="How much of the metric may be lost.")
     ] = None,
-    hours: Annotated[float | None, typer.Option("--hours", help="When to end.")] = None,
+    hours: Annotated[
+        float | None, typer.Option("--hours", help="When to end: nothing new is begun afterwards.")
+    ] = None,
     epochs: Annotated[
         int, typer.Option("--epochs", min=0, help="Epochs of training at most, without --hours.")
     ] = 10,
