@@ -145,6 +145,24 @@ def test_auto_writes_a_file_that_keeps_the_goal(lilliput, place):
     assert json.loads(planned.out)["decisions"] == 5 and not (place / "other").exists()
 
 
+@pytest.mark.parametrize(("verdict", "code"), [("met", 0), ("not shown", 4), ("not met", 1)])
+def test_auto_tells_a_noisy_machine_from_a_missed_goal(verdict, code, lilliput, place, monkeypatch):
+    from lilliput.measure.receipt import Figures, Receipt
+    from lilliput.recipes.auto import Compressed
+
+    receipt = Receipt(Figures("original"), Figures("compressed"))
+    done = Compressed(place / "a b" / "model.onnx", receipt, verdict, [], None)
+    monkeypatch.setattr("lilliput.recipes.auto.compress", lambda *args, **given: done)
+    words = ["auto", "tiny_cli:build", "--target", "latency=0.5", *COMMON]
+    ended = lilliput(*words)
+    assert ended.code == code
+    assert ("the budget is not met" in ended.err) == (code == 1)
+    again = f"lilliput compare '{place}/a b/original.onnx' '{place}/a b/model.onnx' --data tiny_cli"
+    assert (again in ended.out) == (code == 4)
+    ended = lilliput(*words, "--json")
+    assert ended.code == code and json.loads(ended.out)["verdict"] == verdict
+
+
 def test_auto_says_when_a_goal_cannot_be_met(lilliput, place):
     pytest.importorskip("scipy")
     pytest.importorskip("onnxscript")

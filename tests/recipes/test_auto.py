@@ -97,6 +97,45 @@ def test_the_figures_of_the_receipt_decide(tmp_path, monkeypatch):
     assert not done.is_met and "the budget is not met" in done.receipt.notes[0]
 
 
+def test_noise_is_neither_met_nor_missed(tmp_path, monkeypatch):
+    def noisy(*args, **others):
+        one, two = measure_all(*args, **others)
+        return [one, replace(two, p50=1.0, readings=(1.0, 9.0))]
+
+    monkeypatch.setattr(auto, "measure_all", noisy)
+    monkeypatch.setattr(auto, "_train", lambda *args: None)
+    done = goal(tmp_path, {"latency": "10 s"}, networks=1)
+    assert done.verdict == "not shown" and not done.is_met
+    assert "not shown to be met: noisy" in done.receipt.notes[0]
+    assert str(done).endswith(f"the budget is NOT SHOWN to be met; the file is {done.path}")
+
+
+@pytest.mark.parametrize("budget", [{"macs": 0.15, "drop": 0.0}, {"latency": 0.01}])
+def test_after_the_last_hour_nothing_new_is_begun(budget, tmp_path, monkeypatch):
+    """No sensitivities, no network for the latency table, no trial and no epoch: the first file is it."""
+    monkeypatch.setattr("lilliput.search.task.find_scores", None)
+    monkeypatch.setattr("lilliput.search.candidate.Maker.draft", None)
+    monkeypatch.setattr(auto, "_train", None)
+    done = goal(tmp_path, budget, hours=1e-9)
+    assert [entry["what"] for entry in done.history] == ["without pruning"]
+    assert done.verdict != "met" and Receipt.load(tmp_path / "receipt.json").after.bytes
+    report = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "ended before sensitivities and estimates were known" in report
+
+
+def test_what_was_found_when_time_is_up_is_written_and_not_trained(tmp_path, monkeypatch):
+    def found(task):
+        trial = task.solve_measured()
+        task.end = 0.0
+        monkeypatch.setattr(auto.time, "monotonic", lambda: 1e12)
+        return trial
+
+    monkeypatch.setattr(auto, "_train", None)
+    monkeypatch.setattr("lilliput.search.search.strategy_named", lambda name: found)
+    done = goal(tmp_path, {"macs": 0.15, "drop": 0.0}, hours=1.0)
+    assert [entry["what"] for entry in done.history][-1] == "found by the search"
+
+
 def test_no_epochs_are_no_training_however_much_time_there_is(tmp_path, monkeypatch):
     monkeypatch.setattr(auto, "_train", None)
     assert not goal(tmp_path, {"macs": 0.15, "drop": 0.0}, epochs=0, hours=1.0).is_met

@@ -26,7 +26,7 @@ from lilliput.files import make_folder
 from lilliput.measure.receipt import Figures
 from lilliput.search.budget import parse_budget
 from lilliput.search.solve import total
-from lilliput.search.verdict import missed
+from lilliput.search.verdict import judge
 from lilliput.torch import L1NormPruner, PTQQuantizer, Search, speedup
 
 X = digits()[0][:4]
@@ -58,6 +58,37 @@ def test_the_budget_holds_in_the_written_file(tmp_path):
     assert accuracy(trained()) - found.receipt.after.metric <= 0.1
     assert "trial 1" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert found.front[0]["metric"] >= found.receipt.after.metric - 0.01
+
+
+def test_evaluations_run_in_eval_mode_and_cannot_reach_the_users_model(tmp_path):
+    """A function that leaves its model trained, hooked and in train mode changes no later trial either."""
+    model, seen = trained().train(), []
+    model.down.eval()  # a mode of its own
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    expected = accuracy(trained())
+
+    def careless(given):
+        seen.append(({module.training for module in given.modules()}, given is model))
+        metric = accuracy(given)
+        given.train()
+        accuracy(given)  # moves the running statistics
+        with torch.no_grad():
+            given.head.weight.zero_()
+        return metric
+
+    given = Search(
+        model, CHOICES, budget={"macs": 0.5}, evaluate=careless, data=batches(), example_inputs=X
+    )
+    task = given.start(tmp_path)
+    assert task.baseline == expected
+    choice = (1,) * len(task.space.decisions)
+    made = {k: x.clone() for k, x in task.candidate(choice).model.state_dict().items()}
+    assert task.trial(choice).metric == accuracy(task.candidate(choice).model.eval())
+    left = task.candidate(choice).model.state_dict()
+    assert all(torch.equal(made[name], tensor) for name, tensor in left.items())
+    assert seen == [({False}, False)] * 2
+    assert model.training and model.norm.training and not model.down.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_the_first_choice_is_the_best_of_all_by_its_scores(tmp_path):
@@ -391,16 +422,18 @@ def test_an_original_that_is_not_the_journals_is_written_anew(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("latency", "readings", "p50", "missing"),
+    ("latency", "readings", "p50", "missing", "word"),
     [
-        (0.5, (4.0, 4.0), 4.0, ()),
-        (0.5, (6.0, 6.0), 6.0, ("0.5 of the original's latency",)),
-        (0.5, (2.0, 6.0), 4.0, ("noisy",)),
-        ("5 ms", (6.0, 6.0), 6.0, ("latency 5 ms",)),
-        ("7 ms", (6.0, 6.0), 6.0, ()),
+        (0.5, (4.0, 4.0), 4.0, (), "met"),
+        (0.5, (6.0, 6.0), 6.0, ("0.5 of the original's latency",), "not met"),
+        (0.5, (2.0, 6.0), 4.0, ("noisy",), "not shown"),
+        ("5 ms", (6.0, 6.0), 6.0, ("latency 5 ms",), "not met"),
+        ("7 ms", (6.0, 6.0), 6.0, (), "met"),
     ],
 )
-def test_the_receipt_decides_whether_a_budget_is_met(latency, readings, p50, missing, tmp_path):
+def test_the_receipt_decides_whether_a_budget_is_met(
+    latency, readings, p50, missing, word, tmp_path
+):
     task = search({"macs": 0.5, "bytes": 1000}).start(tmp_path)
     task.limits = parse_budget({"latency": latency, "bytes": 1000})
     task.clock = SimpleNamespace(milliseconds=8.0)
@@ -409,16 +442,19 @@ def test_the_receipt_decides_whether_a_budget_is_met(latency, readings, p50, mis
     before = Figures("before", bytes=4000, p50=10.0, readings=(10.0, 10.0), **said)
     after = Figures("after", bytes=900, p50=p50, readings=readings, metric=0.85, **said)
     costs = {"latency": 0.1, "bytes": 10.0}  # what the search saw was better
-    found = missed(task, costs, before, after, 0.1)
-    assert len(found) == len(missing)
-    assert all(part in line for part, line in zip(missing, found, strict=True))
+    found = judge(task, costs, before, after, 0.1)
+    assert found.word == word
+    assert all(part in line for part, line in zip(missing, found.notes, strict=True))
+    # What is certain to be missed is not excused by noise.
+    larger = judge(task, costs, before, replace(after, bytes=2000), 0.1)
+    assert larger.word == "not met" and len(larger.notes) == len(missing) + 1
     endless = replace(task.limits["latency"], value=math.inf, is_share=False)
     noisy = replace(after, readings=(2.0, 6.0))
     task.limits = {"latency": endless}
     del task.bounds
-    assert missed(task, costs, before, noisy, None) == ()
+    assert judge(task, costs, before, noisy, None).notes == ()
     task.limits = parse_budget({"latency": latency, "bytes": 1000})
     del task.bounds
-    larger = missed(task, costs, before, replace(after, bytes=1001), 0.01)
+    larger = judge(task, costs, before, replace(after, bytes=1001), 0.01).missed
     assert any("the budget is not met: bytes" in x for x in larger)
     assert any("more than the drop of 0.01" in x for x in larger)

@@ -20,7 +20,7 @@ from lilliput.errors import ConfigError, LilliputError, MissingExtraError
 from lilliput.export.targets.table import packages
 from lilliput.frames import is_code_of, is_inside
 
-DONE, FAILED, BAD_INPUT, NOT_INSTALLED, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, FAILED, BAD_INPUT, NOT_INSTALLED, UNPROVEN, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 # the extra that brings a module
 EXTRAS = {

@@ -40,8 +40,8 @@ from lilliput.search.candidate import Candidate, evaluated
 from lilliput.search.origin import digests_of_files
 from lilliput.search.report import write_report
 from lilliput.search.search import Search
-from lilliput.search.task import Task, Trial
-from lilliput.search.verdict import missed
+from lilliput.search.task import OutOfTimeError, Task, Trial
+from lilliput.search.verdict import MET, NOT_SHOWN, judge
 
 log = logging.getLogger("lilliput")
 
@@ -67,9 +67,10 @@ class Compressed:
         The file, executed and compared with the model.
     receipt : Receipt
         The original's file against it.
-    is_met : bool
-        Whether every budget is kept, the drop of the metric included, by the figures of the receipt; what is
-        not kept is among its notes.
+    verdict : str
+        Whether every budget is kept, the drop of the metric included, by the figures of the receipt:
+        ``"met"``, ``"not met"``, or ``"not shown"`` where only the latency was too noisy to tell. Its notes
+        say more.
     config_list : list of dict
         Sparsity and bits of each layer.
     model : object
@@ -83,15 +84,20 @@ class Compressed:
 
     path: Path
     receipt: Receipt
-    is_met: bool
+    verdict: str
     config_list: list[dict[str, Any]]
     model: Any
     history: list[dict[str, Any]] = field(default_factory=list)
     export: dict[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def is_met(self) -> bool:
+        """Whether the file was shown to keep every budget."""
+        return self.verdict == MET
+
     def __str__(self) -> str:
-        met = "the budget is met" if self.is_met else "the budget is NOT met"
-        return f"{self.receipt}\n{met}; the file is {self.path}"
+        said = {MET: "met", NOT_SHOWN: "NOT SHOWN to be met"}.get(self.verdict, "NOT met")
+        return f"{self.receipt}\nthe budget is {said}; the file is {self.path}"
 
 
 def compress(
@@ -142,8 +148,10 @@ def compress(
     epochs : int
         Epochs of training at most, 0 for none; otherwise, with ``hours``, as many as the time allows.
     hours : float, optional
-        When to end, at the latest after the trial or epoch that is under way; at most half of it goes
-        into trials. The latency table is filled whatever it takes.
+        When to end; at most half of it goes into trials. Afterwards nothing is begun but what leaves a
+        file: what is under way is finished (the first file, the sensitivities, a network that is timed, a
+        trial, an epoch), a network that was found or trained is written and evaluated, and the best file
+        is timed for its receipt.
     trials, networks, seed
         See :class:`~lilliput.search.search.Search`.
     """
@@ -170,9 +178,13 @@ def compress(
         work.task.deadline = time.monotonic() + _SHARE_FOR_SEARCH * (end - time.monotonic())
     try:
         work.offer_quantized()
+        work.task.end = end  # from now on there is a file to end with
         choice = work.offer_found()
-        if epochs and not work.is_done:
+        is_late = end is not None and time.monotonic() > end
+        if epochs and not work.is_done and not is_late:
             _train(work, choice, data, epochs, end, seed)
+    except OutOfTimeError:
+        log.warning("the time is up; the best file so far is kept.")
     except KeyboardInterrupt:
         if work.best is None:
             raise
@@ -287,14 +299,14 @@ class _Work:
         )
         before = replace(before, metric=self.task.baseline)
         after = replace(after, metric=trial.metric)
-        notes = missed(self.task, trial.costs, before, after, self.drop)
-        receipt = take_receipt(before, after, notes=notes)
+        verdict = judge(self.task, trial.costs, before, after, self.drop)
+        receipt = take_receipt(before, after, notes=verdict.notes)
         receipt.save(self.folder / "receipt.json")
         rules = self.search.space.config_list(trial.choice)
         write_atomically(self.folder / "found.json", json.dumps(rules, indent=1).encode())
         write_report(self.task, trial, receipt, self.folder, self.points)
-        met = not notes
-        return Compressed(self.path, receipt, met, rules, model, self.history, self.export)
+        found = (self.path, receipt, verdict.word, rules)
+        return Compressed(*found, model, self.history, self.export)
 
 
 def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, seed: int) -> None:

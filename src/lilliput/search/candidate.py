@@ -16,7 +16,7 @@ from lilliput.errors import AlgorithmError, ConfigError, UnsupportedModelError, 
 from lilliput.export.targets.table import TARGETS
 from lilliput.export.targets.target import Target
 from lilliput.extras import require
-from lilliput.frameworks import backend_of
+from lilliput.frameworks import backend_of, part_of
 from lilliput.measure.timing import run_evaluation
 from lilliput.registry import pruners, quantizers
 from lilliput.search.journal import Journal
@@ -229,6 +229,17 @@ def evaluated(evaluate: Callable[[Any], Any], model: Any, what: str) -> float:
             f"evaluate returned {metric} on {what}; expected a finite number, higher being better."
         )
     return metric
+
+
+def evaluated_model(evaluate: Callable[[Any], Any], model: Any, what: str) -> float:
+    """Return the metric of a model in eval mode; what the function does to values and modes is undone."""
+    backend = backend_of(model)
+    before = backend.remember(model)
+    try:
+        with part_of(backend.name, "snapshot").evaluating(model):
+            return evaluated(evaluate, model, what)
+    finally:
+        before.restore()
 
 
 @contextmanager

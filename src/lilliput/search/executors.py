@@ -14,7 +14,7 @@ from typing import Any
 
 from lilliput.errors import ConfigError, LilliputError
 from lilliput.extras import require
-from lilliput.search.candidate import Order, evaluated
+from lilliput.search.candidate import Order, evaluated_model
 
 log = logging.getLogger("lilliput")
 
@@ -30,7 +30,7 @@ def check_executor(executor: Any) -> None:
 
 def metric_of(order: Order, evaluate: Callable[[Any], Any], what: str) -> float:
     """Make a network and evaluate it: what a worker does."""
-    return evaluated(evaluate, order.make().model, what)
+    return evaluated_model(evaluate, order.make().model, what)
 
 
 def submitted(executor: Any, order: Order, evaluate: Callable[[Any], Any], what: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lilliput.measure.receipt import Receipt
 from lilliput.search.task import Task, Trial
+from lilliput.search.verdict import MET
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Found:
         The network: cut, and with its quantizer at work.
     path : Path
         The file of the winner.
-    is_met : bool
-        Whether that file keeps the budget, by the figures of the receipt; what it does not keep is among the
-        notes there.
+    verdict : str
+        Whether that file keeps the budget, by the figures of the receipt: ``"met"``, ``"not met"``, or
+        ``"not shown"`` where the latency was too noisy to tell; the notes there say more.
     """
 
     config_list: list[dict[str, Any]]
@@ -43,8 +44,13 @@ class Found:
     receipt: Receipt
     model: Any
     path: Path
-    is_met: bool
+    verdict: str
     _lines: tuple[str, ...] = ()
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the file was shown to keep the budget."""
+        return self.verdict == MET
 
     def explain(self) -> str:
         """Return, line by line, what was chosen for each layer, its score, and how the budget stands."""
@@ -77,23 +83,27 @@ def _beats(one: Trial, other: Trial) -> bool:
 def explain(task: Task, best: Trial) -> tuple[str, ...]:
     """Return what was chosen for each decision, and how each budget stands."""
     rows: list[Sequence[str]] = [("decision", "layers", "chosen", "of", "score")]
-    for decision, scores, index in zip(task.space.decisions, task.scores, best.choice, strict=True):
+    is_prepared = task.is_prepared  # else explaining would take longer than the search was given
+    for number, (decision, index) in enumerate(zip(task.space.decisions, best.choice, strict=True)):
         shown = ["float" if x is None else str(x) for x in decision.choices]
         names = ", ".join(decision.layers)
-        rows.append((decision.key, names, shown[index], ", ".join(shown), f"{scores[index]:.3g}"))
+        score = f"{task.scores[number][index]:.3g}" if is_prepared else "–"
+        rows.append((decision.key, names, shown[index], ", ".join(shown), score))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines = [
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     for name, value, bound in task.compared(best.costs):
-        estimate = (
-            "" if name == "average_bits" else f", estimated {task.estimate(name, best.choice):.4g}"
-        )
+        estimate = ""
+        if is_prepared and name != "average_bits":
+            estimate = f", estimated {task.estimate(name, best.choice):.4g}"
         if math.isinf(bound):  # as little as possible
             lines.append(f"{name}: {task.shown(name, value)}{estimate}")
         else:
             lines.append(f"{task.limits[name]}: {value:.4g} of at most {bound:.4g}{estimate}")
-    error = None if task.clock is None else task.clock.times.error()
+    if not is_prepared:
+        lines.append("the search ended before sensitivities and estimates were known")
+    error = task.clock.times.error() if task.clock is not None and is_prepared else None
     if error is not None and task.clock is not None:
         count = len(task.clock.times.networks)
         lines.append(f"latency estimates are {error:.1%} off on average ({count} networks timed)")

@@ -42,7 +42,7 @@ from lilliput.search.space import Space
 from lilliput.search.strategies.table import strategy_named
 from lilliput.search.task import Task, Trial
 from lilliput.search.timing import Clock, check_clock
-from lilliput.search.verdict import missed
+from lilliput.search.verdict import judge
 
 _SWEEP = 5  # looser budgets that are tried when the drop cannot be kept
 
@@ -62,8 +62,9 @@ class Search:
         runtime, on this machine, at the batch of the example inputs), ``bytes`` (of the file), ``macs``,
         ``params``, ``average_bits`` (of the weights whose bits are chosen) and ``drop`` (of the metric).
     evaluate : callable
-        ``evaluate(model)`` returns the metric, higher being better. It is called with models, and with
-        the executed file at the end; Keras models are not compiled: call ``model(x)`` or ``predict``.
+        ``evaluate(model)`` returns the metric, higher being better. It is called with models in eval mode,
+        which are copies, and with the executed file at the end; Keras models are not compiled: call
+        ``model(x)`` or ``predict``.
     data : iterable
         A few batches like those the model will see, without labels or with: sensitivities, recovery and
         calibration use their inputs. They are kept in memory.
@@ -209,7 +210,7 @@ class Search:
         ]
         lines = explain(task, best)
         write_atomically(folder / "explain.txt", "\n".join(lines).encode())
-        receipt, is_met = self._receipt(task, best, original, path)
+        receipt, verdict = self._receipt(task, best, original, path)
         receipt.save(folder / "receipt.json")
         write_report(task, best, receipt, folder)
         return Found(
@@ -220,12 +221,12 @@ class Search:
             receipt,
             candidate.model,
             path,
-            is_met,
+            verdict,
             lines,
         )
 
-    def _receipt(self, task: Task, best: Trial, original: Path, path: Path) -> tuple[Receipt, bool]:
-        """Return the receipt, with a note of each budget that is not kept, and whether all are."""
+    def _receipt(self, task: Task, best: Trial, original: Path, path: Path) -> tuple[Receipt, str]:
+        """Return the receipt, with a note of each budget that is not kept, and the verdict."""
         before, after = measure_all(
             [original, path], self.space.example_inputs, names=["original", "found"]
         )
@@ -233,8 +234,8 @@ class Search:
         metric = evaluated(self.evaluate, file, f"the file {path.name}")
         before, after = replace(before, metric=task.baseline), replace(after, metric=metric)
         drop = self.limits.get("drop")
-        notes = missed(task, best.costs, before, after, None if drop is None else drop.value)
-        return take_receipt(before, after, notes=notes), not notes
+        found = judge(task, best.costs, before, after, None if drop is None else drop.value)
+        return take_receipt(before, after, notes=found.notes), found.word
 
 
 def _nearest(task: Task, least: float) -> Trial | None:

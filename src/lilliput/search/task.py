@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from lilliput.errors import AlgorithmError
+from lilliput.errors import AlgorithmError, LilliputError
 from lilliput.search.budget import Limit, amount
-from lilliput.search.candidate import Candidate, Maker, evaluated
+from lilliput.search.candidate import Candidate, Maker, evaluated_model
 from lilliput.search.costs import Counts
 from lilliput.search.executors import outcome, submitted
 from lilliput.search.journal import Journal
@@ -25,6 +25,10 @@ log = logging.getLogger("lilliput")
 _ROUNDING = 1e-6  # of a limit: what a measured number may exceed it by
 _MEASURED = 4  # networks that are measured for each trial that is allowed, at most
 _ROUNDS = 8  # of solving, measuring, and solving again with what was learned
+
+
+class OutOfTimeError(LilliputError):
+    """The time is up: what would come next is not begun."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class Task:
         self.clock, self.networks, self.seed = clock, networks, seed
         self.executor = executor
         self.deadline: float | None = None  # by the monotonic clock: no trial is begun after it
+        self.end: float | None = None  # later: nothing is begun after it
         self.allowed, self.tried = trials, dict[Choice, Trial]()
         self.known: dict[Choice, dict[str, float]] = {}  # the real costs of choices
         self.shift: dict[str, float] = {}  # what measured costs exceeded their estimates by
@@ -102,7 +107,9 @@ class Task:
         """The metric of the original."""
         held = self.journal.get("baseline")
         if held is None:
-            held = evaluated(self.evaluate, self.space.model, "the original model")
+            # A copy: what the function attaches to its model must not reach the user's own.
+            copied = self.space.backend.copy_model(self.space.model)
+            held = evaluated_model(self.evaluate, copied, "the original model")
             self.journal.note("baseline", held)
         return float(held)
 
@@ -111,6 +118,7 @@ class Task:
         """What each alternative is expected to lose."""
         held = self.journal.get("scores")
         if held is None:
+            self.check_time()
             log.info("finding the sensitivity of %d decisions", len(self.space.decisions))
             held = [x.tolist() for x in find_scores(self.space, self.maker.data)]
             self.journal.note("scores", held)
@@ -149,7 +157,7 @@ class Task:
         """Return estimates of latency, the same ones whenever this search is continued."""
         held = self.journal.get("latency")
         if held is None:
-            clock.fill(self.networks, self.seed)
+            clock.fill(self.networks, self.seed, self.check_time)
             held = [[list(t.decisions), t.values.tolist()] for t in clock.terms()]
             self.journal.note("latency", held)
         return [Term(tuple(d), np.asarray(values, float)) for d, values in held]
@@ -242,6 +250,7 @@ class Task:
         return self.known[choice]
 
     def _measured(self, choice: Choice) -> dict[str, float]:
+        self.check_time()
         found = {
             "params": total(self.counts.parameters(), choice),
             "macs": total(self.counts.macs(), choice),
@@ -294,8 +303,10 @@ class Task:
         names = [f"the config list {_key(choice)}" for choice in choices]
         if self.executor is None or len(choices) < 2:
             for choice, name in zip(choices, names, strict=True):
-                yield evaluated(self.evaluate, self.candidate(choice).model, name)
+                self.check_time()
+                yield evaluated_model(self.evaluate, self.candidate(choice).model, name)
             return
+        self.check_time()
         orders = [self.maker.order(choice) for choice in choices]
         futures = [
             submitted(self.executor, order, self.evaluate, name)
@@ -314,6 +325,17 @@ class Task:
         """Whether all allowed trials were made, or too many networks turned out to be too large."""
         is_late = self.deadline is not None and time.monotonic() > self.deadline
         return is_late or not self.left or len(self.known) >= _MEASURED * self.allowed
+
+    def check_time(self) -> None:
+        """Raise if the time is up."""
+        if self.end is not None and time.monotonic() > self.end:
+            raise OutOfTimeError("the time is up.")
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether sensitivities and latencies are known, so that estimates take no time."""
+        has_table = self.clock is None or self.journal.get("latency") is not None
+        return has_table and self.journal.get("scores") is not None
 
     # -- what cannot be had ------------------------------------------------------------------------------
 

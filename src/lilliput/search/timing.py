@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -154,13 +154,16 @@ class Clock:
         number = self.space.bits_decision(layer)
         return self.kinds(layer)[0 if number is None else choice[number]]
 
-    def fill(self, networks: int, seed: int = 0) -> None:
+    def fill(
+        self, networks: int, seed: int = 0, before_each: Callable[[], None] = lambda: None
+    ) -> None:
         """Time networks until so many were timed, each chosen to show layers at new shapes."""
         rng = np.random.default_rng(seed)
         for done in range(networks):
             choice = self._next(done, rng)
             if done < len(self.times.networks):
                 continue  # an earlier run has timed it; the numbers drawn stay the same
+            before_each()
             log.info("timing network %d of %d for the latency table", done + 1, networks)
             self.measure(choice, self.maker.draft(choice))
 

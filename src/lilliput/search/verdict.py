@@ -1,19 +1,44 @@
-"""Whether a written file keeps the budget, by the figures of its receipt."""
+"""Whether a written file keeps the budget, by the figures of its receipt: met, not met, or not shown.
+
+>>> Verdict(("the budget is not met: macs",), ("noisy",)).word, Verdict((), ("noisy",)).word, Verdict().word
+('not met', 'not shown', 'met')
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from lilliput.measure.latency import doubt_of
 from lilliput.measure.receipt import Figures
 from lilliput.search.task import Task
 
+MET, NOT_MET, NOT_SHOWN = "met", "not met", "not shown"
 
-def missed(
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which budgets a file does not keep, and of which it cannot be told, in words."""
+
+    missed: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def word(self) -> str:
+        """``"met"``, ``"not met"``, or ``"not shown"`` where only a measurement was too noisy."""
+        return NOT_MET if self.missed else NOT_SHOWN if self.unknown else MET
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All of it, for the receipt."""
+        return self.missed + self.unknown
+
+
+def judge(
     task: Task, costs: Mapping[str, float], before: Figures, after: Figures, drop: float | None
-) -> tuple[str, ...]:
-    """Return which budgets a file does not keep, in words; none if it keeps them all.
+) -> Verdict:
+    """Return whether a file keeps its budgets.
 
     Parameters
     ----------
@@ -29,15 +54,15 @@ def missed(
     found = dict(costs)
     if after.bytes is not None:
         found["bytes"] = float(after.bytes)
-    lines = []
+    unknown = []
     limit = task.limits.get("latency")
     if limit is not None and math.isfinite(limit.value):
         doubt = doubt_of(before, after)
         if doubt or not before.p50 or not after.p50:
-            lines.append(f"the budget of latency is not shown to be met: {doubt or 'not timed'}")
+            unknown.append(f"the budget of latency is not shown to be met: {doubt or 'not timed'}")
         else:
             found["latency"] = _latency(task, before.p50, after.p50)
-    lines += [
+    lines = [
         f"the budget is not met: {task.limits[name]}; the file has {task.shown(name, value)}"
         for name, value, bound in task.compared(found)
         if value > bound
@@ -45,7 +70,7 @@ def missed(
     lost = task.baseline - (task.baseline if after.metric is None else after.metric)
     if drop is not None and lost > drop:
         lines.append(f"the executed file loses {lost:.4g}, more than the drop of {drop:g}")
-    return tuple(lines)
+    return Verdict(tuple(lines), tuple(unknown))
 
 
 def _latency(task: Task, before: float, after: float) -> float:

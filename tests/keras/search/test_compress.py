@@ -87,6 +87,28 @@ def test_a_budget_of_latency_is_that_of_onnx_runtime(tmp_path):
     assert found.front[0]["costs"]["latency"] <= 0.7
 
 
+def test_an_evaluation_cannot_reach_the_users_model(tmp_path):
+    model, seen = keras_trained(), []
+    before = model.get_weights()
+
+    def careless(given):
+        metric = keras_accuracy(given)
+        seen.append(given is model)
+        for variable in given.variables:
+            variable.assign(variable * 0)
+        return metric
+
+    rules = [{"op_types": ["Conv2D"], "sparsity": {"choose": [0, 0.5]}}]
+    given = {"evaluate": careless, "data": KERAS.batches(1), "example_inputs": X}
+    task = Search(model, rules, budget={"macs": 0.5}, **given).start(tmp_path)
+    assert task.baseline == keras_accuracy(keras_trained())
+    choice = (1,) * len(task.space.decisions)
+    metric = task.trial(choice).metric
+    assert metric == keras_accuracy(task.candidate(choice).model)
+    assert seen == [False, False]
+    assert all(map(np.array_equal, before, model.get_weights()))
+
+
 def test_a_model_under_a_compressor_is_refused(tmp_path):
     model = keras_trained()
     L1NormPruner(model, [{"op_names": ["inner"], "sparsity": 0.5}]).compress()

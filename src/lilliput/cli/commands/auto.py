@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 
 from lilliput.cli import options
 from lilliput.cli.command import command
+from lilliput.cli.failures import FAILED, UNPROVEN
 from lilliput.cli.functions import load_function
 from lilliput.cli.inputs import Sources, require_inputs
 from lilliput.cli.models import open_model
@@ -20,6 +22,7 @@ from lilliput.cli.terminal import Terminal
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.search.budget import parse_budget
 from lilliput.search.journal import NAME as JOURNAL
+from lilliput.search.verdict import NOT_SHOWN
 
 
 def auto(
@@ -39,7 +42,9 @@ def auto(
     drop: Annotated[
         float | None, typer.Option("--drop", min=0, help="How much of the metric may be lost.")
     ] = None,
-    hours: Annotated[float | None, typer.Option("--hours", help="When to end.")] = None,
+    hours: Annotated[
+        float | None, typer.Option("--hours", help="When to end: nothing new is begun afterwards.")
+    ] = None,
     epochs: Annotated[
         int, typer.Option("--epochs", min=0, help="Epochs of training at most, without --hours.")
     ] = 10,
@@ -87,16 +92,40 @@ def auto(
     result = {
         "path": done.path,
         "is_met": done.is_met,
+        "verdict": done.verdict,
         "receipt": done.receipt.to_dict(),
         "config_list": done.config_list,
         "history": done.history,
     }
-    terminal.result(result, done.receipt, "", f"written to {folder}: {done.path.name}, report.html")
+    written = f"written to {folder}: {done.path.name}, report.html"
+    if done.verdict == NOT_SHOWN:
+        said = _measure_again(done.path, sources)
+        terminal.result(result | {"measure_again": said}, done.receipt, "", written, *said)
+        raise typer.Exit(UNPROVEN)
+    terminal.result(result, done.receipt, "", written)
+    if not done.is_met and terminal.json:
+        raise typer.Exit(FAILED)  # one document, which says so
     if not done.is_met:
         raise AlgorithmError(
             f"the budget is not met; {done.path} is the nearest that was found. Allow more --hours or "
             "--epochs, or loosen it."
         )
+
+
+def _measure_again(path: Path, sources: Sources) -> list[str]:
+    """Say how to find out what a busy machine did not show."""
+    words = ["compare", str(path.with_name(f"original{path.suffix}")), str(path)]
+    given = {
+        "--inputs": sources.inputs,
+        "--input-shape": sources.input_shape,
+        "--data": sources.data,
+    }
+    words += [word for name, value in given.items() if value for word in (name, str(value))]
+    return [
+        "the budget is not shown to be met: the latency was too noisy to tell. Measure again on a quiet "
+        "machine, or add --resume to the command:",
+        f"lilliput {shlex.join(words)}",
+    ]
 
 
 def parse_targets(targets: list[str], drop: float | None) -> dict[str, Any]:

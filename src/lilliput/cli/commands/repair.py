@@ -72,6 +72,7 @@ def repair(
     result = {
         "path": found.path,
         "is_met": found.is_met,
+        "verdict": found.verdict,
         "config_list": found.config_list,
         "front": found.front,
     }
