@@ -32,6 +32,7 @@ def goal(folder, budget, model=None, **others):
     return compress(model or trained(), budget=budget, folder=folder, **given)
 
 
+@pytest.mark.slow
 def test_training_gives_back_what_pruning_took(tmp_path):
     done = goal(tmp_path, {"macs": 0.15, "drop": 0.0}, epochs=4, data=batches(18))
     whats = [entry["what"] for entry in done.history]
@@ -68,6 +69,7 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path, monkeypatch):
     assert done.path.exists() and not list(tmp_path.glob(".next*"))
 
 
+@pytest.mark.slow
 def test_a_run_in_the_same_folder_keeps_the_best_file(tmp_path, monkeypatch):
     monkeypatch.setattr(auto, "_train", lambda *args: None)
     first = goal(tmp_path, {"macs": 0.15, "drop": 0.0})
@@ -136,11 +138,13 @@ def test_what_was_found_when_time_is_up_is_written_and_not_trained(tmp_path, mon
     assert [entry["what"] for entry in done.history][-1] == "found by the search"
 
 
+@pytest.mark.slow
 def test_no_epochs_are_no_training_however_much_time_there_is(tmp_path, monkeypatch):
     monkeypatch.setattr(auto, "_train", None)
     assert not goal(tmp_path, {"macs": 0.15, "drop": 0.0}, epochs=0, hours=1.0).is_met
 
 
+@pytest.mark.slow
 def test_all_files_of_a_target_move_together(tmp_path):
     pytest.importorskip("openvino")
     done = goal(tmp_path, {"macs": 0.9, "drop": 0.5}, target="openvino", epochs=0)

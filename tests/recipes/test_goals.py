@@ -122,6 +122,7 @@ def test_a_plan_tells_trials_and_time(project):
 AUTO = {"auto": {"macs": 0.6}, "config": SEARCH["config"], "trials": 2, "epochs": 0}
 
 
+@pytest.mark.slow
 def test_auto_goes_on_and_ends_with_the_file_that_keeps_the_budget(project, tmp_path, monkeypatch):
     recipe, folder = with_steps({**AUTO, "trials": 1}), tmp_path / "run"
     assert "1. auto, at most 1 trials" in str(plan(recipe))

@@ -124,6 +124,7 @@ def test_a_plan_shows_what_is_compared(project):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.slow
 def test_a_run_with_teachers_that_is_killed_ends_with_the_same_files(tmp_path, digest):
     units = units_of(load_recipe(TAUGHT))
     numbers = {unit.text: str(unit.index + 1) for unit in units}

@@ -305,6 +305,7 @@ def test_every_strategy_refuses_what_cannot_be_met(strategy, tmp_path):
         search({"macs": 0.01}, strategy=strategy).run(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_as_it_would_have_without_an_interruption(tmp_path):
     """The same draws from the same seed; what was evaluated is looked up, and the log is complete."""
     optuna = pytest.importorskip("optuna")

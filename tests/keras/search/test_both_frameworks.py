@@ -34,6 +34,9 @@ def search_of(side, budget, rules, **others):
     return side.package.Search(side.trained(), rules, budget=budget, **given)
 
 
+KERAS_FIRST = ["keras", pytest.param("torch", marks=pytest.mark.slow)]  # tests/search has torch
+
+
 def test_the_twins_compute_the_same():
     np.testing.assert_allclose(*same_answers(), atol=1e-4)
 
@@ -71,7 +74,7 @@ def test_the_exact_best_by_scores_is_the_same(tmp_path):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("framework", SIDES)
+@pytest.mark.parametrize("framework", KERAS_FIRST)
 def test_budgets_are_kept_in_the_written_file(framework, tmp_path):
     budget = {"macs": 0.5, "params": 0.6}
     found = search_of(SIDES[framework], budget, [CHANNELS], trials=1).run(tmp_path)
@@ -91,7 +94,7 @@ def test_budgets_are_kept_in_the_written_file(framework, tmp_path):
     assert float(correct.mean()) == pytest.approx(found.receipt.after.metric)
 
 
-@pytest.mark.parametrize("framework", SIDES)
+@pytest.mark.parametrize("framework", KERAS_FIRST)
 def test_bits_and_bytes_are_those_of_the_written_file(framework, tmp_path):
     budget = {"average_bits": 6, "bytes": 0.5, "drop": 0.1}
     found = search_of(SIDES[framework], budget, BOTH, trials=1).run(tmp_path)
