@@ -132,8 +132,11 @@ def _read_form(name: str, dtype: str, shape: tuple[int, ...], source: Source) ->
         return Form(name)
     count, folded = source.number(_MOST_CODES) + 1, source.number(_MOST_CODES)
     low = -(folded + 1) // 2 if folded & 1 else folded // 2
-    if name == "grid" and (dtype not in _ON_GRIDS or not count_groups(group, shape)):
+    is_on_grid = dtype in _ON_GRIDS and shape and count_groups(group, shape)
+    if name == "grid" and not is_on_grid:
         raise damaged(f"a tensor of type {dtype} and shape {shape} is on a grid")
+    if name == "table" and not shape:
+        raise damaged(f"a tensor of type {dtype} and shape {shape} is in a table")
     width = DTYPES[dtype][1]
     if name == "float" and not (width and low >= 0 and low + count <= 1 << width):
         raise damaged(f"a tensor of type {dtype} has the exponents {low} to {low + count - 1}")
