@@ -292,3 +292,39 @@ def test_a_tied_model_refuses_a_shrunk_one_whose_tensors_differ(tmp_path, compac
     with pytest.raises(StateError, match=r"m: '0\.weight' and '2\.weight' are one"):
         lt.load(target, tmp_path / "m")
     assert target[0].weight.shape == (8, 4)
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, tensor):
+        super().__init__()
+        self.register_buffer("held", tensor)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Holder(torch.zeros(3, dtype=torch.complex128)), "'held' .*complex128"),
+        (lambda: Holder(torch.eye(3).to_sparse()), "'held' .*sparse"),
+        (lambda: Holder(torch.eye(3).to_sparse_csr()), "'held' .*sparse"),
+        (
+            lambda: Holder(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)),
+            "'held' .*qint8",
+        ),
+        (lambda: torch.nn.Sequential(torch.nn.LazyLinear(3)), "'0.weight' .*no shape yet"),
+        (lambda: torch.nn.Linear(2, 2, device="meta"), "'weight' .*meta"),
+    ],
+    ids=["complex128", "sparse", "csr", "quantized", "lazy", "meta"],
+)
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # torch warns of lazy, of quantized and of some sparse tensors
+def test_tensors_that_files_cannot_hold_are_refused_by_name(tmp_path, make, message, compact):
+    path = tmp_path / "m.lil"
+    path.write_bytes(b"as it was")
+    with pytest.raises(LilliputError, match=message):
+        lt.save(make(), path, compact=compact)
+    assert path.read_bytes() == b"as it was"
+    lt.save(torch.nn.Linear(2, 2), path, compact=compact)
+    with pytest.raises(LilliputError, match=message):
+        lt.load(make(), path)

@@ -17,6 +17,7 @@ from lilliput.compact.tensors import (
     FORMS,
     Form,
     Stored,
+    check_type,
     choose_form,
     count_groups,
     grid_signs,
@@ -25,7 +26,6 @@ from lilliput.compact.tensors import (
     signs_of,
     unrotated,
 )
-from lilliput.errors import StateError
 
 Array = Any
 
@@ -147,11 +147,7 @@ def write_tensor(
     name: str, stored: Stored, head: Bytes, port: Port, plain: bytearray, links: Links
 ) -> None:
     """Write a tensor in the form that takes the fewest bytes."""
-    if stored.dtype not in DTYPES:
-        raise StateError(
-            f"tensor {name!r} has the type {stored.dtype}, which compact files do not hold; expected one "
-            f"of {', '.join(DTYPES)}."
-        )
+    check_type(name, stored)
     bits = stored.bits
     form, codes, has_mask = choose_form(stored)
     layout = choose_layout(form, codes, bits, has_mask, links)

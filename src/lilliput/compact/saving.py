@@ -22,7 +22,7 @@ import numpy as np
 
 from lilliput.compact.entries import Entry
 from lilliput.compact.format import LIMIT, STEPS, Content, decode, encode, is_compact, read_note
-from lilliput.compact.tensors import DTYPES, Stored
+from lilliput.compact.tensors import DTYPES, Stored, check_type
 from lilliput.errors import ConfigError, StateError
 from lilliput.files import write_atomically
 from lilliput.frameworks import backend_of
@@ -192,6 +192,8 @@ def to_safetensors(tensors: Mapping[str, Stored]) -> bytes:
     """Return tensors as the bytes of a safetensors file."""
     from safetensors import TensorSpec, serialize
 
+    for name, stored in tensors.items():
+        check_type(name, stored)
     # Names for the arrays keep them in memory while safetensors reads it.
     held = {name: np.ascontiguousarray(stored.bits) for name, stored in tensors.items()}
     specs = {
