@@ -299,6 +299,16 @@ def test_eight_bit_floats_on_a_grid_are_refused():
         decode(data)
 
 
+def test_a_number_on_a_grid_or_in_a_table_is_refused():
+    data = bytes.fromhex("4c494c4301a5e08b2b1a63606064646460e048d42b4fcd4ccf28e1636066606260600000")
+    with pytest.raises(StateError, match=r"float64 and shape \(\) is on a grid"):
+        decode(data)
+    for dtype in DTYPES:
+        for form in (2, 3):
+            with pytest.raises(StateError, match=r"shape \(\) is (on a grid|in a table)"):
+                decode(made_up(dtype, form, (), (0, 1, *([0] * (form - 2)), 0, 0)))
+
+
 def test_sizes_are_checked_before_memory_is_taken():
     data = encode({"w": Stored.of(np.zeros((4096, 4096), np.float32))})
     assert len(data) < 100

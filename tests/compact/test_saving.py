@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import lilliput.torch as lt
+from lilliput.compact.saving import _upper_half
 from lilliput.errors import ConfigError, LilliputError, StateError, WriteError
 
 
@@ -292,3 +293,66 @@ def test_a_tied_model_refuses_a_shrunk_one_whose_tensors_differ(tmp_path, compac
     with pytest.raises(StateError, match=r"m: '0\.weight' and '2\.weight' are one"):
         lt.load(target, tmp_path / "m")
     assert target[0].weight.shape == (8, 4)
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, tensor):
+        super().__init__()
+        self.register_buffer("held", tensor)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Holder(torch.zeros(3, dtype=torch.complex128)), "'held' .*complex128"),
+        (lambda: Holder(torch.eye(3).to_sparse()), "'held' .*sparse"),
+        (lambda: Holder(torch.eye(3).to_sparse_csr()), "'held' .*sparse"),
+        (
+            lambda: Holder(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)),
+            "'held' .*qint8",
+        ),
+        (lambda: torch.nn.Sequential(torch.nn.LazyLinear(3)), "'0.weight' .*no shape yet"),
+        (lambda: torch.nn.Linear(2, 2, device="meta"), "'weight' .*meta"),
+    ],
+    ids=["complex128", "sparse", "csr", "quantized", "lazy", "meta"],
+)
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # torch warns of lazy, of quantized and of some sparse tensors
+def test_tensors_that_files_cannot_hold_are_refused_by_name(tmp_path, make, message, compact):
+    path = tmp_path / "m.lil"
+    path.write_bytes(b"as it was")
+    with pytest.raises(LilliputError, match=message):
+        lt.save(make(), path, compact=compact)
+    assert path.read_bytes() == b"as it was"
+    lt.save(torch.nn.Linear(2, 2), path, compact=compact)
+    with pytest.raises(LilliputError, match=message):
+        lt.load(make(), path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_bias_bits_hold_for_every_type(tmp_path, dtype):
+    torch.manual_seed(0)
+    model, again = (torch.nn.Linear(4, 200).to(dtype) for _ in range(2))
+    size = lt.save(model, tmp_path / "m.lil", compact=True)
+    assert lt.save(model, tmp_path / "m.lil", compact=True, bias_bits=3) < size
+    lt.load(again, tmp_path / "m.lil")
+    assert len(again.bias.unique()) == 7
+    step = model.bias.double().abs().max() / 3
+    near = (model.bias.double() / step).round() * step
+    torch.testing.assert_close(again.bias.double(), near, rtol=1e-2, atol=0)
+    assert torch.equal(again.weight, model.weight)
+
+
+def test_bias_bits_of_eight_bit_floats_are_refused(tmp_path):
+    model = torch.nn.Linear(4, 4).to(torch.float8_e4m3fn)
+    with pytest.raises(ConfigError, match="bias_bits: 'bias' is float8_e4m3fn, expected float16"):
+        lt.save(model, tmp_path / "m.lil", compact=True, bias_bits=3)
+    assert not (tmp_path / "m.lil").exists()
+
+
+def test_rounded_bfloat16_biases_are_the_nearest_ones():
+    values = torch.randn(1000) * torch.logspace(-30, 30, 1000)
+    bits = _upper_half(values.numpy())
+    assert (bits == values.to(torch.bfloat16).view(torch.uint16).numpy()).all()

@@ -1,11 +1,14 @@
 """A shrunk model comes back from its folder, into the original class, bit for bit."""
 
+import copy
 import json
 
 import pytest
 import torch
 from torch import nn
 
+from lilliput.compact.format import decode, encode
+from lilliput.compact.tensors import Stored
 from lilliput.errors import StateError
 from lilliput.torch import L1NormPruner, load, speedup
 
@@ -176,3 +179,41 @@ def test_a_model_under_a_compressor_is_not_loaded_into(tmp_path):
     L1NormPruner(model, [{"sparsity": 0.5}], example_inputs=x).compress()
     with pytest.raises(StateError, match="under a compressor"):
         load(model, tmp_path)
+
+
+def tiny():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize(
+    ("saved", "here"),
+    [
+        (torch.float32, torch.float16),
+        (torch.float32, torch.float64),
+        (torch.float64, torch.float32),
+    ],
+)
+def test_a_model_of_another_type_is_refused_and_stays(saved, here, compact, tmp_path):
+    model, x = tiny().to(saved), torch.randn(2, 4, dtype=saved)
+    shrink(model, x).save(tmp_path / "m", compact=compact)
+    other = tiny().to(here)
+    before = copy.deepcopy(other.state_dict())
+    names = f"'0.weight' is {saved}, expected {here}".replace("torch.", "")
+    with pytest.raises(StateError, match=names):
+        load(other, tmp_path / "m")
+    assert all(torch.equal(v, before[k]) for k, v in other.state_dict().items())
+    assert torch.equal(load(tiny().to(saved), tmp_path / "m")(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
+def test_a_made_up_file_with_one_tensor_of_another_type_is_refused(dtype, tmp_path):
+    model, x, path = tiny(), torch.randn(2, 4), tmp_path / "m.lil"
+    shrink(model, x).save(path, compact=True)
+    content = decode(path.read_bytes())
+    bias = content.tensors["2.bias"].array().astype(dtype)
+    path.write_bytes(encode({**content.tensors, "2.bias": Stored.of(bias)}, content.note))
+    other = tiny()
+    with pytest.raises(StateError, match=f"'2.bias' is {dtype}, expected float32"):
+        load(other, path)
+    assert other[0].out_features == 8

@@ -17,6 +17,7 @@ from lilliput.compact.tensors import (
     FORMS,
     Form,
     Stored,
+    check_type,
     choose_form,
     count_groups,
     grid_signs,
@@ -25,7 +26,6 @@ from lilliput.compact.tensors import (
     signs_of,
     unrotated,
 )
-from lilliput.errors import StateError
 
 Array = Any
 
@@ -132,8 +132,11 @@ def _read_form(name: str, dtype: str, shape: tuple[int, ...], source: Source) ->
         return Form(name)
     count, folded = source.number(_MOST_CODES) + 1, source.number(_MOST_CODES)
     low = -(folded + 1) // 2 if folded & 1 else folded // 2
-    if name == "grid" and (dtype not in _ON_GRIDS or not count_groups(group, shape)):
+    is_on_grid = dtype in _ON_GRIDS and shape and count_groups(group, shape)
+    if name == "grid" and not is_on_grid:
         raise damaged(f"a tensor of type {dtype} and shape {shape} is on a grid")
+    if name == "table" and not shape:
+        raise damaged(f"a tensor of type {dtype} and shape {shape} is in a table")
     width = DTYPES[dtype][1]
     if name == "float" and not (width and low >= 0 and low + count <= 1 << width):
         raise damaged(f"a tensor of type {dtype} has the exponents {low} to {low + count - 1}")
@@ -144,11 +147,7 @@ def write_tensor(
     name: str, stored: Stored, head: Bytes, port: Port, plain: bytearray, links: Links
 ) -> None:
     """Write a tensor in the form that takes the fewest bytes."""
-    if stored.dtype not in DTYPES:
-        raise StateError(
-            f"tensor {name!r} has the type {stored.dtype}, which compact files do not hold; expected one "
-            f"of {', '.join(DTYPES)}."
-        )
+    check_type(name, stored)
     bits = stored.bits
     form, codes, has_mask = choose_form(stored)
     layout = choose_layout(form, codes, bits, has_mask, links)

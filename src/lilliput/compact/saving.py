@@ -22,7 +22,7 @@ import numpy as np
 
 from lilliput.compact.entries import Entry
 from lilliput.compact.format import LIMIT, STEPS, Content, decode, encode, is_compact, read_note
-from lilliput.compact.tensors import DTYPES, Stored
+from lilliput.compact.tensors import DTYPES, Stored, check_type
 from lilliput.errors import ConfigError, StateError
 from lilliput.files import write_atomically
 from lilliput.frameworks import backend_of
@@ -192,6 +192,8 @@ def to_safetensors(tensors: Mapping[str, Stored]) -> bytes:
     """Return tensors as the bytes of a safetensors file."""
     from safetensors import TensorSpec, serialize
 
+    for name, stored in tensors.items():
+        check_type(name, stored)
     # Names for the arrays keep them in memory while safetensors reads it.
     held = {name: np.ascontiguousarray(stored.bits) for name, stored in tensors.items()}
     specs = {
@@ -228,10 +230,15 @@ def parse_safetensors(data: bytes) -> dict[str, Stored]:
 
 def _rounded(name: str, stored: Stored, bits: int) -> Stored:
     """Return a bias as multiples of a scale; other tensors as they are."""
-    is_bias = name.endswith("bias") and stored.dtype in ("float16", "float32", "float64")
-    if not is_bias or not stored.bits.size:
+    if not name.endswith("bias") or "float" not in stored.dtype or not stored.bits.size:
         return stored
-    values = stored.array()
+    if stored.dtype.startswith("float8"):
+        raise ConfigError(
+            f"bias_bits: {name!r} is {stored.dtype}, expected float16, bfloat16, float32 or float64; leave "
+            "bias_bits out, or convert the model first."
+        )
+    is_brain = stored.dtype == "bfloat16"  # the upper half of a float32
+    values = (stored.bits.astype("u4") << 16).view("f4") if is_brain else stored.array()
     exact = values.astype(np.float64)
     largest = np.abs(exact).max()
     if not np.isfinite(largest):
@@ -241,7 +248,15 @@ def _rounded(name: str, stored: Stored, bits: int) -> Stored:
         return stored
     with np.errstate(over="ignore"):
         rounded = np.round(exact / np.float64(scale)).astype(values.dtype) * scale
-    return Stored.of(rounded) if np.isfinite(rounded).all() else stored
+    if not np.isfinite(rounded).all():
+        return stored
+    return Stored("bfloat16", _upper_half(rounded)) if is_brain else Stored.of(rounded)
+
+
+def _upper_half(values: Any) -> Any:
+    """Return the bits of the bfloat16 nearest to each float32, the even one of two."""
+    bits = values.view("u4")
+    return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("u2")
 
 
 def _compare(entries: list[Entry], expected: Types | None) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from lilliput.compact.ans import entropy
 from lilliput.compact.fields import Planes
 from lilliput.compact.grids import find_grid, products
+from lilliput.errors import StateError
 
 Array = Any
 
@@ -98,6 +99,15 @@ class Form:
     side: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     group: int = 0
     signs: Array = field(default_factory=lambda: np.zeros(1, np.int8))
+
+
+def check_type(name: str, stored: Stored) -> None:
+    """Refuse a tensor of a type that cannot be read again."""
+    if stored.dtype not in DTYPES:
+        raise StateError(
+            f"tensor {name!r} has the type {stored.dtype}, which files of weights do not hold; expected one "
+            f"of {', '.join(DTYPES)}."
+        )
 
 
 def rotated(bits: Array) -> Array:

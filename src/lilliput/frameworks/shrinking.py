@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,6 +102,21 @@ def compare_shapes(saved: Shapes, here: Shapes, folder: Path) -> None:
         raise StateError(
             f"{folder} was shrunk from another model than this one; give load() a model as it was "
             f"before shrinking:{listed}{more}"
+        )
+
+
+def compare_types(saved: Mapping[str, str], here: Mapping[str, str], folder: Path) -> None:
+    """Refuse a model that would round the saved tensors to types of its own."""
+    faults = [
+        f"{name!r} is {saved[name]}, expected {kind}"
+        for name, kind in here.items()
+        if saved.get(name, kind) != kind
+    ]
+    if faults:
+        more = f"; {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise StateError(
+            f"{folder}: its tensors are of other types than this model's: {'; '.join(faults[:5])}{more}. "
+            "Convert the model to the types of the file first."
         )
 
 

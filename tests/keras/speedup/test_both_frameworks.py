@@ -288,3 +288,25 @@ def test_open_sizes_and_several_inputs_are_saved(tmp_path):
     assert np.array_equal(array(again(inputs)), array(result.model(inputs)))
     with pytest.raises(UnsupportedModelError, match="received"):
         lilliput.keras.load("no model", tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_keras_weights_of_a_shrunk_model_are_not_rounded_by_loading(dtype, tmp_path):
+    def net(dtype):
+        first = layers.Dense(8, name="a", dtype=dtype)
+        return keras.Sequential([keras.Input((4,)), first, layers.Dense(2, name="b", dtype=dtype)])
+
+    def saved(dtype, folder):
+        model, x = net(dtype), np.ones((2, 4), dtype="float32")
+        lilliput.keras.L1NormPruner(model, [{"op_names": ["a"], "sparsity": 0.5}]).compress()
+        result = lilliput.keras.speedup(model, x)
+        result.save(folder)
+        return result.model
+
+    saved("float32", tmp_path / "wide")
+    with pytest.raises(StateError, match=f"is float32, expected {dtype}"):
+        lilliput.keras.load(net(dtype), tmp_path / "wide")
+    shrunk = saved(dtype, tmp_path / "narrow")
+    again = lilliput.keras.load(net(dtype), tmp_path / "narrow")
+    for one, two in zip(again.weights, shrunk.weights, strict=True):
+        assert np.array_equal(*(array(x.value).astype("float32") for x in (one, two)))

@@ -14,7 +14,8 @@ from lilliput.frameworks.keras.model import compressors_of
 from lilliput.frameworks.keras.reader import graph_of
 from lilliput.frameworks.keras.scopes import sync
 from lilliput.frameworks.keras.tensors import Tensors, shapes_of, unhidden
-from lilliput.frameworks.shrinking import Shapes, check_cuts, compare_shapes
+from lilliput.frameworks.keras.variables import to_array
+from lilliput.frameworks.shrinking import Shapes, check_cuts, compare_shapes, compare_types
 from lilliput.graph.collect import find_groups
 from lilliput.graph.cuts import find_cuts
 from lilliput.graph.plan import Plan
@@ -83,9 +84,19 @@ def replay(model: Any, plan: Plan, source: Shapes, tensors: Any, inputs: Any, fo
         {name: [int(n) for n in x.shape] for name, x in here.items()},
         folder,
     )
+    saved = {name: _type_of(array, here[name]) for name, array in tensors.items()}
+    compare_types(saved, {name: _type_of(to_array(x), x) for name, x in here.items()}, folder)
     for name, variable in here.items():
         variable.assign(tensors[name])
     return take_over(model, new)[0]
+
+
+def _type_of(array: Any, variable: Any) -> str:
+    """Return the type of a saved array; bfloat16 is saved as float32, of which half the bits are zero."""
+    if str(array.dtype) == "float32" and str(variable.dtype) == "bfloat16":
+        is_exact = not (array.view(np.uint32) & 0xFFFF).any()
+        return "bfloat16" if is_exact else "float32"
+    return str(array.dtype)
 
 
 def _new_names(saved: Shapes, here: Shapes) -> dict[str, str]:

@@ -631,12 +631,14 @@ class TorchBackend(Backend):
         if any(isinstance(module, Sidecar) for module in model.modules()):
             raise StateError("the model is under a compressor; strip() it before loading.")
         state = self.model_tensors(unwrapped(model))
+        files.check_storable(state)
         return {name: (files.type_of(t), tuple(t.shape)) for name, t in state.items()}
 
     def stored(self, model: nn.Module) -> dict[str, tuple[str, Any]]:
         """Return the state dict of the plain model; see :mod:`export`."""
         from lilliput.frameworks.torch.export.plain import check_norms, compressed_state_dict
 
+        files.check_storable(self.model_tensors(unwrapped(model)))
         check_norms(unwrapped(model))
         state = compressed_state_dict(unwrapped(model))
         return {name: files.to_bits(tensor) for name, tensor in state.items()}

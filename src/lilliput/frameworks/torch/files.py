@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from lilliput.errors import StateError
 from lilliput.frameworks.torch.weights import local, whole
+
+_MOST_BYTES = 8  # of a number
 
 
 def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -39,6 +42,22 @@ def parse_tensors(data: bytes) -> dict[str, Tensor]:
         return load(data)
     except SafetensorError as error:
         raise StateError(f"not a safetensors file: {error}") from error
+
+
+def check_storable(state: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that a file cannot hold: those without values, and those that are not an array."""
+    for name, tensor in state.items():
+        if is_lazy(tensor):
+            why = "has no shape yet; call the model once first"
+        elif tensor.is_meta:
+            why = "is on the meta device, where tensors have no values; move the model with to_empty() first"
+        elif tensor.layout is not torch.strided:
+            why = f"has the layout {tensor.layout}; expected a dense tensor: call to_dense() on it first"
+        elif tensor.is_quantized or tensor.element_size() > _MOST_BYTES:
+            why = f"has the type {type_of(tensor)}, which files of weights do not hold; convert it first"
+        else:
+            continue
+        raise StateError(f"tensor {name!r} {why}.")
 
 
 def check_tied(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:

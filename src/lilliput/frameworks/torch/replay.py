@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.errors import StateError
-from lilliput.frameworks.shrinking import Shapes, check_cuts, compare_shapes
+from lilliput.frameworks.shrinking import Shapes, check_cuts, compare_shapes, compare_types
 from lilliput.frameworks.torch.build import build, build_in_place, capture_parts
 from lilliput.frameworks.torch.capture import Call, as_inputs, plain_copy
 from lilliput.frameworks.torch.cutting import shapes_of
-from lilliput.frameworks.torch.files import check_tied
+from lilliput.frameworks.torch.files import check_storable, check_tied, type_of
 from lilliput.frameworks.torch.plan_checks import check_attributes, check_layers, check_run
 from lilliput.frameworks.torch.sidecar import Sidecar
 from lilliput.graph.plan import Plan
@@ -32,6 +32,7 @@ def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise StateError(f"{name!r} in the state dict is not a tensor; it cannot be saved.")
+    check_storable(state)
     return dict(state)
 
 
@@ -83,6 +84,8 @@ def replay(
 
 def _check_tensors(state: Tensors, tensors: Tensors, folder: Path) -> None:
     """Refuse tensors that a shrunk model would not hold as they are in the file."""
+    saved, here = ({k: type_of(t) for k, t in x.items()} for x in (tensors, state))
+    compare_types(saved, here, folder)
     try:
         check_tied(state, tensors)
     except StateError as error:
