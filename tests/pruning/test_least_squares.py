@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.errors import ConfigError
+from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.torch import L1NormPruner, LeastSquaresPruner, reconstruct
 
 
@@ -60,6 +60,19 @@ def test_layers_that_are_called_by_keyword_are_seen():
         pruned(LeastSquaresPruner, model, op_names=["0"], sparsity=0.25)
         found.append(gone(model[0]))
     assert len(found[0]) == 2 and found[0] == found[1]
+
+
+def test_batches_without_examples_show_nothing():
+    model, x = net(), torch.randn(64, 3, 8, 8)
+    pruner = LeastSquaresPruner(
+        model, [{"op_names": ["0"], "sparsity": 0.25}], example_inputs=x[:2]
+    )
+    pruner.compress()
+    with pytest.raises(AlgorithmError, match="nothing was seen of layer '2'"):
+        pruner.calibrate([x[:0]])
+    assert gone(model[0]) == [2]  # as before
+    pruner.calibrate([x, x[:0]])
+    assert len(gone(model[0])) == 2
 
 
 def test_after_reconstruction_less_is_lost_than_by_the_smallest_weights():

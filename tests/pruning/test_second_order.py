@@ -254,3 +254,15 @@ def test_a_batch_that_is_not_a_number_is_named_and_nothing_changes(bad):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     pruner.calibrate(list(x))
     assert int((pruner.compress()[0].weight == 0).sum()) == 24
+
+
+def test_a_batch_without_examples_is_named_and_nothing_changes():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    before = copy.deepcopy(model.state_dict())
+    pruner = SecondOrderPruner(model, [{"op_types": ["Linear"], "sparsity": 0.5}])
+    pruner.compress()
+    with pytest.raises(AlgorithmError, match=r"calibrate\(\): batch 2 has no examples"):
+        pruner.calibrate([torch.randn(4, 8), torch.zeros(0, 8)])
+    pruner.strip()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])

@@ -111,6 +111,17 @@ def test_a_start_far_below_zero_is_finite_in_both_directions():
     assert pruner.sparsity() == 0
 
 
+def test_lbfgs_is_refused_where_thresholds_are_more_precise_than_weights():
+    model = nn.Linear(4, 4).bfloat16()
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    pruner = STRPruner(model, [{}], optimizer)
+    with pytest.raises(ConfigError, match="LBFGS cannot train parameters of torch.bfloat16 and "):
+        pruner.compress()
+    assert torch.equal(model.weight, before) and type(model) is nn.Linear
+    assert len(optimizer.param_groups[0]["params"]) == 2
+
+
 def test_arguments_that_make_no_sense_are_refused():
     for options, text in (
         ({"decay": -1.0}, "decay: received -1.0"),

@@ -155,7 +155,7 @@ class LeastSquaresMasker(CollectingMasker):
         rows = channel_rows(xp.widen(xp.detach(given)), layer.channel_axis)
         examples = int(xp.shape(given)[0])
 
-        if not self.can_count(rows, layer.name):
+        if not examples or not self.can_count(rows, layer.name):
             return
 
         def take(gradient: Tensor) -> None:

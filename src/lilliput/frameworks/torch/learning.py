@@ -38,7 +38,7 @@ class Learned:
     def __init__(
         self, optimizer: torch.optim.Optimizer, found: Sequence[tuple[str, nn.Parameter, Any]]
     ) -> None:
-        _check_fit(optimizer)
+        _check_fit(optimizer, [parameter for _, parameter, _ in found])
         self.optimizer = optimizer
         self.names = {id(parameter): name for name, parameter, _ in found}
         groups = optimizer.param_groups
@@ -86,7 +86,7 @@ class Learned:
         self._apart = []
 
 
-def _check_fit(optimizer: torch.optim.Optimizer) -> None:
+def _check_fit(optimizer: torch.optim.Optimizer, learned: Sequence[nn.Parameter]) -> None:
     for cls in type(optimizer).__mro__:
         reason = _UNFIT.get(cls.__name__)
         if reason is not None:
@@ -102,6 +102,14 @@ def _check_fit(optimizer: torch.optim.Optimizer) -> None:
             raise ConfigError(
                 "optimizer: this LBFGS has made steps without the scales that are learned; make a new one "
                 "after compress(), and bind_optimizer(optimizer)."
+            )
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        kinds = sorted({str(p.dtype) for p in [*held, *learned]})
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"optimizer: LBFGS cannot train parameters of {' and '.join(kinds)} together, and what this "
+                "compressor learns is float32 at least; train the model in float32, or use another "
+                "optimizer."
             )
         optimizer._numel_cache = None
 

@@ -228,6 +228,13 @@ def _shapes(batch: Inputs) -> list[tuple[int, ...]]:
 def _check(model: nn.Module, teacher: nn.Module, batches: list[Inputs], title: str) -> None:
     if not batches:
         raise AlgorithmError(f"{title}: no batches were given, expected a few hundred examples.")
+    for number, batch in enumerate(batches, 1):
+        shapes = [shape for shape in _shapes(batch) if shape]
+        if shapes and all(shape[0] == 0 for shape in shapes):
+            raise AlgorithmError(
+                f"{title}: batch {number} has no examples: received a tensor of shape {shapes[0]}; leave "
+                "this batch out. Nothing was changed."
+            )
     own, other = (
         {x: tuple(t.shape) for x, t in named_tensors(plain_copy(m, share=True)).items()}
         for m in (model, teacher)
