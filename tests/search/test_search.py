@@ -214,6 +214,20 @@ def test_what_is_not_installed_is_named_before_any_work(module, others, message,
         ({"recover": "train"}, "recover: received 'train'"),
         ({"trials": 0}, "trials: received 0"),
         ({"data": []}, "data: received no batch"),
+        ({"data": None}, "data: received None, expected batches"),
+        ({"data": 3}, "data: received 3, expected batches"),
+        ({"data": [X[:0]]}, "data: batch 0 .* is empty, expected"),
+        ({"data": X}, r"data: batch 0 \(1×8×8 float32\) has 3 axes, expected .*4×1×8×8 float32"),
+        (
+            {"data": [X, X[:, [0, 0]]]},
+            r"cannot be called with batch 1 \(4×2×8×8 float32.*RuntimeError",
+        ),
+        (
+            {"data": [X.long()]},
+            "data: the model cannot be called with batch 0 .*int64.* RuntimeError",
+        ),
+        ({"data": [{"pixels": X}]}, "data: the model cannot be called with batch 0"),
+        ({"data": [None]}, "data: the model cannot be called with batch 0"),
     ],
 )
 def test_bad_arguments_are_refused(others, message):
