@@ -72,16 +72,19 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def remove_stale(folder: Path, pattern: re.Pattern[str], keep: str = "") -> None:
+def remove_stale(
+    folder: Path, pattern: re.Pattern[str], keep: str = "", seconds: float = STALE_SECONDS
+) -> None:
     """Remove files that fit ``pattern`` and that no living process can still be writing.
 
-    That is those of an hour ago or older and, where the system has locks, without a lock.
+    That is those of an hour ago or older and, where the system has locks, without a lock. Where files
+    belong to one process at a time, the lock says enough, and fewer seconds may be given.
     """
     with contextlib.suppress(OSError):  # tidying up must never be what fails
         for entry in os.scandir(folder):
             if pattern.fullmatch(entry.name) and entry.name != keep:
                 with contextlib.suppress(OSError):
-                    if _is_stale(entry):
+                    if _is_stale(entry, STALE_SECONDS if os.name == "nt" else seconds):
                         Path(entry.path).unlink()
 
 
@@ -131,10 +134,10 @@ def _replace(target: Path, data: bytes) -> None:
             os.close(held)
 
 
-def _is_stale(entry: os.DirEntry[str]) -> bool:
+def _is_stale(entry: os.DirEntry[str], seconds: float) -> bool:
     if not entry.is_file(follow_symlinks=False):
         return False
-    if time.time() - entry.stat(follow_symlinks=False).st_mtime < STALE_SECONDS:
+    if time.time() - entry.stat(follow_symlinks=False).st_mtime < seconds:
         return False
     descriptor = os.open(entry.path, os.O_RDONLY)
     try:

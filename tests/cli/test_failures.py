@@ -1,6 +1,7 @@
 """Every way to fail: what is shown, and the exit code."""
 
 import json
+import shlex
 
 import pytest
 
@@ -47,6 +48,21 @@ def test_ctrl_c_says_how_to_go_on(lilliput, place, monkeypatch):
     assert ended.code == 130
     expected = "interrupted; continue with: lilliput run 'my recipe.yaml' -o out --resume\n"
     assert ended.err == expected
+    monkeypatch.setattr("lilliput.recipes.auto.compress", interrupted)
+    words = ["auto", "tiny_cli:build", "--target", "macs=0.5", "--data", "tiny_cli:batches"]
+    words += ["--evaluate", "tiny_cli:accuracy", "-o", "my best"]
+    ended = lilliput(*words)
+    again = f"lilliput {shlex.join(words)} --resume"
+    assert ended.code == 130
+    assert ended.err == f"interrupted; no file was written yet; continue with: {again}\n"
+    (place / "my best").mkdir()
+    (place / "my best" / "model.onnx").touch()  # interrupted while its receipt was taken
+    assert lilliput(*words).err == f"interrupted; continue with: {again}\n"
+    monkeypatch.setattr("lilliput.search.repair.repair", interrupted)
+    (place / "rules.json").write_text('[{"op_types": ["default"], "sparsity": 0.5}]')
+    words = ["repair", "tiny_cli:build", "rules.json", "--drop", "0.1", *words[4:8]]
+    again = f"lilliput {shlex.join(words)} --resume"
+    assert lilliput(*words).err == f"interrupted; continue with: {again}\n"
     monkeypatch.setattr("lilliput.cli.checkup.total_memory", interrupted)
     assert lilliput("doctor").err == "interrupted\n"
 

@@ -164,6 +164,9 @@ def test_what_cannot_be_met_says_so_and_where_the_file_is(tmp_path):
     [
         ({"data": iter([])}, "received an iterator"),
         ({"data": []}, "received no batch"),
+        ({"data": None}, "data: received None, expected batches"),
+        ({"data": lambda: None}, "data: received None, expected batches"),
+        ({"data": [digits()[0][:0]]}, "data: the first batch has no examples"),
         ({"hours": 0}, "hours: received 0"),
         ({"epochs": -1}, "epochs: received -1"),
     ],

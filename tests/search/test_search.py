@@ -150,7 +150,14 @@ def test_a_drop_that_cannot_be_kept_says_what_can_be_had(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(float("nan"), "returned nan on the original"), ("good", "returned str, expected one number")],
+    [
+        (float("nan"), "returned nan on the original"),
+        ("good", "returned str, expected one number"),
+        ("1", "returned str, expected one number"),
+        (True, "returned bool, expected one number"),
+        (np.True_, "returned bool, expected one number"),
+        (torch.tensor(True), "returned Tensor of bool, expected one number"),
+    ],
 )
 def test_an_evaluation_that_is_no_number_is_refused(value, message, tmp_path):
     with pytest.raises((AlgorithmError, ConfigError), match=message):
@@ -214,6 +221,20 @@ def test_what_is_not_installed_is_named_before_any_work(module, others, message,
         ({"recover": "train"}, "recover: received 'train'"),
         ({"trials": 0}, "trials: received 0"),
         ({"data": []}, "data: received no batch"),
+        ({"data": None}, "data: received None, expected batches"),
+        ({"data": 3}, "data: received 3, expected batches"),
+        ({"data": [X[:0]]}, "data: batch 0 .* is empty, expected"),
+        ({"data": X}, r"data: batch 0 \(1×8×8 float32\) has 3 axes, expected .*4×1×8×8 float32"),
+        (
+            {"data": [X, X[:, [0, 0]]]},
+            r"cannot be called with batch 1 \(4×2×8×8 float32.*RuntimeError",
+        ),
+        (
+            {"data": [X.long()]},
+            "data: the model cannot be called with batch 0 .*int64.* RuntimeError",
+        ),
+        ({"data": [{"pixels": X}]}, "data: the model cannot be called with batch 0"),
+        ({"data": [None]}, "data: the model cannot be called with batch 0"),
     ],
 )
 def test_bad_arguments_are_refused(others, message):
@@ -225,6 +246,19 @@ def test_latency_in_a_runtime_that_does_not_tell_is_refused(tmp_path):
     pytest.importorskip("openvino")
     with pytest.raises(ConfigError, match="OpenVINO does not tell"):
         search({"latency": 0.5}, target="openvino").run(tmp_path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no locks")
+def test_what_a_killed_search_left_is_removed_when_it_goes_on(tmp_path):
+    import fcntl
+
+    left = tmp_path / ".search.json.0123456789abcdef.lilliput"
+    held = tmp_path / ".search.json.fedcba9876543210.lilliput"
+    left.write_bytes(b"{")
+    with held.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as a living process has it
+        search({"macs": 0.5}).start(tmp_path)
+        assert not left.exists() and held.exists()
 
 
 def test_a_folder_of_another_search_is_refused(tmp_path):

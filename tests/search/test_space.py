@@ -92,3 +92,16 @@ def test_a_pruner_of_single_weights_is_refused():
     rules = [{"op_types": ["Linear"], "sparsity": EIGHT}]
     with pytest.raises(ConfigError, match="removes single weights"):
         Space(nn.Sequential(nn.Linear(4, 4)), rules, torch.zeros(2, 4), pruner="level")
+
+
+def test_a_sparsity_of_nothing_but_0_is_accepted_where_nothing_can_be_removed():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    rules = [
+        {"op_types": ["Linear"], "sparsity": {"choose": [0, 0.5]}},
+        {"op_names": ["2"], "sparsity": 0, "quant_bits": 8},
+    ]
+    space = Space(model, rules, torch.zeros(2, 4))
+    assert [str(d) for d in space.decisions] == ["sparsity of 0: 0 or 0.5", "quant_bits of 2: 8"]
+    rules[1]["sparsity"] = 0.5
+    with pytest.raises(ConfigError, match=r"rule 1 .*channels of '2' cannot be removed"):
+        Space(model, rules, torch.zeros(2, 4))

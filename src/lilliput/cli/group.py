@@ -20,7 +20,7 @@ from lilliput.errors import nearest
 
 # typer does not name it, and has it from click or from a copy of click, as the version may be.
 USAGE_ERROR: Any = typer.BadParameter.__base__
-RESUMABLE = ("run", "prune", "quantize", "speedup", "export", "analyze")
+RESUMABLE = ("run", "auto", "repair", "prune", "quantize", "speedup", "export", "analyze")
 
 
 class Commands(TyperGroup):
@@ -36,8 +36,8 @@ class Commands(TyperGroup):
         try:
             code = super().main(given, prog_name="lilliput", standalone_mode=False)
             return code if isinstance(code, int) else 0
-        except InterruptedByUserError:
-            return _say(_interrupted(given), given)
+        except InterruptedByUserError as error:
+            return _say(_interrupted(given, str(error)), given)
         except (KeyboardInterrupt, typer.Abort):
             return INTERRUPTED
         except USAGE_ERROR as error:
@@ -73,11 +73,13 @@ def _say(failure: Failure, given: list[str]) -> int:
     return failure.code
 
 
-def _interrupted(given: list[str]) -> Failure:
-    lines = ["interrupted"]
+def _interrupted(given: list[str], what: str = "") -> Failure:
+    """Say what was kept, and how to go on."""
+    start = f"interrupted; {what}" if what else "interrupted"
+    lines = [start]
     if given and given[0] in RESUMABLE:
         again = given if "--resume" in given else [*given, "--resume"]
-        lines = [f"interrupted; continue with: lilliput {shlex.join(again)}"]
+        lines = [f"{start}; continue with: lilliput {shlex.join(again)}"]
     return Failure(INTERRUPTED, lines, {"kind": "Interrupted"})
 
 

@@ -82,11 +82,17 @@ def figures_of(
 def run_evaluation(evaluate: Callable[[Any], float], model: Any) -> float:
     """Return the metric as a float, or say what the function gave instead."""
     value = evaluate(model)
+    kind = type(value).__name__
+    if str(getattr(value, "dtype", "")).endswith("bool") and not kind.startswith("bool"):
+        kind = f"{kind} of bool"
     try:
+        # Python makes numbers of texts and comparisons, which are mistakes of the function's.
+        if isinstance(value, (str, bytes, bytearray)) or kind.endswith(("bool", "bool_")):
+            raise TypeError(kind)
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"evaluate(model) returned {type(value).__name__}, expected one number, higher being better."
+            f"evaluate(model) returned {kind}, expected one number, higher being better."
         ) from error
 
 

@@ -160,6 +160,8 @@ def compress(
     if not batches:
         raise ConfigError("data: received no batch, expected some.")
     inputs = _first_inputs(batches[0]) if example_inputs is None else example_inputs
+    if example_inputs is None and 0 in getattr(inputs, "shape", ()):
+        raise ConfigError("data: the first batch has no examples, expected two at least.")
     search = Search(
         model,
         list(DEFAULT_RULES) if config_list is None else config_list,

@@ -14,6 +14,7 @@ from lilliput.frameworks.looping import Epoch, Loop
 from lilliput.recipes.framework import loop_named
 from lilliput.recipes.functions import Functions
 from lilliput.search.candidate import Candidate, Order
+from lilliput.search.checked_data import require_batches
 
 _RATE = 2e-3  # of Adam, falling to 0 along a cosine
 _SHARE_OF_TIME = 0.85  # of what is left that is planned for training: the rest is for writing files
@@ -107,7 +108,7 @@ class Recovery:
 
 def again(data: Any) -> Iterator[Any]:
     """Return the batches of one more epoch."""
-    found = data() if callable(data) else data
+    found = require_batches(data() if callable(data) else data)
     if iter(found) is found and not callable(data):
         raise ConfigError(
             "data: received an iterator, which can be read only once; give a list, a loader, or the "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lilliput.errors import StateError
-from lilliput.files import write_atomically
+from lilliput.files import TEMPORARY, remove_stale, write_atomically
 
 NAME = "search.json"
 _FORMAT = 1
@@ -38,6 +38,9 @@ class Journal:
         # As it will be read back: tuples become lists.
         self.made_from = json.loads(json.dumps(dict(made_from)))
         self.findings: dict[str, Any] = {}
+        remove_stale(
+            folder, TEMPORARY, seconds=0.0
+        )  # one search per folder: a killed one left them
         if self.path.exists():
             self.findings = self._load()
 

@@ -32,6 +32,7 @@ from lilliput.pruning.sensitivity_files import fingerprint
 from lilliput.report.measure import measure_all
 from lilliput.search.budget import parse_budget
 from lilliput.search.candidate import RECOVERIES, Maker, evaluated, target_of
+from lilliput.search.checked_data import checked_batches
 from lilliput.search.costs import Counts
 from lilliput.search.executors import check_executor
 from lilliput.search.journal import Journal
@@ -128,9 +129,7 @@ class Search:
         self.run_strategy, self.strategy = strategy_named(strategy), strategy
         self.target = target_of(target, framework)
         self.space = Space(model, config_list, example_inputs, pruner, quantizer)
-        self.data = list(data)
-        if not self.data:
-            raise ConfigError("data: received no batch, expected a few.")
+        self.data = checked_batches(self.space, data)
         _check_bits(self.limits, self.space)
         self.evaluate, self.recover = evaluate, recover
         options = {"weights": "mse"} if quantizer == "ptq" else {}

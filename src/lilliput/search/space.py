@@ -164,9 +164,8 @@ class Space:
         """Add a decision for each set of layers whose channels go together."""
         if not any("sparsity" in rule.choices for rule in rules):
             return []
-        given = [rule.first("sparsity") for rule in rules]
         try:
-            self.probe = Probe(self.pruner, self.model, given, self.example_inputs)
+            self.probe = self._probe(rules)
         except ConfigError as error:
             return list(error.problems)
         if not self.probe.by_channel:
@@ -193,6 +192,25 @@ class Space:
         if not problems:
             self._find_removed()
         return problems
+
+    def _probe(self, rules: Sequence[ChoiceRule]) -> Probe:
+        given = [rule.first("sparsity") for rule in rules]
+        try:
+            return Probe(self.pruner, self.model, given, self.example_inputs)
+        except ConfigError as error:
+            # The pruner refuses layers that cannot lose channels, even where none are asked for.
+            kept = [
+                {**rule.selecting, "exclude": True}
+                if rule.choices.get("sparsity") == [0]
+                else first
+                for rule, first in zip(rules, given, strict=True)
+            ]
+            if kept == given:
+                raise
+            try:
+                return Probe(self.pruner, self.model, kept, self.example_inputs)
+            except ConfigError:
+                raise error from None
 
     def _find_removed(self) -> None:
         """Note which channels each choice removes, as the pruner decides it."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from lilliput.cli import options
-from lilliput.cli.command import command
+from lilliput.cli.command import InterruptedByUserError, command
 from lilliput.cli.failures import FAILED, UNPROVEN
 from lilliput.cli.functions import load_function
 from lilliput.cli.inputs import Sources, require_inputs
@@ -77,18 +77,15 @@ def auto(
         return
     from lilliput.recipes.auto import compress
 
-    with _told(terminal):
-        done = compress(
-            loaded,
-            budget=budget,
-            data=data,
-            evaluate=metric,
-            folder=folder,
-            epochs=epochs,
-            hours=hours,
-            seed=run.seed or 0,
-            **given,
-        )
+    given |= {"epochs": epochs, "hours": hours, "seed": run.seed or 0}
+    try:
+        with _told(terminal):
+            done = compress(
+                loaded, budget=budget, data=data, evaluate=metric, folder=folder, **given
+            )
+    except KeyboardInterrupt as error:
+        kept = "" if any(folder.glob("model.*")) else "no file was written yet"
+        raise InterruptedByUserError(kept) from error
     result = {
         "path": done.path,
         "is_met": done.is_met,
