@@ -59,6 +59,26 @@ def test_layers_that_are_called_by_keyword_get_the_same_noise():
     assert float(found[0].detach().std(0).min()) > 0
 
 
+def test_noise_reaches_a_model_compiled_after_one_whose_noise_is_over():
+    """Hooks are not guarded by torch.compile, which would use the graph without noise again."""
+    x, found = torch.ones(8, 4), []
+    for epoch in (1, 0):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        pruner, optimizer = start(model, epochs=1)
+        compiled = torch.compile(model, backend="eager")
+        for now in range(epoch + 1):
+            pruner.update_epoch(now)
+            optimizer.zero_grad()
+            compiled(x).sum().backward()
+            optimizer.step()
+        torch.manual_seed(1)
+        found.append(compiled(x))
+        torch.manual_seed(1)
+        assert torch.equal(found[-1], model(x))
+    assert float(found[0].detach().std(0).max()) == 0 < float(found[1].detach().std(0).min())
+
+
 def test_the_divergence_reaches_the_gradients_of_weights_and_variances():
     """What autograd gives for loss + beta / N * KL."""
     torch.manual_seed(0)

@@ -249,6 +249,9 @@ class TorchBackend(Backend):
 
     def add_noise(self, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
         """Register forward hooks; see :mod:`noise`."""
+        # torch.compile does not guard hooks: it would use graphs from before them again.
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()
         return [
             wrapper.module.register_forward_hook(Noise(wrapper), with_kwargs=True)
             for wrapper in wrappers
