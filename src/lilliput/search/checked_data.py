@@ -61,9 +61,8 @@ def _check(space: Space, batch: Any, what: str) -> None:
 
 
 def _first(value: Any) -> Any:
-    """Return the first tensor of a batch."""
-    parts = list(value.values()) if isinstance(value, Mapping) else value
-    return _first(parts[0]) if isinstance(parts, (tuple, list)) and parts else parts
+    """Return the first tensor of a batch, or the dict that its names are in, in any order."""
+    return _first(value[0]) if isinstance(value, (tuple, list)) and value else value
 
 
 def _described(value: Any) -> str:
