@@ -112,7 +112,7 @@ class Anatomy:
     def expect_same(self, when: str, values: bool = True, hooks: bool = True) -> None:
         """Expect the model to be made of the very same parts, and to hold the same values."""
         now, then = (
-            {what: part for what, part in parts.items() if hooks or "_hooks of" not in what}
+            {what: part for what, part in parts.items() if hooks or "_hooks" not in what}
             for parts in (self._parts(), self.parts)
         )
         expect_same_parts(now, then, when)

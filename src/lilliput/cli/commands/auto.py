@@ -22,7 +22,6 @@ from lilliput.cli.terminal import Terminal
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.search.budget import parse_budget
 from lilliput.search.journal import NAME as JOURNAL
-from lilliput.search.verdict import NOT_SHOWN
 
 
 def auto(
@@ -95,7 +94,7 @@ def auto(
         "history": done.history,
     }
     written = f"written to {folder}: {done.path.name}, report.html"
-    if done.verdict == NOT_SHOWN:
+    if done.verdict == "not shown":
         said = _measure_again(done.path, sources)
         terminal.result(result | {"measure_again": said}, done.receipt, "", written, *said)
         raise typer.Exit(UNPROVEN)
