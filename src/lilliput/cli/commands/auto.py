@@ -75,6 +75,7 @@ def auto(
         _plan(terminal, loaded, metric, data, budget, given)
         return
     from lilliput.recipes.auto import compress
+    from lilliput.search.verdict import NOT_SHOWN
 
     given |= {"epochs": epochs, "hours": hours, "seed": run.seed or 0}
     try:
@@ -94,7 +95,7 @@ def auto(
         "history": done.history,
     }
     written = f"written to {folder}: {done.path.name}, report.html"
-    if done.verdict == "not shown":
+    if done.verdict == NOT_SHOWN:
         said = _measure_again(done.path, sources)
         terminal.result(result | {"measure_again": said}, done.receipt, "", written, *said)
         raise typer.Exit(UNPROVEN)
