@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _UNSTEADY = 1.5  # two readings of one model that are further apart than this
 _UNSTEADY_RATIO = 1.25  # the same of a ratio: both sides meet the same load, so less is forgiven
-_SAME_RATIO = 1.05  # nothing is read into less than this
+SAME_RATIO = 1.05  # closer than this is called the same: timings are not that exact
 _SPREAD = 3.0  # p95 over p50
 _FEWEST = 4  # calls that make two readings
 
@@ -70,7 +70,7 @@ def noise(one: Figures, two: Figures) -> str:
         if _far_apart(side.readings, _UNSTEADY):
             return f"noisy: two readings of {side.name} gave {_pair(side.readings)} ms"
     ratios = [a / b for a, b in zip(one.readings, two.readings, strict=False) if a and b]
-    if _far_apart(ratios, min(_UNSTEADY_RATIO, max(_SAME_RATIO, _difference(one, two)))):
+    if _far_apart(ratios, min(_UNSTEADY_RATIO, max(SAME_RATIO, _difference(one, two)))):
         return f"noisy: two readings of the ratio gave {_pair(ratios)}"
     for side in (one, two):
         if side.p50 and side.p95 and side.p95 > _SPREAD * side.p50:

@@ -18,7 +18,7 @@ from typing import Any
 
 from lilliput.errors import StateError
 from lilliput.files import write_atomically
-from lilliput.measure.latency import doubt_of, other_runtime
+from lilliput.measure.latency import SAME_RATIO, doubt_of, other_runtime
 
 _NOTHING = "–"
 _NOT_MEASURED = "nothing was measured"
@@ -26,7 +26,6 @@ _DERIVED = ("verdict", "masked_only")
 _SAME = 0.005
 # The fields of Figures that say how long a model takes, and in what.
 TIMED = ("runtime", "p50", "p95", "runs", "readings")
-_FASTER = 1.05  # closer than this is called the same: timings are not that exact
 
 
 @dataclass(frozen=True)
@@ -261,7 +260,7 @@ class Receipt:
         one, two = self.before.p50, self.after.p50
         if not one or not two or self.doubt:
             return ""
-        if max(one, two) / min(one, two) < _FASTER:
+        if max(one, two) / min(one, two) < SAME_RATIO:
             return "no faster here"
         return f"{_times(one, two)} {'faster' if two < one else 'slower here'}"
 
