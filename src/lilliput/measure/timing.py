@@ -10,12 +10,11 @@ import numpy as np
 
 from lilliput.errors import ConfigError
 from lilliput.frameworks import part_for
-from lilliput.measure.latency import readings_of
+from lilliput.measure.latency import FEWEST, readings_of
 from lilliput.measure.receipt import Figures
 
 _WARM_UP = 3
 _SECONDS = 2.0  # the most that timing one model may take, unless a few calls take longer
-_FEWEST = 5
 
 
 class Measured(Protocol):
@@ -97,11 +96,14 @@ def run_evaluation(evaluate: Callable[[Any], float], model: Any) -> float:
 
 
 def time_calls(
-    calls: Sequence[Callable[[], Any]], runs: int, seconds: float = _SECONDS
+    calls: Sequence[Callable[[], Any]],
+    runs: int,
+    seconds: float = _SECONDS,
+    warm_up: int = _WARM_UP,
 ) -> list[list[float]]:
     """Return milliseconds of each call; the calls take turns.
 
-    It ends after ``seconds`` per call, but not before a few were made.
+    It ends after ``seconds`` per call, but not before each was timed often enough for two readings.
 
     Examples
     --------
@@ -112,11 +114,11 @@ def time_calls(
     if runs < 1:
         return times
     for call in calls:
-        for _ in range(_WARM_UP):
+        for _ in range(warm_up):
             call()
     end = time.perf_counter() + seconds * len(calls)
     for done in range(runs):
-        if done >= _FEWEST and time.perf_counter() > end:
+        if done >= FEWEST and time.perf_counter() > end:
             break
         for call, own in zip(calls, times, strict=True):
             start = time.perf_counter()

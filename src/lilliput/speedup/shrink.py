@@ -111,7 +111,8 @@ def _receipt_of(made: Shrunk) -> Receipt:
     models = (made.before, how.untouched(made.model))
     inputs = how.fresh(made.inputs)
     batch = how.batch(made.before, inputs)
-    times = time_calls([how.caller(model, inputs) for model in models], runs=20, seconds=0.1)
+    calls = [how.caller(model, inputs) for model in models]
+    times = time_calls(calls, runs=20, seconds=0.1, warm_up=1)
     before, after = (
         figures_of(
             name,

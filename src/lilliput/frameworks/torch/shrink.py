@@ -124,6 +124,7 @@ class _Work:
         self.remembered: Attributes = {}
         self.outdated: Stale = {}
         self._parts: Parts = {}
+        self._is_steady = False  # looked at when outputs differ
         check_copies(unwrapped(model), example_inputs)
         self.plain = plain_copy(model, share=not extend_masks)
         self.groups = find_known_groups(model, self.plain, example_inputs)
@@ -342,6 +343,9 @@ class _Work:
             failures.append(Failure(path, describe(failure)))
             return float("inf")
         if error > self.reference.tolerance:
+            if not self._is_steady:
+                self.reference.check_steady(unwrapped(self.masked))
+                self._is_steady = True
             cause = find_cause(self.edits) if not plan.graphs else ""
             failures.append(Failure("", f"its outputs differ by {error:.1e} of the largest{cause}"))
         return error
