@@ -26,16 +26,18 @@ _OFF: dict[Any, tuple[int, str, Any]] = {  # where a function is told whether to
     nn.functional.scaled_dot_product_attention: (4, "dropout_p", 0.0),
 }
 _TOLERANCE = 1e-5  # of one computation done twice in float32
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # parameters, children, hooks: no tables among them
 
 
 def drop_caches(model: nn.Module) -> None:
     """Make modules forget the tables that they made of their parameters, or make them anew."""
-    for module in model.modules():
+    modules = list(model.modules())
+    for module in modules:
         for name, value in vars(module).items():
             if "cache" in name and isinstance(value, dict):
                 for key in [k for k, x in value.items() if any(True for _ in tensors_of(x))]:
                     del value[key]  # options, in a dict of that name, are never made again
-    for module in model.modules():
+    for module in modules:
         if _has_own_modes(module) and not module.training and _has_cache(module):
             with _kept_modes(module):
                 module.train(True)  # what is kept for evaluation goes here,
@@ -45,7 +47,7 @@ def drop_caches(model: nn.Module) -> None:
 def cached_tensors(module: nn.Module) -> Iterator[Tensor]:
     """Yield the tensors that a module keeps beside parameters and what a state dict has."""
     for name, value in vars(module).items():
-        if name != "_buffers":
+        if name not in _OF_EVERY_MODULE:
             yield from tensors_in(value)
     for name, buffer in module._buffers.items():
         if buffer is not None and is_cache(module, name):
