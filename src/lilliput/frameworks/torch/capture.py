@@ -227,7 +227,7 @@ def _deepcopy(value: Any, memo: dict[int, Any]) -> Any:
 
     Most of a module are constants, which need no copy, and dicts and sets that hold little or nothing.
     """
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _CONSTANTS or (kind is tuple and all(type(x) in _CONSTANTS for x in value)):
         return value
     if id(value) in memo:
