@@ -120,7 +120,7 @@ def trained(record: Record) -> Iterator[str]:
     tested = record["tested"]
     yield ""
     yield (
-                "Speed is relative to the float file in ONNX Runtime with one thread and batch size 1 (median of "
+        "Speed is relative to the float file in ONNX Runtime with one thread and batch size 1 (median of "
         f"{record['rounds']} interleaved rounds). The CNNs are evaluated on {tested} photos, with the float "
         f"model's prediction as ground truth; MiniLM retrieves {tested} Reuters articles by their titles "
         "(R@1). The CNNs use default settings; the language models use dynamic quantization of the inputs of "
@@ -130,21 +130,21 @@ def trained(record: Record) -> Iterator[str]:
     if "stories15m" in record["networks"]:
         yield ""
         yield (
-                        "stories15M has 4-bit weights, including the output head, which the other tool leaves in float. "
+            "stories15M has 4-bit weights, including the output head, which the other tool leaves in float. "
             "The inputs of its `down_proj` layers are not quantized."
         )
     if "resemblyzer" in record["networks"]:
         yield ""
         yield (
-                        "Resemblyzer's first LSTM layer is excluded from quantization, as the export's own note recommended "
-            "for these recordings; quantizing it makes the embeddings much less precise."
+            "Resemblyzer's first LSTM layer is excluded from quantization, as the export's own note "
+            "recommended for these recordings; quantizing it makes the embeddings much less precise."
         )
 
 
 @section("The same on a CPU without VNNI", "trained.py", "trained_no_vnni")
 def trained_without_vnni(record: Record) -> Iterator[str]:
     yield (
-                "8-bit kernels can overflow on such a CPU. Lilliput exports files that cannot, at the cost of the "
+        "8-bit kernels can overflow on such a CPU. Lilliput exports files that cannot, at the cost of the "
         "last bit of some weights."
     )
     yield ""
@@ -152,13 +152,13 @@ def trained_without_vnni(record: Record) -> Iterator[str]:
 
 
 def overflow(record: Record, names: Iterable[str]) -> str:
-        """Return a sentence on the accuracy of both tools' files on a CPU without VNNI."""
+    """Return a sentence on the accuracy of both tools' files on a CPU without VNNI."""
     scores = []
     for network in (record["networks"][name] for name in names):
         both = [percent(row["score"]) for title, row in network["rows"].items() if title != "float"]
         scores.append(f"{network['title']} {' against '.join(both)}")
     return (
-                "On CPUs without VNNI, 8-bit kernels can overflow; files that Lilliput exports for them do not. "
+        "On CPUs without VNNI, 8-bit kernels can overflow; files that Lilliput exports for them do not. "
         f"Agreement with the float model's class there, Lilliput against the other tool: {', '.join(scores)} "
         "([table](docs/results.md#the-same-on-a-cpu-without-vnni))."
     )
@@ -204,10 +204,11 @@ def criteria(record: Record) -> Iterator[str]:
     yield from table(["", *states, "latency"], rows)
     yield ""
     yield (
-                "Channels (for MiniLM, heads and neurons) are ranked globally across layers; latency is that of the cut "
-        "network relative to the original. *Recalibrated* is `recalibrate(model, batches)`, which needs batches "
-        "that resemble the training data. Here the batches are photos of fruit, so even the unpruned network "
-        "gets worse. *Matched* is `recalibrate(model, batches, original=original)`. Empty cells were not measured."
+        "Channels (for MiniLM, heads and neurons) are ranked globally across layers; latency is that of the "
+        "cut network relative to the original. *Recalibrated* is `recalibrate(model, batches)`, which needs "
+        "batches that resemble the training data. Here the batches are photos of fruit, so even the "
+        "unpruned network gets worse. *Matched* is `recalibrate(model, batches, original=original)`. Empty "
+        "cells were not measured."
     )
 
 
@@ -229,12 +230,12 @@ def pruned(record: Record) -> Iterator[str]:
     yield from table(head, rows)
     yield ""
     yield (
-                f"`LeastSquaresPruner` and `reconstruct` see {network['calibrated']} unlabelled photos; the results are "
-        f"evaluated on {record['tested']} others, where one standard error is about 1.5 points. All settings "
-        f"were chosen on Lite0. *Distilled* means {network['minutes']:.0f} minutes of CPU time on the training "
-        "photos with the original as teacher; the weights of the last step are evaluated, not the best ones. "
-        "Divergence is the Kullback-Leibler divergence between class probabilities, in nats (empty cells were "
-        "not measured)."
+        f"`LeastSquaresPruner` and `reconstruct` see {network['calibrated']} unlabelled photos; the results "
+        f"are evaluated on {record['tested']} others, where one standard error is about 1.5 points. All "
+        f"settings were chosen on Lite0. *Distilled* means {network['minutes']:.0f} minutes of CPU time on "
+        "the training photos with the original as teacher; the weights of the last step are evaluated, not "
+        "the best ones. Divergence is the Kullback-Leibler divergence between class probabilities, in nats "
+        "(empty cells were not measured)."
     )
 
 
@@ -244,7 +245,7 @@ def pruned(record: Record) -> Iterator[str]:
     *(f"train_step_{x}" for x in ("eager", "compiled")),
 )
 def train_step(eager: Record, compiled: Record) -> Iterator[str]:
-        yield "CPU time of a training step divided by that of a plain step, one thread."
+    yield "CPU time of a training step divided by that of a plain step, one thread."
     yield ""
     columns = [
         (f"{network}, {mode}", record["ratios"][network])
@@ -256,7 +257,7 @@ def train_step(eager: Record, compiled: Record) -> Iterator[str]:
 
 @section("What quantization costs in training", "qat_step.py", "qat_step")
 def qat_step(record: Record) -> Iterator[str]:
-        yield (
+    yield (
         "CPU time of a training step divided by that of a float step, one thread; the weights and inputs of "
         "all layers are quantized."
     )
@@ -267,7 +268,7 @@ def qat_step(record: Record) -> Iterator[str]:
 
 @section("What it costs in `model.fit`", "keras_step.py", "keras_step")
 def keras_step(record: Record) -> Iterator[str]:
-        yield (
+    yield (
         "CPU time of a `model.fit` training step divided by that of a plain step, one thread, for a CNN with "
         "0.6 M weights."
     )
@@ -293,7 +294,7 @@ def coverage(record: Record) -> Iterator[str]:
     peers = Counter(one.get("peer", {}).get("status", "not run") for one in models)
     errors = [one["float32"]["error"] for one in models if status(one) == "equal"]
     yield (
-                f"Half of every layer's channels are removed from {len(models)} small networks with random weights: "
+        f"Half of every layer's channels are removed from {len(models)} small networks with random weights: "
         f"{counts['equal']} are cut and reproduce the masked model's outputs (relative error at most "
         f"{max(errors):.0e}), {counts['refused']} are refused with a reason, and "
         f"{counts['wrong'] + counts['crash']} are wrong. Torch-Pruning runs on {peers['ok']} of them (same "
@@ -305,8 +306,8 @@ def coverage(record: Record) -> Iterator[str]:
 def structured(record: Record) -> Iterator[str]:
     dense, cut = record["runs"][:2]
     yield (
-                f"A ResNet with {dense['parameters'] / 1e6:.2f} M parameters on Fashion-MNIST, 10,000 test images, one "
-        f"seed, `max_macs: 0.5`, {record['options']['tune_epochs']} epochs of fine-tuning after the cut."
+        f"A ResNet with {dense['parameters'] / 1e6:.2f} M parameters on Fashion-MNIST, 10,000 test images, "
+        f"one seed, `max_macs: 0.5`, {record['options']['tune_epochs']} epochs of fine-tuning after the cut."
     )
     yield ""
     rows = [
@@ -325,7 +326,7 @@ def structured(record: Record) -> Iterator[str]:
 )
 def low_bits(record: Record) -> Iterator[str]:
     yield (
-                "A ResNet with 0.24 M parameters on Fashion-MNIST, 10,000 test images, executed by ONNX Runtime, one "
+        "A ResNet with 0.24 M parameters on Fashion-MNIST, 10,000 test images, executed by ONNX Runtime, one "
         "seed; with W4, the first and last layers keep 8 bits."
     )
     yield ""
@@ -340,7 +341,7 @@ def low_bits(record: Record) -> Iterator[str]:
 @section("Keras, as LiteRT executes it", "keras_accuracy.py", "keras_accuracy")
 def keras_accuracy(record: Record) -> Iterator[str]:
     yield (
-                f"A CNN with {record['parameters'] / 1e6:.2f} M weights on Fashion-MNIST, 10,000 test images, one "
+        f"A CNN with {record['parameters'] / 1e6:.2f} M weights on Fashion-MNIST, 10,000 test images, one "
         f"seed, {record['epochs']} epochs per stage."
     )
     yield ""
@@ -371,14 +372,14 @@ def sparsity(record: Record) -> Iterator[str]:
 @section("Killed and resumed", "kill_resume.py --kills 50", "kill_resume")
 def kill_resume(record: Record) -> Iterator[str]:
     yield (
-                f"{record['kills']} recipe runs were each killed with `kill -9` at a random moment and resumed: in "
+        f"{record['kills']} recipe runs were each killed with `kill -9` at a random moment and resumed: in "
         f"{record['identical']} of them, every file is byte-identical to that of an uninterrupted run."
     )
 
 
 @section("The mask of one large layer", "mask_time.py", "mask_time")
 def mask_time(record: Record) -> Iterator[str]:
-        yield f"{record['weights']:,} weights; {record['zeros']:,} zeros requested and produced."
+    yield f"{record['weights']:,} weights; {record['zeros']:,} zeros requested and produced."
     yield ""
     rows = [[name, f"{seconds:.2f} s"] for name, seconds in record["seconds"].items()]
     yield from table(["", f"{record['threads']} threads"], rows)
@@ -386,7 +387,7 @@ def mask_time(record: Record) -> Iterator[str]:
 
 @section("Peak memory of a cut", "cut_memory.py", "cut_memory")
 def cut_memory(record: Record) -> Iterator[str]:
-        yield (
+    yield (
         "Peak memory while half of all channels are pruned and cut out (random weights), in addition to the "
         "model itself."
     )

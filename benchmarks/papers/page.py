@@ -19,16 +19,17 @@ generates this page from `benchmarks/results/papers`; the command above a table 
 
 The protocol is the same for every row:
 
-- The data are real, and the checksum of the decoded images is verified. Where settings were compared, this was
-  done on 5,000 held-out training images (`--valid`); most settings were not tuned at all. The final run trains on
-  all training images, and the test images are used **once, after the last epoch**: every error is that of the
-  final network, never the best one seen. Anything changed after looking at a test error is noted below.
-- "dense" is the network before compression. "Same-budget control" is the same network trained for the same number
-  of epochs with the same loss, learning rates and teacher but no compression, so that the effect of extra training
-  is not mistaken for a gain.
+- The data are real, and the checksum of the decoded images is verified. Where settings were compared, this
+  was done on 5,000 held-out training images (`--valid`); most settings were not tuned at all. The final run
+  trains on all training images, and the test images are used **once, after the last epoch**: every error is
+  that of the final network, never the best one seen. Anything changed after looking at a test error is noted
+  below.
+- "dense" is the network before compression. "Same-budget control" is the same network trained for the same
+  number of epochs with the same loss, learning rates and teacher but no compression, so that the effect of
+  extra training is not mistaken for a gain.
 - Figures are the mean over seeds ± the standard deviation of a single seed. The rate counts weights without
-  biases, as the papers do. With 10,000 test images, one seed has a standard error of about 0.13 point at an error
-  of 1.6 %.
+  biases, as the papers do. With 10,000 test images, one seed has a standard error of about 0.13 point at an
+  error of 1.6 %.
 - Training after the dense stage distils from the dense network; papers before 2018 did not do this. No data
   augmentation is used.
 """
@@ -60,7 +61,7 @@ def section(paper: Paper) -> Iterator[str]:
 
 
 def cost(paper: Paper, record: Record) -> str:
-        """Return a sentence on a paper's network, data, training schedule and cost per seed."""
+    """Return a sentence on a paper's network, data, training schedule and cost per seed."""
     budget = record["settings"]["budget"]
     stages = []
     while budget:
