@@ -194,10 +194,10 @@ def test_weights_become_a_compact_file_and_come_back(lilliput, place):
     assert lilliput("compact", "w.lil", "-o", "again.safetensors").code == 0
     assert torch.equal(load_file(place / "again.safetensors")["w"], weights["w"])
     (place / "w.lil").rename(place / "odd.safetensors")  # what it is decides, not its name
-    assert "give another name" in lilliput("compact", "odd.safetensors").err
+    assert "pass another name" in lilliput("compact", "odd.safetensors").err
     assert lilliput("compact", "odd.safetensors", "-o", "from_odd").code == 0
     assert torch.equal(load_file(place / "from_odd")["w"], weights["w"])
-    assert "there is a file already" in lilliput("compact", "odd.safetensors", "-o", "from_odd").err
+    assert "already exists" in lilliput("compact", "odd.safetensors", "-o", "from_odd").err
     (place / "w.safetensors").rename(place / "plain.bin")
     assert lilliput("compact", "plain.bin").code == 0 and (place / "plain.lil").is_file()
     (place / "plain.bin").rename(place / "w.safetensors")
@@ -205,8 +205,8 @@ def test_weights_become_a_compact_file_and_come_back(lilliput, place):
     for words, said in (
         (["w.lil", "-o", "new.safetensors"], "not a readable compact file"),
         (["none.lil"], "there is no such file"),
-        (["w.safetensors", "-o", "w.safetensors"], "give another name"),
-        (["w.safetensors", "-o", "no/w.lil"], "make it first"),
+        (["w.safetensors", "-o", "w.safetensors"], "pass another name"),
+        (["w.safetensors", "-o", "no/w.lil"], "create it first"),
     ):
         ended = lilliput("compact", *words)
         assert ended.code == 2 and said in ended.err

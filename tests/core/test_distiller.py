@@ -140,11 +140,11 @@ def test_a_teacher_that_does_not_run_on_the_same_inputs_is_named():
 
 def test_loss_without_a_forward_says_so():
     distiller = attached(model := make())
-    with pytest.raises(StageError, match="no forward to compare"):
+    with pytest.raises(StageError, match="no forward pass to compare"):
         distiller.loss()
     with torch.no_grad():
         model(X)
-    with pytest.raises(StageError, match="no forward to compare"):
+    with pytest.raises(StageError, match="no forward pass to compare"):
         distiller.loss()
     model(X)
     distiller.loss()
@@ -529,7 +529,7 @@ def test_a_projection_for_a_width_that_changed_again_is_refused():
     model.norm, model.head = nn.BatchNorm2d(3), nn.Linear(3, 3)
     model.conv._forward_hooks = distiller.get_wrappers()[0].module._forward_hooks
     model(X)
-    with pytest.raises(StageError, match=r"made for 4 channels, and it has 3 by now; strip\(\)"):
+    with pytest.raises(StageError, match=r"made for 4 channels, but it has 3 now; strip\(\)"):
         distiller.loss()
 
 

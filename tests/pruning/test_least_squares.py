@@ -68,7 +68,7 @@ def test_batches_without_examples_show_nothing():
         model, [{"op_names": ["0"], "sparsity": 0.25}], example_inputs=x[:2]
     )
     pruner.compress()
-    with pytest.raises(AlgorithmError, match="nothing was seen of layer '2'"):
+    with pytest.raises(AlgorithmError, match="no data was collected from layer '2'"):
         pruner.calibrate([x[:0]])
     assert gone(model[0]) == [2]  # as before
     pruner.calibrate([x, x[:0]])

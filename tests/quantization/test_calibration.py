@@ -323,10 +323,10 @@ def test_the_checkpoint_of_another_calibration_is_refused(tmp_path, monkeypatch)
     others = [("ema", network()), ("minmax", nn.Sequential(nn.Linear(4, 4))), ("minmax", changed)]
     for observer, model in others:
         _, quantizer = quantized(observer, model)
-        with pytest.raises(StateError, match="begun with other layers, weights or"):
+        with pytest.raises(StateError, match="started with different layers, weights or"):
             quantizer.calibrate(data(), checkpoint=path)
     _, quantizer = quantized("minmax")
-    with pytest.raises(StateError, match="5 batches were seen before, there are 2 now"):
+    with pytest.raises(StateError, match="5 batches were processed before, but there are 2 now"):
         quantizer.calibrate(data(2), checkpoint=path)
     assert not any(known(quantizer))
 

@@ -56,7 +56,7 @@ def test_all_that_is_wrong_is_reported_at_once():
         "rule 0 → min_keep: unknown key. Did you mean 'min_kept'?",
         "rule 1 → quant_bits: received {'choose': []}",
         "rule 2 → quant_scheme: only sparsity and quant_bits can be a choice",
-        "rule 2: it asks for nothing",
+        "rule 2: it requests nothing",
         "rule 3: received 'sparsity', expected a dict of keys.",
     ):
         assert part in text

@@ -121,7 +121,7 @@ class Stateful(nn.Module):
     "make", [Shared, lambda: nn.Sequential(nn.Linear(8, 16), Stateful(), nn.Linear(16, 3))]
 )
 def test_norms_that_cannot_be_narrowed_keep_their_channels(make):
-    with pytest.raises(ConfigError, match="channels is taken in a larger module"):
+    with pytest.raises(ConfigError, match="channels is computed inside a larger module"):
         prune(make())
 
 

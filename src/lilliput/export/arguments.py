@@ -27,7 +27,7 @@ def checked_path(path: Any, suffix: str) -> Path:
     if place.suffix != suffix:
         raise ExportError(f"{place}: expected a name ending in {suffix}.")
     if not place.parent.is_dir() or place.is_dir():
-        what = "is a folder" if place.is_dir() else "lies in a folder that does not exist"
+        what = "is a folder" if place.is_dir() else "is in a folder that does not exist"
         raise ExportError(f"{place}: it {what}; give the path of a file.")
     return place
 

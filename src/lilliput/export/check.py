@@ -87,7 +87,8 @@ def check_file(
             result.notes += [fault] if fault else []
         if result.target == "openvino" and not has_openvino():
             result.notes.append(
-                "OpenVINO is not installed: executed by ONNX Runtime only, and the kernels are its own."
+                "OpenVINO is not installed: the file was executed by ONNX Runtime only, and the kernels "
+                "listed are those of ONNX Runtime."
             )
         if result.target == "openvino" and OPENVINO in result.runtimes:
             from lilliput.export.targets.openvino import fill_kernels, note_precision
@@ -113,13 +114,14 @@ def _rounding(layers: list[Layer]) -> str:
     """Return which kernels round activations that nothing quantizes, empty if none do."""
     if any(x.weight_only and x.op == "MatMul" for x in layers):
         return (
-            "It is its MatMulNBits kernel that rounds activations to 8 bits, which nothing simulates; with "
-            f"float activations (session option {ACCURACY}=1) the file is right."
+            "Its MatMulNBits kernel rounds activations to 8 bits, which is not simulated; with "
+            f"float activations (session option {ACCURACY}=1) the file is correct."
         )
     if any(x.integer and x.op == "LSTM" for x in layers):
         return (
-            "It is its DynamicQuantizeLSTM kernel that rounds the input and every state to 8 bits, which "
-            "nothing simulates; with the same weights in a float LSTM the file is right."
+            "Its DynamicQuantizeLSTM kernel rounds the input and every "
+            "state to 8 bits, which is not simulated; with the same "
+            "weights in a float LSTM the file is correct."
         )
     return ""
 
@@ -161,7 +163,7 @@ class _Check:
             misfit = self._misfit(feeds)
             if misfit and is_asked:
                 raise ExportError(
-                    f"calibration: {misfit}; give inputs of sizes that the file takes."
+                    f"calibration: {misfit}; pass inputs of sizes that the file accepts."
                 )
             if misfit:
                 self.left_out = [f"inputs of calibrate() were not compared: {misfit}."]
@@ -181,7 +183,7 @@ class _Check:
             pairs = zip(received, dims, strict=False)
             if len(received) != len(dims) or any(isinstance(d, int) and n != d for n, d in pairs):
                 expected = ", ".join(str(d) for d in dims)
-                return f"{value.name!r} has shape {received}, the file takes ({expected})"
+                return f"{value.name!r} has shape {received}, the file accepts ({expected})"
         return ""
 
     def agreement(self, runtime: str, optimized: str = "") -> Agreement:
@@ -243,7 +245,7 @@ class _Check:
             found = replace(found, local_lsb=worst.lsb, local_layer=worst.layer)
         noisiest = min(steps, key=lambda step: step.sqnr, default=None)
         if worst is not None and runtime == PLAIN and worst.lsb > ONE_STEP:
-            return found, _explain(worst, runtime, "one step at most")
+            return found, _explain(worst, runtime, "at most one step")
         if noisiest is not None and noisiest.is_off(min_sqnr):
             return found, _explain(noisiest, runtime, f"min_sqnr={min_sqnr:g} dB or more")
         last = compare(self.outputs, found_here.expected, self.received[runtime], self.steps)
@@ -300,10 +302,10 @@ def _explain(step: Step, runtime: str, expected: str) -> str:
     )
     if runtime == FAST:
         text += (
-            " Without integer kernels the file is right: they saturate on this CPU. Give more data to see "
-            "it coming (calibration=batches), or that layer 7-bit weights."
+            " Without integer kernels the file is correct: they saturate on this CPU. Pass more data "
+            "(calibration=batches) so that the export can prevent this, or give that layer 7-bit weights."
             if not cpu_has_wide_dot()
-            else " Without optimizations the file is right: it is the runtime's integer kernel that differs."
+            else " Without optimizations the file is correct: the runtime's integer kernel differs."
         )
     return text
 

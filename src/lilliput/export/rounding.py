@@ -42,7 +42,7 @@ def keep_precise(
     draft.sweep()
     if coarse:
         draft.notes.append(
-            f"{some_of(coarse)}: stays in float, so that integer weights gain nothing; exclude them from "
+            f"{some_of(coarse)}: stays in float, so integer weights gain nothing; exclude it from "
             "quantization."
         )
 

@@ -24,7 +24,7 @@ def summary_lines(result: ExportResult) -> list[str]:
     lines += [f"  {name}: {text}" for name, text in _agreements(result)]
     if result.layers:
         if not result.runtimes:
-            lines.append("  not executed; what would run on integers is an estimate:")
+            lines.append("  not executed; the layers that would run on integers are an estimate:")
         lines.append(f"  {_layers(result)}")
         lines += [f"    in float: {text}" for text in _in_float(result)]
     lines += [f"  {line}" for line in saturation_lines(result)]
@@ -51,7 +51,7 @@ def saturation_lines(result: ExportResult) -> list[str]:
         )
     if open_ and result.cpu is not None and result.cpu.has_vnni:
         lines.append(
-            f"on CPUs without VNNI 16-bit sums would saturate in layers {some_of(open_)}: to run there, "
+            f"on CPUs without VNNI, 16-bit sums would saturate in layers {some_of(open_)}: to run there, "
             "export with assume_vnni=False"
         )
     elif open_:
@@ -127,7 +127,7 @@ def _in_float(result: ExportResult) -> list[str]:
     groups: dict[str, list[Layer]] = {}
     for layer in result.layers:
         if not layer.integer and not is_plain(result.layers):
-            groups.setdefault(layer.reason or "no reason is known", []).append(layer)
+            groups.setdefault(layer.reason or "unknown reason", []).append(layer)
     total = sum(layer.macs or 0 for layer in result.layers)
     lines = []
     for reason, members in groups.items():

@@ -244,8 +244,10 @@ class Receipt:
         if self.after.nonzeros is not None and self.after.parameters:
             share = f"{1 - self.after.nonzeros / self.after.parameters:.0%} of the weights are zero, but "
         return (
-            f"masks only: {share}nothing is smaller or faster yet{change and ', '}{change}. Masks of whole "
-            "channels are cut out by speedup(); masks of single weights only make a file that zips well."
+            f"masks only: {share}nothing is smaller or faster "
+            f"yet{change and ', '}{change}. speedup() cuts out masked "
+            "channels; masks of single weights only make the file zip "
+            "better."
         )
 
     def _size(self) -> str:
@@ -284,12 +286,15 @@ class Receipt:
         """Return what gives back what pruning took, where the model comes from."""
         if any(x.runtime.startswith(("Keras", "LiteRT")) for x in (self.before, self.after)):
             return (
-                "recalibrate(model, batches, original=original) before speedup() matches batch norms with "
-                "the original, which can give much of it back without training"
+                "recalibrate(model, batches, original=original) before "
+                "speedup() matches batch norms with the original, which "
+                "often recovers much of it without training"
             )
         return (
-            "reconstruct(model, batches, original) before speedup() often gives much of it back without "
-            "training; recalibrate(model, batches, original=original) is quicker and gives less"
+            "reconstruct(model, batches, original) before speedup() "
+            "often recovers much of it without training; "
+            "recalibrate(model, batches, original=original) is faster "
+            "and recovers less"
         )
 
     def _lost_by_pruning(self) -> bool:

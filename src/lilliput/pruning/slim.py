@@ -70,7 +70,7 @@ class SlimMasker(ChannelMasker):
         """Return how many epochs of the penalty are left."""
         left = self.training_epochs - int(self.pruner.now_epoch)
         return (
-            f"{left} of {self.training_epochs} epochs under the penalty are missing"
+            f"{left} of {self.training_epochs} epochs with the penalty are missing"
             if left > 0
             else ""
         )

@@ -63,7 +63,7 @@ def stored_files(folder: Path) -> list[Path]:
     gone = [name for name in names if not inside(folder, name).is_file()]
     if gone:
         raise StateError(
-            f"{folder}: the run is finished, but {gone[0]} is gone; run the recipe in another folder."
+            f"{folder}: the run is finished, but {gone[0]} is missing; run the recipe in another folder."
         )
     return [folder / name for name in names]
 
@@ -93,7 +93,7 @@ def _about_simulation(session: Session) -> list[str]:
     if not is_simulated or session.log["exports"]:
         return []
     return [
-        "integers are only simulated, which takes longer: size and speed come with an export step"
+        "integers are only simulated, which is slower: add an export step to gain size and speed"
     ]
 
 
@@ -130,7 +130,7 @@ def _about_timing(session: Session) -> list[str]:
         return []
     seconds = session.log["factory_seconds"]
     return [
-        f"making the trained model takes {seconds:.0f} s, so it was not timed together with the result"
+        f"building the trained model takes {seconds:.0f} s, so it was not timed together with the result"
     ]
 
 

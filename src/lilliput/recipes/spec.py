@@ -78,7 +78,7 @@ def _check_model(text: str) -> str:
 
 def _check_name(text: str) -> str:
     if PurePath(text).name != text or text.startswith(".") or "\\" in text or "\0" in text:
-        raise ValueError("expected the name of a file; it is written into the folder of the run.")
+        raise ValueError("expected the name of a file; it is written to the run folder.")
     return text
 
 
@@ -130,7 +130,7 @@ class Taught(Training):
 
     teacher: Teacher | None = Field(
         None,
-        description="'original' or module:factory; the distance to its outputs joins the loss.",
+        description="'original' or module:factory; the distance from its outputs is added to the loss.",
     )
 
 
@@ -139,10 +139,10 @@ class CompressStep(Taught):
 
     config: JsonValue = Field(None, description="The config list, or a file with it.")
     options: Options = Field({}, description="Other arguments of the algorithm.")
-    epochs: Annotated[int, Field(ge=0)] = Field(0, description="Epochs of training under it.")
+    epochs: Annotated[int, Field(ge=0)] = Field(0, description="Epochs of training with it.")
     batches: Count | None = Field(
         None,
-        description="Batches that it looks at before; 16 for quantizers without epochs.",
+        description="Number of batches for calibration; 16 for quantizers without epochs.",
     )
 
 
@@ -174,7 +174,7 @@ class SpeedupOptions(Strict):
     """How channels are cut out."""
 
     extend_masks: bool = Field(
-        False, description="Also remove channels of which only the filters are masked."
+        False, description="Also remove channels for which only the filters are masked."
     )
     allow_graph: bool = Field(
         True, description="Whether parts of the model may become captured graphs (torch)."
@@ -208,7 +208,7 @@ class DistillStep(Training):
     distill: Teacher = Field(description="'original', or module:factory of another model.")
     config: JsonValue = Field(None, description="What is compared; by default the outputs.")
     epochs: Count = Field(description="Epochs to train.")
-    labels: bool = Field(False, description="Whether the loss of the recipe counts as well.")
+    labels: bool = Field(False, description="Whether to add the loss of the recipe.")
 
 
 class ExportStep(Strict):
@@ -216,7 +216,7 @@ class ExportStep(Strict):
 
     verb: ClassVar[str] = "export"
     export: Format = Field(description=f"Format of the file: {', '.join(TARGETS)}.")
-    file: FileName = Field(description="Name of the file, in the folder of the run.")
+    file: FileName = Field(description="Name of the file in the run folder.")
     options: Options = Field(
         {}, description="Other arguments of the exporter, such as assume_vnni: false."
     )
@@ -245,21 +245,23 @@ class AnalyzeStep(Strict):
 
     verb: ClassVar[str] = "analyze"
     analyze: str = Field(description="Name of a one-shot pruner, such as 'l1' or 'level'.")
-    config: JsonValue = Field(None, description="Which layers; by default those of the pruner.")
+    config: JsonValue = Field(
+        None, description="Which layers to analyze; by default those of the pruner."
+    )
     sparsities: Annotated[list[Share], Field(min_length=1)] | None = Field(
-        None, description="Shares to try; 0.1 to 0.9 by default."
+        None, description="Sparsities to try; 0.1 to 0.9 by default."
     )
 
 
 class GoalStep(Strict):
     """What a step needs that works towards a budget by trials."""
 
-    config: JsonValue = Field(None, description="Rules in which values may be choices, or a file.")
+    config: JsonValue = Field(None, description="Rules whose values can be choices, or a file.")
     target: str = Field(
         "onnxruntime", description="The runtime: onnxruntime, openvino, executorch."
     )
-    trials: Count = Field(20, description="Config lists that are evaluated at most.")
-    networks: Count = Field(12, description="Networks to time, for a budget of latency.")
+    trials: Count = Field(20, description="Maximum number of config lists to evaluate.")
+    networks: Count = Field(12, description="Number of networks to time for a latency budget.")
 
 
 class SearchStep(GoalStep):
@@ -271,7 +273,7 @@ class SearchStep(GoalStep):
     pruner: str = Field("l1", description="Name of the pruner, which removes channels.")
     quantizer: str = Field("ptq", description="Name of the quantizer.")
     recover: Literal["auto", "reconstruct", "recalibrate", "none"] = Field(
-        "auto", description="What gives back what pruning took, in trials."
+        "auto", description="How trials recover the accuracy lost to pruning."
     )
     batches: Count = Field(16, description="Batches for sensitivities, recovery and calibration.")
 
@@ -281,11 +283,13 @@ class AutoStep(GoalStep):
 
     verb: ClassVar[str] = "auto"
     auto: Options = Field(description="The budget, such as {latency: 0.5, drop: 0.005}.")
-    epochs: Annotated[int, Field(ge=0)] = Field(10, description="Epochs of training at most.")
-    hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="When to end, at the latest."
+    epochs: Annotated[int, Field(ge=0)] = Field(
+        10, description="Maximum number of training epochs."
     )
-    trials: Count = Field(8, description="Config lists that are evaluated at most.")
+    hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="Time limit."
+    )
+    trials: Count = Field(8, description="Maximum number of config lists to evaluate.")
 
 
 STEPS: tuple[type[Strict], ...] = (
@@ -364,7 +368,7 @@ class Recipe(Strict):
     @model_validator(mode="after")
     def _check_training(self) -> Recipe:
         if self.train is not None and self.loss is not None:
-            raise ValueError("'train' and 'loss' are two ways to train; give one.")
+            raise ValueError("'train' and 'loss' are alternatives; give one of them.")
         return self
 
     @property

@@ -59,15 +59,15 @@ class LayerRow(_Data):
     parameters: Count = 0
     parameters_before: Count | None = None
     nonzeros: Count = 0
-    macs: Count | None = Field(None, description="Multiplications for one example.")
+    macs: Count | None = Field(None, description="Multiply-accumulates for one example.")
     macs_before: Count | None = None
-    bits: int | None = Field(None, description="Of the weight; left out in floating point.")
+    bits: int | None = Field(None, description="Bits of the weight; omitted in floating point.")
     sqnr: dict[Target, float] = Field(
         {}, description="Signal to noise of each quantized tensor, in dB."
     )
-    ms: float | None = Field(None, description="Milliseconds of one call, without layers inside.")
+    ms: float | None = Field(None, description="Milliseconds of one call, excluding nested layers.")
     ms_before: float | None = None
-    kernel: Text = Field("", description="What the runtime executes in its place.")
+    kernel: Text = Field("", description="The kernel that the runtime executes.")
 
     @property
     def kept(self) -> float | None:
@@ -126,11 +126,13 @@ class ChannelGroup(_Data):
 
     name: Text
     size: Count
-    rows: Count | None = Field(None, description="Rows of equally many units, if it has some.")
-    makes: list[Text] = Field([], description="Layers that make the channels.")
+    rows: Count | None = Field(
+        None, description="Number of rows that must keep the same number of units, if any."
+    )
+    makes: list[Text] = Field([], description="Layers that produce the channels.")
     reads: list[Text] = []
     passes: list[Text] = Field([], description="Layers that scale or shift them.")
-    reason: Text = Field("", description="Why they stay; empty if they can be removed.")
+    reason: Text = Field("", description="Why they are kept; empty if they can be removed.")
 
 
 class Report(_Data):
@@ -194,7 +196,7 @@ class Report(_Data):
             When the file is damaged, is something else, or comes from a newer version.
         """
         place = Path(path)
-        expected = "expected the .json file that Report.save() wrote beside the page"
+        expected = "expected the .json file that Report.save() wrote next to the page"
         try:
             if place.stat().st_size > _LARGEST_FILE:
                 raise StateError(f"{place}: larger than any report; {expected}.")
@@ -207,7 +209,7 @@ class Report(_Data):
         if version != SCHEMA_VERSION or isinstance(version, bool):
             raise StateError(
                 f"{place}: a report of schema_version {str(version)[:40]}, this version reads "
-                f"{SCHEMA_VERSION}; make it again, or use the version of Lilliput that wrote it."
+                f"{SCHEMA_VERSION}; create it again, or use the version of Lilliput that wrote it."
             )
         try:
             return cls.model_validate(data)

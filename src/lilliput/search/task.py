@@ -119,7 +119,7 @@ class Task:
         held = self.journal.get("scores")
         if held is None:
             self.check_time()
-            log.info("finding the sensitivity of %d decisions", len(self.space.decisions))
+            log.info("computing the sensitivity of %d decisions", len(self.space.decisions))
             held = [x.tolist() for x in find_scores(self.space, self.maker.data)]
             self.journal.note("scores", held)
         return [np.asarray(x, float) for x in held]
@@ -345,17 +345,17 @@ class Task:
         lines = []
         for name, value, bound in self.compared(self.measure(near)):
             mark = "" if value <= bound else "  ← over"
-            lines.append(f"{self.limits[name]}: {self.shown(name, value)} can be had{mark}")
+            lines.append(f"{self.limits[name]}: {self.shown(name, value)} is achievable{mark}")
         return AlgorithmError(
-            f"the budget cannot be met with these choices. The nearest: {'; '.join(lines)}. Loosen the "
-            "budget, or add stronger choices."
+            f"the budget cannot be met with these choices. The closest: {'; '.join(lines)}. Relax the "
+            "budget, or add more aggressive choices."
         )
 
     def refuse_drop(self, best: Trial, nearest: Trial | None) -> AlgorithmError:
         """Return an error that says how much would be lost, and what can be had for the drop."""
         allowed = self.limits["drop"].value
         text = (
-            f"drop {allowed:g}: within the rest of the budget the best that was found loses "
+            f"drop {allowed:g}: within the rest of the budget, the best result loses "
             f"{self.baseline - best.metric:.4g} ({self.baseline:.4g} → {best.metric:.4g})."
         )
         if nearest is not None:
@@ -363,8 +363,8 @@ class Task:
                 f"{name} {self.shown(name, value)}"
                 for name, value, _ in self.compared(nearest.costs)
             )
-            text += f" The nearest that keeps the drop has {had}."
-        return AlgorithmError(f"{text} Loosen the budget, or train the network after the search.")
+            text += f" The closest result that meets the drop has {had}."
+        return AlgorithmError(f"{text} Relax the budget, or train the network after the search.")
 
     def shown(self, name: str, value: float) -> str:
         """Return a cost in words, and what share of the original's it is."""

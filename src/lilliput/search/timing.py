@@ -222,8 +222,8 @@ class Clock:
         }
         if not any(layer.share > 0 for layer in layers.values()):
             raise AlgorithmError(
-                "budget: latency: the profile of the runtime names no layer that the search knows; limit "
-                "macs or bytes instead."
+                "budget: latency: the runtime's profile contains none of the model's layers; limit macs or "
+                "bytes instead."
             )
         self.table.add(
             self.id, milliseconds, Network(choice=list(choice), layers=layers, ratio=ratio)
@@ -264,7 +264,7 @@ def check_clock(target: Target) -> None:
     """Refuse a runtime whose layers cannot be timed."""
     if target.runtime != "onnxruntime":
         raise ConfigError(
-            f"budget: latency: {target.title} does not tell what its layers take; expected target "
+            f"budget: latency: {target.title} does not report the time of its layers; expected target "
             "'onnxruntime'."
         )
 

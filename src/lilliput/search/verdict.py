@@ -49,7 +49,7 @@ def judge(
     before, after : Figures
         The original's file and the new one, timed in turns, with their metrics.
     drop : float, optional
-        How much of the metric may be lost.
+        Largest acceptable drop of the metric.
     """
     found = dict(costs)
     if after.bytes is not None:
@@ -59,7 +59,7 @@ def judge(
     if limit is not None and math.isfinite(limit.value):
         doubt = doubt_of(before, after)
         if doubt or not before.p50 or not after.p50:
-            unknown.append(f"the budget of latency is not shown to be met: {doubt or 'not timed'}")
+            unknown.append(f"the latency budget is not shown to be met: {doubt or 'not timed'}")
         else:
             found["latency"] = _latency(task, before.p50, after.p50)
     lines = [

@@ -71,7 +71,7 @@ def test_sizes_that_the_model_refuses_are_noted(tmp_path):
 def test_a_limit_that_is_too_large_to_try_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(other_sizes, "_LARGEST", 10_000)
     model = Branching(lambda y, rows: y if rows < 5000 else -y).eval()
-    with pytest.raises(ExportError, match=r"\d to 4999 rows, .* cannot be tried"):
+    with pytest.raises(ExportError, match=r"\d to 4999 rows, .* cannot be tested"):
         export_onnx(model, tmp_path / "model.onnx", torch.randn(4, 8))
 
 

@@ -19,7 +19,7 @@ File = Annotated[
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", "-m", metavar="module:factory", help="The model it is for."),
+    typer.Option("--model", "-m", metavar="module:factory", help="The model it applies to."),
 ]
 
 
@@ -56,7 +56,7 @@ def explain(
         _explain_recipe(terminal, file, model)
         return
     if model is None:
-        raise ConfigError("--model is missing: rules are explained by the layers they take.")
+        raise ConfigError("--model is missing: explaining rules requires the layers they select.")
     if algorithm is None:
         fits = check_rules(file, None)[1]
         if len(fits) != 1:

@@ -73,7 +73,7 @@ def _parts(result: dict[str, Any], missing: str) -> list[Any]:
     units = sum(group["units"] for group in result["groups"])
     parts.append(f"{len(result['groups'])} channel groups with {units:,} units can be cut out")
     rows = [[g["name"], str(g["units"]), ", ".join(g["made_by"])] for g in result["groups"]]
-    return [*parts, "", Table(["channel group", ">units", "made by"], rows)] if rows else parts
+    return [*parts, "", Table(["channel group", ">units", "produced by"], rows)] if rows else parts
 
 
 def _channels(row: dict[str, Any]) -> str:
@@ -136,7 +136,7 @@ def _groups(model: Any, example: Any, framework: str) -> tuple[Any, str]:
     from lilliput.speedup.channels import channel_groups
 
     if example is None and framework == "torch":
-        return None, "give --inputs, --data or --input-shape to see them"
+        return None, "pass --inputs, --data or --input-shape to see them"
 
     try:
         return channel_groups(model, example), ""

@@ -29,14 +29,14 @@ def repair(
     sources: Sources,
     run: options.Run,
     drop: Annotated[
-        float, typer.Option("--drop", min=0, help="How much of the metric may be lost.")
+        float, typer.Option("--drop", min=0, help="Largest acceptable drop of the metric.")
     ],
     evaluate: options.Evaluate = None,
     cost: Annotated[
-        str, typer.Option("--cost", help="What is spent: latency, bytes, macs or params.")
+        str, typer.Option("--cost", help="The cost to minimize: latency, bytes, macs or params.")
     ] = "latency",
     trials: Annotated[
-        int, typer.Option("--trials", min=2, help="Config lists to evaluate, at most.")
+        int, typer.Option("--trials", min=2, help="Maximum number of config lists to evaluate.")
     ] = 10,
 ) -> None:
     """Raise bits and restore channels where a config list hurts most.
@@ -52,7 +52,9 @@ def repair(
     loaded, _, example = open_model(model, sources, run.trust)
     folder = run.output or Path("repair-run")
     if terminal.dry_run:
-        terminal.would([f"evaluate at most {trials} config lists that are milder than {config}"])
+        terminal.would(
+            [f"evaluate at most {trials} config lists that are less aggressive than {config}"]
+        )
         return
     from lilliput.search.repair import repair
 

@@ -65,7 +65,7 @@ def watch_inputs(
         for handle in handles:
             handle.remove()
     if not given.count:
-        raise ConfigError("the saturation guard received no batches: is an iterator used up?")
+        raise ConfigError("the saturation guard received no batches: is an iterator exhausted?")
     return {name: largest for name, largest in seen.items() if counts[name] >= enough}
 
 

@@ -128,6 +128,6 @@ def _check(
     made = np.rint(reals / np.expand_dims(columns, 1 - axis))
     if not np.array_equal(made, wide):
         raise ExportError(
-            f"{place.name}: {int((made != wide).sum())} integers of its groups do not round to those of "
-            "the simulation; the weight has changed since it was quantized."
+            f"{place.name}: {int((made != wide).sum())} integers of its groups do not match the simulation "
+            "after rounding; the weight has changed since it was quantized."
         )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lilliput.export.passes.graph import Draft
 
 Result = TypeVar("Result")
-_REFUSED = "the model takes no other"
+_REFUSED = "the model accepts no other size"
 _CONSTANT = "a constant in torch's trace of the model"
 
 

@@ -14,7 +14,7 @@ from lilliput.frameworks.exporting.sizes import BATCH
 Sizes = dict[str, int]
 _LARGEST = 2**28  # bytes of inputs to try a batch size with
 _COSTLY = 4  # times the numbers in the example: other sizes than the batch are not tried beyond
-_FIXED = "Pass dynamic_batch=False for a file that takes the example's batch size only."
+_FIXED = "Pass dynamic_batch=False for a file that only accepts the example's batch size."
 
 
 class OtherSizeError(ExportError):
@@ -61,8 +61,9 @@ class OtherSizes:
                 if self._is_too_large({name: size}):
                     if name == BATCH:
                         raise OtherSizeError(
-                            f"the model was traced for batches of {assumed}, and whether it takes another "
-                            f"way beyond cannot be tried: {size} rows are too many. {_FIXED}",
+                            f"the model was traced for batches of {assumed}, and whether "
+                            "it takes another branch beyond that cannot be tested: "
+                            f"{size} rows are too many. {_FIXED}",
                             [name],
                         )
                     continue
@@ -83,7 +84,7 @@ class OtherSizes:
             listed = ", ".join(str(size) for size in sizes)
             texts.append(
                 f"the model itself refuses {what.format(listed)} (it was traced for "
-                f"{assumed}): give the file only sizes that the model takes."
+                f"{assumed}): call the file only with sizes that the model accepts."
             )
         return texts
 
@@ -175,7 +176,7 @@ class OtherSizes:
         traced = f" (it was traced for {held})" if held else ""
         advice = _FIXED if [*sizes] == [BATCH] else "Leave it out of dynamic_shapes."
         return (
-            f"for {' and '.join(texts)} the file {fault}: the model takes another way there{traced}. "
+            f"for {' and '.join(texts)} the file {fault}: the model takes another branch there{traced}. "
             f"{advice}"
         )
 
@@ -183,10 +184,8 @@ class OtherSizes:
 def explain_fault(error: BaseException | None, ratio: float) -> str:
     """Return what a file does wrong: it does not run, or it computes something else."""
     if error is not None:
-        return f"does not run ({first_line(error)}), and the model does"
-    return (
-        f"does not compute what the model does ({ratio:.1f} dB), as it does for the example's sizes"
-    )
+        return f"does not run ({first_line(error)}), but the model does"
+    return f"does not match the model ({ratio:.1f} dB), as it does for the example's sizes"
 
 
 def _rows(count: int) -> str:

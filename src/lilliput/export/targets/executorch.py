@@ -127,8 +127,8 @@ class ExecuTorchFile(ExecutedFile):
             shapes = [tuple(x.shape) for x in arrays]
             takes = [x.shape for x in self.tensors() if x.kind == "input"]
             raise ConfigError(
-                f"{self.path.name}: it does not run on inputs of shapes {shapes}, and takes {takes}, "
-                f"or smaller batches where they were left open ({error})."
+                f"{self.path.name}: it does not run on inputs of shapes {shapes}; it accepts {takes}, or "
+                f"smaller batches if the batch size is dynamic ({error})."
             ) from error
 
     def tensors(self) -> list[TensorInfo]:

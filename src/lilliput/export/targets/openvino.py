@@ -187,7 +187,7 @@ def fill_kernels(data: Packed, layers: list[Layer]) -> None:
         if layer.integer:
             layer.reason = ""
         elif layer.weight_only and not layer.reason:
-            layer.reason = "its integer weights are unpacked, and multiplied in float"
+            layer.reason = "its integer weights are unpacked and multiplied in float"
         elif not layer.reason:
             layer.reason = "OpenVINO has no integer kernel for this combination of types"
 
@@ -199,7 +199,7 @@ def note_precision() -> list[str]:
     if default == "f32":
         return []
     return [
-        f"on this CPU, OpenVINO computes what is in float in {default} by default; it was checked in f32: "
+        f"on this CPU, OpenVINO computes float tensors in {default} by default; the file was checked in f32: "
         'core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).'
     ]
 

@@ -84,5 +84,5 @@ def _check(place: Place, weight: Array, levels: Array, steps: Array) -> None:
         raise ExportError(
             f"layer {place.wrapper.name!r}: its weight is not on the grid that "
             f"{type(place.wrapper.quantizer).__name__}.qparams() gives (off by up to {worst:.3g} "
-            "steps), so integers would not be what was simulated; correct qparams()."
+            "steps), so integers would not match the simulation; correct qparams()."
         )

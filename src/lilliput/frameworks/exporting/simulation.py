@@ -193,8 +193,8 @@ class Simulation(ABC):
         """Raise if there is nothing to compare a file with."""
         if not _are_numbers(self.outputs):
             raise ExportError(
-                f"{type(self.model).__name__} returns nothing, NaN or infinity for the example inputs; "
-                "give inputs as they occur."
+                f"{type(self.model).__name__} returns nothing, NaN or infinity for the example inputs; pass "
+                "realistic inputs."
             )
 
     def by_name(self, names: Sequence[str], inputs: Inputs | None = None) -> dict[str, Tensor]:
@@ -273,8 +273,8 @@ def model_under(quantizer_or_model: Any) -> Any:
     model = getattr(quantizer_or_model, "bound_model", quantizer_or_model)
     if model is not quantizer_or_model and not getattr(quantizer_or_model, "is_wrapped", False):
         raise ExportError(
-            f"{type(quantizer_or_model).__name__} is not at work on a model; call compress() before "
-            "exporting, or give the model itself to export it without compression."
+            f"{type(quantizer_or_model).__name__} is not attached to a model; call compress() before "
+            "exporting, or pass the model itself to export it without compression."
         )
     return model
 

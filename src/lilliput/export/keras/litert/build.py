@@ -56,8 +56,8 @@ def integer_ends(draft: Draft, inputs: Sequence[str], outputs: Sequence[str]) ->
             continue
         if quantized_to(draft, index) is None:
             raise ExportError(
-                f"input {inputs[number]!r} is read in floating point, so that the file cannot take "
-                "int8; quantize the 'input' of the layers that read it, or pass io='float'."
+                f"input {inputs[number]!r} is read in floating point, so the file cannot accept int8; "
+                "quantize the 'input' of the layers that read it, or pass io='float'."
             )
         readers = draft.readers(index)
         for reader in readers:
@@ -67,7 +67,7 @@ def integer_ends(draft: Draft, inputs: Sequence[str], outputs: Sequence[str]) ->
         source = draft.source(index)
         if draft.dtype(index) == "float32" and source is None:
             raise ExportError(
-                f"output {outputs[number]!r} is not quantized, so that the file cannot return int8; "
+                f"output {outputs[number]!r} is not quantized, so the file cannot return int8; "
                 "quantize the 'output' of the last layer, or pass io='float'."
             )
         draft.graph.outputs[number] = index if source is None else source

@@ -95,8 +95,9 @@ class _Check(FileCheck):
             return ""
         rows = [to_array(s.outputs[0]).shape[:1] for s in (simulation, self.simulation)]
         return (
-            f"for a batch of another size (outputs {rows[0]} in place of {rows[1]}) the file does not do "
-            f"what the model does: {fault} Pass dynamic_batch=False."
+            f"for a batch of another size (outputs {rows[0]} in place of "
+            f"{rows[1]}) the file does not match the model: {fault} Pass "
+            "dynamic_batch=False."
         )
 
 

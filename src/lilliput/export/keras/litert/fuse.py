@@ -64,8 +64,9 @@ def why_float(draft: Draft, operator: Any, weights: Mapping[int, Found]) -> str:
     wanted = quantized_to(draft, operator.outputs[0])
     if wanted is None:
         return (
-            "its output is not quantized to int8: right after it, or after an activation inside the layer "
-            "that is no ReLU (make that a layer of its own)"
+            "its output is not quantized to int8: right after it, or "
+            "after an activation inside the layer that is not a ReLU "
+            "(make that a separate layer)"
         )
     return _why_not(draft, operator, found, wanted)
 
@@ -78,7 +79,7 @@ def _why_not(draft: Draft, operator: Any, found: Found | None, wanted: Scales) -
         return "LiteRT has no integer kernel for its activation"
     held = [draft.scales(_source(draft, operator, i)) for i in _ACTIVATIONS[kind]]
     if kind in _SAME_SCALE and any(x is None or not x.is_same(wanted) for x in held):
-        return "LiteRT averages integers only to the grid that they have"
+        return "LiteRT averages integers only if input and output share a grid"
     if not _is_near(kind, [x for x in held if x is not None], found, wanted):
         return "its scales are too far apart for integer kernels"
     position = _BIASES.get(kind, len(operator.inputs))

@@ -131,7 +131,7 @@ def capture(simulation: Simulation, max_batch: int, is_float: bool = False) -> C
     if len(nodes) != len(mark.keys):
         raise ExportError(
             f"the captured graph has {len(nodes)} quantized tensors, the simulation {len(mark.keys)}; a "
-            "layer is quantized inside a branch or loop: move it out of torch.cond and the like."
+            "layer is quantized inside a branch or loop: move it out of torch.cond or similar operators."
         )
     return Captured(module, inputs, shapes, dict(zip(mark.keys, nodes, strict=True)))
 

@@ -108,7 +108,7 @@ def _checked(path: Any) -> Path:
     except TypeError:
         raise ExportError(f"received {path!r} as a path, expected a string.") from None
     if not target.parent.is_dir() or target.is_dir():
-        what = "is a folder" if target.is_dir() else "lies in a folder that does not exist"
+        what = "is a folder" if target.is_dir() else "is in a folder that does not exist"
         raise ExportError(f"{target}: it {what}; give the path of a file.")
     return target
 
