@@ -421,7 +421,7 @@ def test_features_without_a_gradient_are_refused():
     model.conv.requires_grad_(False)
     distiller = attached(model, FEATURES)
     model(X)
-    with pytest.raises(StageError, match="no gradient goes through what layer 'conv' returned"):
+    with pytest.raises(StageError, match="no gradient reaches the output of layer 'conv' returned"):
         distiller.loss()
 
 

@@ -123,7 +123,7 @@ def test_another_model_is_refused_with_what_differs(tmp_path):
     result.save(tmp_path)
     with pytest.raises(StateError, match=r"conv\.weight has shape \[16, 3, 3, 3\]"):
         load(Net(width=16), tmp_path)
-    with pytest.raises(StateError, match="as it was before shrinking"):
+    with pytest.raises(StateError, match="the model before shrinking"):
         load(result.model, tmp_path)
 
 

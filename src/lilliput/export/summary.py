@@ -18,7 +18,7 @@ def headline(result: ExportResult) -> str:
 
 
 def summary_lines(result: ExportResult) -> list[str]:
-    """Return what a person wants to know of an export, without a line per layer."""
+    """Return the lines of an export summary, without a line per layer."""
     lines = [f"{result.path}: {_size(result)}"]
     lines += [f"  sizes: {_sizes(result)}"] if result.sizes else []
     lines += [f"  {name}: {text}" for name, text in _agreements(result)]
@@ -33,7 +33,7 @@ def summary_lines(result: ExportResult) -> list[str]:
 
 
 def cpu_lines(result: ExportResult) -> list[str]:
-    """Return which CPUs a file is for, and what that means for its layers."""
+    """Return the CPUs that a file targets, and the consequences for its layers."""
     if result.cpu is None:
         return []
     return [f"{result.path.name} is for {result.cpu}", *saturation_lines(result)]
@@ -87,7 +87,7 @@ def html_table(result: ExportResult) -> str:
 
 
 def is_plain(layers: list[Layer]) -> bool:
-    """Whether no layer has anything to do with integers."""
+    """Whether no layer uses integers."""
     return not any(x.integer or "int" in x.weight_dtype for x in layers)
 
 

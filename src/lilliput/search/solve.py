@@ -80,7 +80,7 @@ def solve(scores: Sequence[Array], costs: Costs, budgets: Budgets) -> Choice | N
     costs : mapping of str to sequence of Term
         What is limited.
     budgets : mapping of str to float
-        The most that each cost may come to.
+        The upper bound of each cost.
     """
     return _Program(scores, costs).run(budgets)
 

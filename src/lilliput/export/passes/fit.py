@@ -166,7 +166,7 @@ def _add_apart(draft: Draft, node: ir.Node, product: ir.Value, bias: ir.Value) -
 
 
 def find_notes(layers: list[Layer], draft: Draft, target: str) -> list[str]:
-    """Return what keeps a file from being as fast as it could be, and the remedy."""
+    """Return notes on what makes a file slower than necessary, with the remedy."""
     notes = note_defaults(draft.places)
     if target == "generic":
         return notes

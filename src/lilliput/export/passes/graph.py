@@ -100,7 +100,7 @@ class Draft:
         return output
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:
-        """Let everybody who reads one tensor read another, model outputs included."""
+        """Redirect all readers of one tensor to another, including model outputs."""
         if old.is_graph_output():
             name, old.name = old.name, f"{old.name}_inner"
             if new.is_graph_output() or new.is_graph_input() or new.is_initializer():

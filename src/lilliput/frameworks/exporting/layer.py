@@ -1,4 +1,4 @@
-"""What is said of one layer of a file, whatever its format."""
+"""The description of one layer of a file, in any format."""
 
 from __future__ import annotations
 

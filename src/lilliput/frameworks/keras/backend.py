@@ -579,7 +579,9 @@ class KerasBackend(Backend):
     def stored_types(self, model: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return the weights by their paths; refuse a model under a compressor."""
         if models.compressors_of(model):
-            raise StateError("the model is under a compressor; strip() it before loading.")
+            raise StateError(
+                "a compressor is attached to the model; call its strip() before loading."
+            )
         found = files.plain_weights(model)
         return {name: (str(v.dtype), tuple(v.shape)) for name, v in found.items()}
 

@@ -213,7 +213,7 @@ def _run(
     if not any(x.is_floating_point() and x.isfinite().any() for x in answers[0]):
         raise UnsupportedModelError(
             f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
-            "checked; expected inputs like those it is used with."
+            "checked; pass realistic inputs."
         )
     if not is_steady and relative_error(answers[0], _answers(model, inputs, 1)[0]) > tolerance:
         raise UnsupportedModelError(

@@ -34,7 +34,7 @@ def build(
 
 
 def name_ends(draft: Draft, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Give the inputs and outputs of the file their names, for those who call it by name."""
+    """Name the inputs and outputs of the file, so that it can be called by name."""
     signature = schema().SignatureDefT()
     signature.signatureKey, signature.subgraphIndex = b"serving_default", 0
     signature.inputs = [_named(draft, *x) for x in zip(draft.graph.inputs, inputs, strict=True)]
@@ -50,7 +50,7 @@ def _named(draft: Draft, index: int, name: str) -> Any:
 
 
 def integer_ends(draft: Draft, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Let the file take and return int8, as it computes inside."""
+    """Let the file accept and return int8, as it uses internally."""
     for number, index in enumerate(draft.graph.inputs):
         if draft.dtype(index) != "float32":
             continue
@@ -76,14 +76,14 @@ def integer_ends(draft: Draft, inputs: Sequence[str], outputs: Sequence[str]) ->
 
 
 def _drop_makers(draft: Draft) -> None:
-    """Take out what made the tensors that are inputs now."""
+    """Remove the operators that produced tensors which are now inputs."""
     draft.graph.operators = [
         x for x in draft.operators if not set(x.outputs) & set(draft.graph.inputs)
     ]
 
 
 def serialize(draft: Draft) -> bytes:
-    """Return the bytes of the file; nothing in it tells of the conversion."""
+    """Return the bytes of the file, without traces of the conversion."""
     import flatbuffers
 
     _drop_unused(draft)
@@ -94,7 +94,7 @@ def serialize(draft: Draft) -> bytes:
 
 
 def _drop_unused(draft: Draft) -> None:
-    """Leave out tensors, buffers and kinds of operators that nobody uses any more."""
+    """Drop unused tensors, buffers and operator codes."""
     model, graph = draft.model, draft.graph
     used = {*graph.inputs, *graph.outputs}
     for operator in graph.operators:

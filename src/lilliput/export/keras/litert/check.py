@@ -63,7 +63,7 @@ class _Check(FileCheck):
         self.wide = _with_outputs(data, self.inner)
 
     def feeds(self, inputs: Inputs) -> list[Array]:
-        """Return inputs as the file takes them."""
+        """Return the inputs in the form that the file accepts."""
         arrays = [to_array(x) for x in self.simulation.tensors(inputs[0])]
         pairs = zip(arrays, self.inputs, strict=True)
         return [x if scales is None else quantize(x, scales) for x, scales in pairs]
@@ -79,7 +79,7 @@ class _Check(FileCheck):
         return dict(zip(self.positions, run(self.wide, self.feeds(inputs), runtime), strict=True))
 
     def other_size(self, min_sqnr: float) -> str:
-        """Return what is wrong with a batch of another size, where the file takes any."""
+        """Return the fault for a batch of another size, if the file accepts any size."""
         if not self.is_open:
             return ""
         inputs = self.simulation.resized({})

@@ -32,7 +32,7 @@ _SHOWS = 0.1  # of a step
 
 
 def fuse(draft: Draft, weights: Mapping[int, Found]) -> bool:
-    """Let every operator that can work on integers do so; return whether there was one."""
+    """Convert every operator that can work on integers; return whether any was converted."""
     changed = False
     for operator in list(draft.operators):
         is_done = not operator.outputs or draft.dtype(operator.outputs[0]) == "int8"
@@ -72,7 +72,7 @@ def why_float(draft: Draft, operator: Any, weights: Mapping[int, Found]) -> str:
 
 
 def _why_not(draft: Draft, operator: Any, found: Found | None, wanted: Scales) -> str:
-    """Return what speaks against integers where all tensors are on grids."""
+    """Return why an operator cannot use integers although all its tensors are quantized."""
     kind = draft.kind(operator)
     function = getattr(operator.builtinOptions, "fusedActivationFunction", 0)
     if names("ActivationFunctionType")[function] not in _PLAIN_ACTIVATIONS:
@@ -212,7 +212,7 @@ def store_weights(draft: Draft, weights: Mapping[int, Found]) -> None:
 
 
 def _single(scales: Scales | None) -> Scales | None:
-    """Return one scale in place of many that are equal."""
+    """Return a single scale if all scales are equal."""
     if scales is None or not (scales.scale == scales.scale[0]).all():
         return scales
     return Scales(scales.scale[:1], scales.zero[:1], 0)

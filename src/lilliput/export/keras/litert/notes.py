@@ -1,4 +1,4 @@
-"""What the user should know of a LiteRT file."""
+"""Notes for the user on a LiteRT file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lilliput.frameworks.exporting.simulation import Simulation
 def find_notes(
     draft: Draft, simulation: Simulation, weights: Mapping[int, Found], layers: list[Layer]
 ) -> list[str]:
-    """Return what keeps a file from being as small and as fast as it could be."""
+    """Return notes on what makes a file larger or slower than necessary."""
     if not simulation.places:
         return []
     integers, floats = count_operators(draft)

@@ -188,13 +188,14 @@ def _grid_of(place: Place) -> tuple[float, int, int, int]:
     grid = place.qparams.grid
     if grid.is_dynamic:
         raise ExportError(
-            f"{place.name}: its scale is found in each call (observer 'dynamic'), which ExecuTorch files of "
-            "Lilliput do not have; calibrate it, or export ONNX."
+            f"{place.name}: its scale is computed in each call (observer 'dynamic'), which Lilliput does not "
+            "support for ExecuTorch; calibrate it, or export ONNX."
         )
     if grid.axis is not None or grid.bits > 8:
         what = "a scale per channel" if grid.axis is not None else f"{grid.bits} bits"
         raise ExportError(
-            f"{place.name}: XNNPACK has no activations with {what}; use 8 bits and one scale per tensor."
+            f"{place.name}: XNNPACK does not support activations with {what}; use 8 bits and one scale per "
+            "tensor."
         )
     shift = 0 if grid.is_signed else 128
     zero = int(to_array(place.qparams.zero_point)) - shift
