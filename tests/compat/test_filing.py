@@ -75,7 +75,7 @@ def test_masks_that_were_never_computed_are_not_exported(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pruner = TaylorFOWeightFilterPruner(model, rules, optimizer)
     pruner.compress()
-    with pytest.raises(StageError, match="nothing but ones"):
+    with pytest.raises(StageError, match="only ones"):
         pruner.export_model(tmp_path / "model", tmp_path / "mask")
     assert list(tmp_path.iterdir()) == []
 

@@ -107,7 +107,7 @@ def test_a_model_that_is_compressed_already_is_no_teacher():
     model = make()
     LevelPruner(model, [{"sparsity": 0.5}]).compress()
     with pytest.raises(
-        StageError, match=r"already under LevelPruner.*before the other compressors"
+        StageError, match=r"LevelPruner is already attached.*before attaching other compressors"
     ):
         Distiller(model)
     attached(model, teacher=make())  # what was the original can be given
@@ -117,7 +117,7 @@ def test_a_model_that_cannot_be_copied_asks_for_a_teacher():
     model = make()
     model.cache = model(X)  # not a leaf of its graph
     with pytest.raises(
-        UnsupportedModelError, match="cannot be copied.*give the distiller a teacher"
+        UnsupportedModelError, match="cannot be copied.*pass a teacher to the distiller"
     ):
         Distiller(model)
 

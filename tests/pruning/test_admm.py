@@ -179,7 +179,7 @@ def test_the_penalty_needs_an_optimizer_when_training_begins():
     pruner = ADMMPruner(net(), [RULE])
     model = pruner.compress()
     for follow in (pruner.step, lambda: pruner.update_epoch(0)):
-        with pytest.raises(StageError, match="acts through the optimizer"):
+        with pytest.raises(StageError, match="works through the optimizer"):
             follow()
     pruner.bind_optimizer(sgd(model))  # as a recipe does
     pruner.update_epoch(0)

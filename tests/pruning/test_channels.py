@@ -279,7 +279,7 @@ def test_a_budget_out_of_reach_is_refused_and_nothing_changes():
 
 
 def test_budgets_need_example_inputs():
-    with pytest.raises(ConfigError, match=r"rule 0 → max_macs: .* give example_inputs"):
+    with pytest.raises(ConfigError, match=r"rule 0 → max_macs: .* pass example_inputs"):
         L1NormPruner(Net(), [{"max_macs": 0.5}])
 
 
@@ -376,7 +376,7 @@ def test_without_example_inputs_only_filters_go_and_a_warning_says_so(caplog):
     with caplog.at_level(logging.WARNING, "lilliput"):
         pruner.compress()
     assert len(caplog.records) == 1
-    assert "give example_inputs" in caplog.text
+    assert "pass example_inputs" in caplog.text
     assert len(gone(model.conv2.weight)) == 5
     assert gone(model.conv2.bias) == gone(model.conv2.weight)
     assert not (model.bn1.weight == 0).any()

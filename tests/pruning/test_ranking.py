@@ -104,7 +104,7 @@ def test_a_cap_holds_in_each_layer_and_others_make_up_for_it():
 
 def test_more_than_the_limits_allow_is_refused():
     with pytest.raises(
-        AlgorithmError, match="asks to remove 3 channels, but the limits .* allow 2"
+        AlgorithmError, match="requests the removal of 3 channels, but the limits .* allow 2"
     ):
         take_share([make([1, 2], "a"), make([1, 2], "b")], 0.75)
 

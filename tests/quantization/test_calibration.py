@@ -220,7 +220,9 @@ def test_a_layer_that_no_batch_reaches_is_named(observer):
             return self.rare(x) if is_rare else self.usual(x)
 
     _, quantizer = quantized(observer, Branches())
-    with pytest.raises(AlgorithmError, match="nothing was seen of the input of layer 'rare'"):
+    with pytest.raises(
+        AlgorithmError, match="no data was collected from the input of layer 'rare'"
+    ):
         quantizer.calibrate([torch.randn(8, 4)])
     assert not any(known(quantizer))
 

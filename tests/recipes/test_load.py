@@ -139,7 +139,7 @@ STEPS = [{"export": "onnx", "file": "a.onnx"}]
         ),
         (
             [{"prune": "l1", "options": {"model": 1}}],
-            "step 1 → options → model: is given by the recipe itself",
+            "step 1 → options → model: is set by the recipe itself",
         ),
         (
             [{"prune": "agp", "config": [{"final_sparsity": 0.5}]}],

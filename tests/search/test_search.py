@@ -244,7 +244,7 @@ def test_bad_arguments_are_refused(others, message):
 
 def test_latency_in_a_runtime_that_does_not_tell_is_refused(tmp_path):
     pytest.importorskip("openvino")
-    with pytest.raises(ConfigError, match="OpenVINO does not tell"):
+    with pytest.raises(ConfigError, match="OpenVINO does not report"):
         search({"latency": 0.5}, target="openvino").run(tmp_path)
 
 

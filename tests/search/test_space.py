@@ -83,7 +83,7 @@ def test_coupled_layers_without_a_common_choice_are_refused():
         {"op_names": ["outer"], "sparsity": {"choose": [0.75]}},
     ]
     with pytest.raises(
-        ConfigError, match=r"'stem', 'outer' go together.*no sparsity above 0 in common"
+        ConfigError, match=r"'stem', 'outer' are removed together.*no sparsity above 0 in common"
     ):
         Space(Net(), rules, X)
 

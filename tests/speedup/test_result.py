@@ -46,7 +46,7 @@ def test_a_result_tied_to_the_batch_says_so_first():
     assert result.notes[0].startswith("only accepts inputs with the sizes of the example inputs")
     first, *others = str(result).splitlines()
     assert first.startswith(
-        "limited     only accepts inputs with the sizes of the example inputs, the batch included"
+        "limited     only accepts inputs with the sizes of the example inputs, including the batch size"
     )
     assert not any("example's sizes" in line for line in others)
 

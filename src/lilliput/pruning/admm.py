@@ -54,7 +54,7 @@ class ADMMRule(SparsityRule):
 
 @register_pruner("admm")
 class ADMMPruner(NamedCriterionPruner, OneShotPruner):
-    """Train under a pull towards sparse weights for some epochs, then prune.
+    """Train with a penalty that pulls weights towards sparsity, then prune.
 
     Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0; the masks come at epoch
     ``iterations * epochs_per_iteration``, and fine-tuning follows.

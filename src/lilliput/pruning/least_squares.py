@@ -224,7 +224,7 @@ def readers_of(pruned: Any, layout: Any) -> list[Reader]:
 
 @register_pruner("least_squares")
 class LeastSquaresPruner(CollectingPruner):
-    """Prune the channels whose readers lose least when they are refitted without them.
+    """Prune the channels that cost least once the layers that read them are refitted.
 
     For models that are pruned without training, or with little: ``calibrate`` on a few hundred
     unlabelled examples, ``compress()``, then ``reconstruct``. It takes the arguments of

@@ -72,7 +72,7 @@ def rounds(sparsity: float | None) -> int:
 
 @register_pruner("lottery_ticket")
 class LotteryTicketPruner(ScheduledPruner):
-    """Prune in rounds of training, and set what is kept back to its early values after each.
+    """Prune in rounds of training, and rewind the remaining weights to early values after each.
 
     Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0, for :attr:`epochs` epochs.
     All parameters of the model are set back, pruned or not, and the optimizer starts afresh; set the

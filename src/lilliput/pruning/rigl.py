@@ -151,7 +151,7 @@ def _drop(mask: Tensor, size: Tensor, count: int) -> Tensor:
 
 @register_pruner("rigl")
 class RigLPruner(Pruner):
-    """Train a network that is sparse from the start, and move connections to where gradients are.
+    """Train a network that is sparse from the start, and regrow connections where gradients are large.
 
     Pruned weights are zero at each step; which ones are pruned changes every ``update_every`` steps.
 

@@ -83,7 +83,7 @@ class SecondOrderMasker(LAMPMasker):
 
 @register_pruner("second_order", "obs")
 class SecondOrderPruner(OneShotPruner):
-    """Prune single weights, patterns or blocks once, and refit the others by least squares.
+    """Prune weights, patterns or blocks in one shot, and refit the others by least squares.
 
     Call :meth:`calibrate` with a few hundred examples without labels, before or after ``compress()``. It
     changes the weights that stay, biases, and the running means of batch norms after layers without one.

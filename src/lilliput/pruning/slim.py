@@ -93,7 +93,7 @@ class SlimMasker(ChannelMasker):
 
 @register_pruner("slim")
 class SlimPruner(ChannelPruner):
-    """Prune the channels of small batch-norm scales, after training them under an L1 penalty.
+    """Prune channels with small batch-norm scales, after training with an L1 penalty on them.
 
     Without ``training_epochs`` the masks come at ``compress()``. With it, call ``update_epoch(epoch)``
     at the start of each epoch, counting from 0; the masks come at epoch ``training_epochs``. The

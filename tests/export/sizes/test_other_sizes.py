@@ -38,9 +38,9 @@ def odd(y, rows):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (above_six, r"for 7 rows the file does not compute .* traced for \d to 6 rows"),
-        (only_nine, r"for 9 rows the file does not compute .* traced for Ne\(rows, 9\)"),
-        (odd, r"for 1 row the file does not compute .* traced for Eq\(Mod\(rows, 2\), 0\)"),
+        (above_six, r"for 7 rows the file does not match .* traced for \d to 6 rows"),
+        (only_nine, r"for 9 rows the file does not match .* traced for Ne\(rows, 9\)"),
+        (odd, r"for 1 row the file does not match .* traced for Eq\(Mod\(rows, 2\), 0\)"),
     ],
 )
 def test_a_branch_on_the_batch_size_is_refused(tmp_path, function, message, is_quantized):

@@ -185,7 +185,7 @@ def explain_fault(error: BaseException | None, ratio: float) -> str:
     """Return the fault of a file: it does not run, or its outputs differ."""
     if error is not None:
         return f"does not run ({first_line(error)}), but the model does"
-    return f"does not match the model ({ratio:.1f} dB), as it does for the example's sizes"
+    return f"does not match the model ({ratio:.1f} dB), although it does for the example's sizes"
 
 
 def _rows(count: int) -> str:
