@@ -339,7 +339,7 @@ def test_a_bare_parameter_of_a_sequential_is_refused_in_clear_words():
     groups = SimpleNamespace(groups=(Group("0.weight", 4, slices),))
     model = Scaled()
     rules = [{"op_names": ["0"], "sparsity": 0.5}]
-    with pytest.raises(UnsupportedModelError, match="'scale' is a Scaled with weights of its own"):
+    with pytest.raises(UnsupportedModelError, match="'scale' is a Scaled with its own weights"):
         L1NormPruner(model, rules, groups=groups).compress()
     assert type(model[0]) is nn.Linear
 

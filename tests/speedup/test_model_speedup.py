@@ -61,7 +61,7 @@ def test_masks_of_filters_alone_are_completed_and_the_change_is_told(caplog):
     [
         ({"9.weight_mask": torch.ones(1)}, "'9.weight' is not a parameter"),
         ({"0.weight_mask": torch.ones(8)}, r"received \(8,\), expected \(8, 3, 3, 3\)"),
-        ({"0.bias_mask": torch.full((8,), 0.5)}, "other values than 0 and 1"),
+        ({"0.bias_mask": torch.full((8,), 0.5)}, "values other than 0 and 1"),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(masks, message):
