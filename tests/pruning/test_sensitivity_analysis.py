@@ -229,7 +229,9 @@ def test_a_stale_scan_is_refused(tmp_path):
     other = Net().eval()
     with torch.no_grad():
         other.fc.weight[0, 0] += 1e-6
-    with pytest.raises(StateError, match=r"sensitivity.json was created with different settings: weights"):
+    with pytest.raises(
+        StateError, match=r"sensitivity.json was created with different settings: weights"
+    ):
         scan(other, checkpoint_dir=tmp_path).analysis()
     analysis = scan(checkpoint_dir=tmp_path)
     analysis.update_already_pruned("fc", 0.1)

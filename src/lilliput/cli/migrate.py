@@ -43,7 +43,7 @@ def migrate(
         str, typer.Option("--framework", help="The section of the file to use: torch or keras.")
     ] = "torch",
 ) -> None:
-    """Translate config lists of any NNI generation, and the programs that hold them."""
+    """Translate config lists of any NNI generation, and programs that contain them."""
     if framework not in ("torch", "keras"):
         hint = nearest(framework, ("torch", "keras"))
         raise ConfigError(f"--framework: received {framework!r}, expected torch or keras.{hint}")

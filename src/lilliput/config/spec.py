@@ -1,4 +1,4 @@
-"""Typed rules: what each key of a config list may hold.
+"""Typed rules: the valid values of each key of a config list.
 
 An algorithm that needs a key of its own extends the rule it starts from and names it::
 
@@ -103,7 +103,7 @@ class PruneRule(Rule):
 
 
 class PatternKeys(BaseModel):
-    """In which pattern single weights are removed."""
+    """The pattern in which single weights are removed."""
 
     model_config = ConfigDict(defer_build=True)
 
@@ -138,7 +138,7 @@ class PatternKeys(BaseModel):
 
 
 class ChannelKeys(BaseModel):
-    """How many channels must stay where whole channels are removed."""
+    """Limits on how many channels are kept."""
 
     model_config = ConfigDict(defer_build=True)
 
@@ -200,7 +200,7 @@ class ScheduledPruneRule(PruneRule, PatternKeys, ChannelKeys):
 
     @property
     def target(self) -> float | None:
-        """The sparsity to end with, under whichever of its two names it was given."""
+        """The final sparsity, under either of its two names."""
         given = self.sparsity if self.final_sparsity is None else self.final_sparsity
         return self.pattern_sparsity if given is None else given
 
@@ -237,7 +237,7 @@ class BitsRule(Rule):
 
 
 class QuantRule(BitsRule):
-    """The whole vocabulary of quantization, for algorithms that offer these choices."""
+    """All quantization keys, for algorithms that support them."""
 
     quant_types: Targets | None = Field(  # type: ignore[assignment]
         None,

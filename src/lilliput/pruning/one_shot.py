@@ -33,7 +33,7 @@ log = logging.getLogger("lilliput")
 
 
 class OneShotRule(PruneRule, PatternKeys):
-    """A sparsity for each layer, or one for all the layers of the rule together."""
+    """A sparsity for each layer, or one for all layers of the rule."""
 
     total_sparsity: Fraction | None = Field(
         None, description="Fraction of the weights of all these layers to remove."

@@ -1,4 +1,4 @@
-"""What a recipe may hold: the model and its data by name, and the steps in order.
+"""The schema of a recipe: the model and its data by name, and the steps in order.
 
 >>> recipe = Recipe.model_validate({
 ...     "lilliput": 1,
@@ -90,7 +90,7 @@ def _check_format(value: Any) -> Any:
 
 
 def _nothing_is_empty(value: Any) -> Any:
-    """Read ``speedup:`` with nothing behind it like ``speedup: {}``."""
+    """Read ``speedup:`` without a value as ``speedup: {}``."""
     return {} if value is None else value
 
 
@@ -115,7 +115,7 @@ class Strict(BaseModel):
 
 
 class Training(Strict):
-    """How a step trains, where it does not do as the others."""
+    """Training settings of a step that override those of the recipe."""
 
     optimizer: Reference | None = Field(
         None, description="(model) -> optimizer, for this step only."
@@ -126,7 +126,7 @@ class Training(Strict):
 
 
 class Taught(Training):
-    """How a step trains, and who helps."""
+    """Training settings of a step, with an optional teacher."""
 
     teacher: Teacher | None = Field(
         None,
@@ -135,7 +135,7 @@ class Taught(Training):
 
 
 class CompressStep(Taught):
-    """What an algorithm is told, and for how long the model trains under it."""
+    """The options of an algorithm, and the training with it."""
 
     config: JsonValue = Field(None, description="The config list, or a file with it.")
     options: Options = Field({}, description="Other arguments of the algorithm.")
@@ -147,21 +147,21 @@ class CompressStep(Taught):
 
 
 class PruneStep(CompressStep):
-    """Mask weights or channels, and train under the masks."""
+    """Mask weights or channels, and train with the masks."""
 
     verb: ClassVar[str] = "prune"
     prune: str = Field(description="Name of a pruner; see 'lilliput list'.")
 
 
 class QuantizeStep(CompressStep):
-    """Round weights and activations, after calibration or while training."""
+    """Quantize weights and activations, after calibration or during training."""
 
     verb: ClassVar[str] = "quantize"
     quantize: str = Field(description="Name of a quantizer; see 'lilliput list'.")
 
 
 class RecoverStep(Strict):
-    """Give back what pruning took, from batches and without training."""
+    """Recover accuracy lost to pruning, from batches and without training."""
 
     verb: ClassVar[str] = "recover"
     recover: Literal["reconstruct", "match", "recalibrate"] = Field(
@@ -195,14 +195,14 @@ class FinetuneOptions(Taught):
 
 
 class FinetuneStep(Strict):
-    """Train the model as it is by now."""
+    """Train the current model."""
 
     verb: ClassVar[str] = "finetune"
     finetune: FinetuneOptions
 
 
 class DistillStep(Training):
-    """Train the model to answer as a teacher does, without labels unless they are asked for."""
+    """Train the model to match a teacher's outputs, optionally with labels."""
 
     verb: ClassVar[str] = "distill"
     distill: Teacher = Field(description="'original', or module:factory of another model.")
@@ -241,7 +241,7 @@ class ExportStep(Strict):
 
 
 class AnalyzeStep(Strict):
-    """Measure what each layer can lose, for the report; the model stays as it is."""
+    """Measure how much each layer can lose, for the report; the model is not changed."""
 
     verb: ClassVar[str] = "analyze"
     analyze: str = Field(description="Name of a one-shot pruner, such as 'l1' or 'level'.")
@@ -254,7 +254,7 @@ class AnalyzeStep(Strict):
 
 
 class GoalStep(Strict):
-    """What a step needs that works towards a budget by trials."""
+    """The settings of a step that works towards a budget with trials."""
 
     config: JsonValue = Field(None, description="Rules whose values can be choices, or a file.")
     target: str = Field(
@@ -265,7 +265,7 @@ class GoalStep(Strict):
 
 
 class SearchStep(GoalStep):
-    """Find the config list that keeps a budget; later steps take it by ``config: found``."""
+    """Find the config list that meets a budget; later steps use it with ``config: found``."""
 
     verb: ClassVar[str] = "search"
     search: str = Field(description="Strategy: knapsack, evolution, netadapt, annealing or bayes.")
@@ -279,7 +279,7 @@ class SearchStep(GoalStep):
 
 
 class AutoStep(GoalStep):
-    """Do everything that a budget takes: search, prune, cut, recover, quantize, train and export."""
+    """Do everything needed to meet a budget: search, prune, cut, recover, quantize, train and export."""
 
     verb: ClassVar[str] = "auto"
     auto: Options = Field(description="The budget, such as {latency: 0.5, drop: 0.005}.")
@@ -373,7 +373,7 @@ class Recipe(Strict):
 
     @property
     def folder(self) -> Path:
-        """Where the recipe lies; modules beside it can be named in it."""
+        """The folder of the recipe; modules in it can be named in the recipe."""
         return self._folder
 
     @property
@@ -401,7 +401,7 @@ def teacher_of(step: Any) -> str | None:
 
 
 def uses_labels(step: Any) -> bool:
-    """Whether a step trains by the loss of the recipe, and not by the teacher's answers alone."""
+    """Whether a step trains with the loss of the recipe, not only with the teacher's outputs."""
     return not isinstance(step, DistillStep) or step.labels
 
 
@@ -415,5 +415,5 @@ def epochs_of(step: Any) -> int:
 
 
 def training_of(step: Any) -> Any:
-    """Return the part of a step that says how it trains."""
+    """Return the training settings of a step."""
     return step.finetune if isinstance(step, FinetuneStep) else step

@@ -32,7 +32,7 @@ _SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
 
 def _readable(value: Any) -> Any:
-    """Replace what no file of text can hold: halves of characters, and zero bytes."""
+    """Replace characters that a text file cannot contain: surrogates and zero bytes."""
     if not isinstance(value, str):
         return value
     return value.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
@@ -50,7 +50,7 @@ class _Data(BaseModel):
 
 
 class LayerRow(_Data):
-    """One layer, before and after; what is not known is left out."""
+    """One layer, before and after; unknown values are omitted."""
 
     name: Text
     type: Text = ""
@@ -63,7 +63,7 @@ class LayerRow(_Data):
     macs_before: Count | None = None
     bits: int | None = Field(None, description="Bits of the weight; omitted in floating point.")
     sqnr: dict[Target, float] = Field(
-        {}, description="Signal to noise of each quantized tensor, in dB."
+        {}, description="Signal-to-noise ratio of each quantized tensor, in dB."
     )
     ms: float | None = Field(None, description="Milliseconds of one call, excluding nested layers.")
     ms_before: float | None = None
@@ -71,13 +71,13 @@ class LayerRow(_Data):
 
     @property
     def kept(self) -> float | None:
-        """The share of the parameters there were that are still there and not zero."""
+        """The fraction of the original parameters that are kept and non-zero."""
         whole = self.parameters if self.parameters_before is None else self.parameters_before
         return min(self.nonzeros / whole, 1.0) if whole else None
 
     @property
     def worst_sqnr(self) -> float | None:
-        """The signal to noise ratio of its worst tensor."""
+        """The signal-to-noise ratio of its worst tensor."""
         return min(self.sqnr.values(), default=None)
 
     @property
@@ -95,7 +95,7 @@ class Curve(_Data):
 
 
 class HistogramPair(_Data):
-    """How a tensor's values were and are spread over equal bins from ``low`` to ``high``.
+    """The distribution of a tensor's values before and after, over equal bins from ``low`` to ``high``.
 
     Zeros are not in the bins of weights: ``zeros`` says how many there are.
     """
@@ -111,7 +111,7 @@ class HistogramPair(_Data):
 
 
 class TriedPoint(_Data):
-    """One model that was tried: what it costs, and how good it is."""
+    """One model that was tried: its cost and its metric."""
 
     name: Text
     bytes: float | None = None
@@ -122,7 +122,7 @@ class TriedPoint(_Data):
 
 
 class ChannelGroup(_Data):
-    """Channels that can only go together, or, with a ``reason``, that stay."""
+    """Channels that can only be removed together or, with a ``reason``, that are kept."""
 
     name: Text
     size: Count
@@ -136,7 +136,7 @@ class ChannelGroup(_Data):
 
 
 class Report(_Data):
-    """Everything that is known of a compressed model; ``save`` it as a page, ``load`` it from JSON.
+    """Everything known about a compressed model; ``save`` it as a page, ``load`` it from JSON.
 
     Sections without data are left out of the page.
     """
@@ -163,7 +163,7 @@ class Report(_Data):
         return value
 
     def to_json(self) -> str:
-        """Return all of it as JSON; what is not known is left out."""
+        """Return the report as JSON; unknown values are omitted."""
         data = self.model_dump(mode="json", exclude_none=True)
         data["layers"] = [
             {key: value for key, value in row.items() if value not in ("", {}, [])}
@@ -172,13 +172,13 @@ class Report(_Data):
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
     def to_html(self) -> str:
-        """Return the page: one file, drawings and data inside, nothing to load."""
+        """Return the page: a single file with drawings and data inline."""
         from lilliput.report.page.render import render
 
         return render(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page, and beside it the same as JSON: ``report.html`` and ``report.json``."""
+        """Write the page, and next to it the same data as JSON: ``report.html`` and ``report.json``."""
         page = Path(path)
         if page.suffix.lower() not in (".html", ".htm"):
             page = page.with_name(f"{page.name}.html")

@@ -168,7 +168,7 @@ def test_bad_arguments_are_refused(others, message):
 
 
 def test_latency_in_a_runtime_that_does_not_tell_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="LiteRT does not tell what its layers take"):
+    with pytest.raises(ConfigError, match="LiteRT does not report the time of its layers"):
         search_of(SIDES["keras"], {"latency": 0.5}, [CHANNELS], target="litert").run(tmp_path)
 
 

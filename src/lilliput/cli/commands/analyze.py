@@ -1,4 +1,4 @@
-"""``lilliput analyze``: what each layer can lose, by pruning and by quantization."""
+"""``lilliput analyze``: how much each layer can lose through pruning and quantization."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def analyze(
         int, typer.Option("--batches", min=1, help="Number of batches of --data for quantization.")
     ] = 4,
 ) -> None:
-    """Measure what each layer can lose.
+    """Measure how much each layer can lose.
 
     By pruning it alone (needs --evaluate), and by quantizing it alone (needs --data).
     """

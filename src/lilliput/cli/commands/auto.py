@@ -1,4 +1,4 @@
-"""``lilliput auto``: say the goal, and get a file that meets it."""
+"""``lilliput auto``: produce a file that meets a goal."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def compact(
     ],
     output: options.OutputFile = None,
 ) -> None:
-    """Write a safetensors file as a compact one, or a compact one as safetensors."""
+    """Convert a safetensors file to a compact file, or back."""
     if not source.is_file():
         raise ConfigError(f"{source}: no such file; pass a weights file.")
     from lilliput.compact.saving import convert, is_compact_file

@@ -1,4 +1,4 @@
-"""``lilliput compare``: the receipt between two models, files, runs or reports."""
+"""``lilliput compare``: the receipt for two models, files, runs or reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def compare(
     runs: Annotated[int, typer.Option("--runs", min=0, help="Calls to time; 0 for none.")] = 50,
     trust: options.Trust = False,
 ) -> None:
-    """Print the receipt between two models, files or runs.
+    """Print the receipt for two models, files or runs.
 
     Size, speed, metric, and how far the outputs are apart. Files without --inputs get random numbers.
     """

@@ -26,7 +26,7 @@ ModelOption = Annotated[
 def check(
     terminal: Terminal, file: File, algorithm: Algorithm = None, model: ModelOption = None
 ) -> None:
-    """Check a config list or a recipe, and show all that is wrong with it."""
+    """Check a config list or a recipe, and list all its mistakes."""
     if terminal.dry_run:
         terminal.would([f"read {file}", "check every key of it"])
         return
@@ -51,7 +51,7 @@ def check(
 def explain(
     terminal: Terminal, file: File, model: ModelOption = None, algorithm: Algorithm = None
 ) -> None:
-    """Show which rule takes which layer of a model, and what it asks for."""
+    """Show which rule selects which layer of a model, and what it requests."""
     if is_recipe(file):
         _explain_recipe(terminal, file, model)
         return

@@ -29,7 +29,7 @@ def demo(
         typer.Option("--output", "-o", metavar="FOLDER", help="Folder for files and the report."),
     ] = Path("lilliput-demo"),
 ) -> None:
-    """Show the whole journey, in about a minute."""
+    """Run the whole workflow on a small model, in about a minute."""
     if output.exists() and not output.is_dir():
         raise ConfigError(f"--output {output}: is a file, expected a folder to write into.")
     if terminal.dry_run:

@@ -1,4 +1,4 @@
-"""``lilliput inspect``: layers, shapes, parameters, MACs, and what of it can be compressed."""
+"""``lilliput inspect``: layers, shapes, parameters, MACs, and what can be compressed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lilliput repair``: make a config list milder where it hurts, until a drop is kept."""
+"""``lilliput repair``: relax a config list until the metric drop is acceptable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def repair(
         int, typer.Option("--trials", min=2, help="Maximum number of config lists to evaluate.")
     ] = 10,
 ) -> None:
-    """Raise bits and restore channels where a config list hurts most.
+    """Relax a config list that loses too much of the metric.
 
     CONFIG is a YAML or JSON file, such as found.json of 'lilliput auto'.
     """

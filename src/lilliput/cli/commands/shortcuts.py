@@ -24,7 +24,7 @@ Finetune = Annotated[int, typer.Option("--finetune", min=0, help="Epochs of trai
 
 @dataclass(frozen=True)
 class Rules:
-    """What a pruner or quantizer is told, and how long the model trains under it."""
+    """The options of a pruner or quantizer, and of the training with it."""
 
     op_types: options.OpTypes = None
     config: options.Config = None
@@ -41,7 +41,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class File:
-    """What is written in the end."""
+    """Options of the exported file."""
 
     export: Annotated[
         str | None,
@@ -74,7 +74,7 @@ def prune(
     ] = False,
     finetune: Finetune = 0,
 ) -> None:
-    """Remove weights or channels, with training if asked.
+    """Remove weights or channels, optionally with training.
 
     Masks alone make nothing smaller: --speedup cuts masked channels out.
     """

@@ -228,7 +228,7 @@ class KerasBackend(Backend):
         weights = [raw(w.module, name) for w in wrappers if (name := w.layer_info.weight_name)]
         if optimizer.built and weights and not any(id(v) in held for v in weights):
             raise ConfigError(
-                "optimizer: it holds none of the weights to compress; was it made for another model?"
+                "optimizer: it contains none of the weights to compress; was it created for another model?"
             )
 
     def add_to_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
