@@ -130,7 +130,7 @@ class Receipt:
 
     @property
     def doubt(self) -> str:
-        """Why the latencies cannot be compared (two runtimes, or readings that disagree); empty if they can."""
+        """Why the latencies cannot be compared (two runtimes, or unequal readings); empty if they can."""
         return doubt_of(self.before, self.after)
 
     def rows(self) -> list[tuple[str, str, str, str]]:
