@@ -73,7 +73,7 @@ def pick(output: Any, item: int | str | None, is_tensor: Callable[[Any], bool], 
     asked = "" if item is None else f", of which {shown(item)} is not one"
     raise ConfigError(
         f"{place} is a {type(output).__name__} with the tensors {listed}{asked}; expected a tensor, or a "
-        f"rule that selects the part to compare: {'item': …}."
+        "rule that selects the part to compare: {'item': …}."
     )
 
 
