@@ -105,7 +105,7 @@ def _config_lines(error: ConfigError) -> list[str]:
 
 
 def _foreign_lines(error: BaseException, words: Sequence[str]) -> list[str]:
-    """Say which function of the user failed, and where in his own file; or that we did."""
+    """Report which user function failed and where, or that the fault is ours."""
     reason = _cut("".join(traceback.format_exception_only(error)).strip(), 1000)
     frames = own_frames(error.__traceback__)
     if frames:

@@ -53,7 +53,7 @@ class Terminal:
             yield
 
     def note(self, text: str) -> None:
-        """Say something on the way, unless ``--quiet``."""
+        """Print a progress note, unless ``--quiet``."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 

@@ -88,7 +88,7 @@ def _metric_name(function: str | None) -> str:
 
 
 def _about_simulation(session: Session) -> list[str]:
-    """Say that rounding in the framework is not integer arithmetic."""
+    """Note that rounding in the framework is not integer arithmetic."""
     is_simulated = any(entry.verb == "quantize" for entry in session.entry.compressors)
     if not is_simulated or session.log["exports"]:
         return []
@@ -125,7 +125,7 @@ def _is_slow(session: Session) -> bool:
 
 
 def _about_timing(session: Session) -> list[str]:
-    """Say why there is no latency to compare with."""
+    """Explain why there is no latency to compare with."""
     if not _is_slow(session):
         return []
     seconds = session.log["factory_seconds"]
@@ -182,7 +182,7 @@ def _write_report(session: Session, receipt: Receipt) -> None:
 
 
 def _quantization(session: Session) -> Any:
-    """Return what quantization does to each tensor, if a quantizer is at work."""
+    """Return what quantization does to each tensor, if a quantizer is attached."""
     from lilliput.report.quantization import quantization_report
 
     samples = session.samples()

@@ -113,7 +113,7 @@ def make_search(session: Session, step: Any, evaluate: Evaluate) -> Any:
 
 
 def do_search(session: Session, number: int, evaluate: Evaluate) -> None:
-    """Search; the model stays as it is. A search that was killed goes on where it was."""
+    """Search; the model stays as it is. A killed search resumes where it left off."""
     step: Any = session.recipe.steps[number]
     found = make_search(session, step, evaluate).run(session.folder / f"search-{number + 1}")
     session.log["found"] = {

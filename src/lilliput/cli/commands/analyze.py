@@ -42,7 +42,7 @@ def analyze(
 ) -> None:
     """Measure how much each layer can lose.
 
-    By pruning it alone (needs --evaluate), and by quantizing it alone (needs --data).
+    Each layer is pruned alone (needs --evaluate) and quantized alone (needs --data).
     """
     if evaluate is None and sources.data is None:
         raise ConfigError(
@@ -71,7 +71,7 @@ def analyze(
 
 
 def _plan(terminal: Terminal, scans: dict[str, Any], model: Any, metric: Any) -> None:
-    """Say how many measurements there are, and how long they take by timing one evaluation."""
+    """Report how many measurements there are, and how long they take by timing one evaluation."""
     from lilliput.recipes.planning import peak_memory
 
     seconds = None

@@ -55,8 +55,8 @@ def auto(
 ) -> None:
     """Search, prune, cut, recover, quantize and export, until the goal is met.
 
-    The first file comes early and better ones replace it; Ctrl-C keeps the best so far, and
-    --resume goes on with a search that was interrupted.
+    The first file is ready early and better ones replace it; Ctrl-C keeps the best so far, and --resume
+    continues an interrupted search.
     """
     budget = parse_targets(target or [], drop)
     parse_budget(budget)  # before anything is imported
@@ -112,7 +112,7 @@ def auto(
 
 
 def _measure_again(path: Path, sources: Sources) -> list[str]:
-    """Say how to find out what a busy machine did not show."""
+    """Return the command to measure again on an idle machine."""
     words = ["compare", str(path.with_name(f"original{path.suffix}")), str(path)]
     given = {
         "--inputs": sources.inputs,
@@ -157,7 +157,7 @@ def parse_targets(targets: list[str], drop: float | None) -> dict[str, Any]:
 def _plan(
     terminal: Terminal, model: Any, metric: Any, data: Any, budget: dict[str, Any], given: Any
 ) -> None:
-    """Say how many trials there are, and how long they take by timing one evaluation."""
+    """Report how many trials there are, and how long they take by timing one evaluation."""
     from lilliput.recipes.auto import DEFAULT_RULES
     from lilliput.search.search import Search
 

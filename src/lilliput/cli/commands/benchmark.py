@@ -57,7 +57,7 @@ def benchmark(
 ) -> None:
     """Measure a model in several formats, and files.
 
-    Calls take turns, so that all rows meet the same machine.
+    Calls alternate, so that all rows are measured under the same conditions.
     """
     if table is not None:
         _show_tables(terminal, table, targets)

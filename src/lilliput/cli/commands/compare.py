@@ -31,7 +31,7 @@ def compare(
 ) -> None:
     """Print the receipt for two models, files or runs.
 
-    Size, speed, metric, and how far the outputs are apart. Files without --inputs get random numbers.
+    Compares size, speed, metric and outputs. Files are run on random numbers without --inputs.
     """
     stored = [_written(source) for source in (before, after)]
     written = [None if x is None else x[0] for x in stored]

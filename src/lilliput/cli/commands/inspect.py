@@ -23,7 +23,7 @@ def inspect(
 ) -> None:
     """Show layers, costs, and what can be compressed.
 
-    With inputs also multiplications, and which channels can only be removed together.
+    With inputs, also MACs and the channels that can only be removed together.
     """
     if terminal.dry_run:
         terminal.would([f"load {model}", "run it once, if there are inputs", "list its layers"])

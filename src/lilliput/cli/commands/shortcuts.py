@@ -76,7 +76,7 @@ def prune(
 ) -> None:
     """Remove weights or channels, optionally with training.
 
-    Masks alone make nothing smaller: --speedup cuts masked channels out.
+    Masks alone make nothing smaller; --speedup cuts out masked channels.
     """
     rule = {} if sparsity is None else {"sparsity": sparsity}
     steps = [{"prune": algorithm, **rules.to_step(rule)}]
@@ -104,7 +104,7 @@ def quantize(
 ) -> None:
     """Quantize to integers, by calibration or by training.
 
-    ptq is calibrated on --data; qat, lsq and others train with rounding for some --epochs.
+    ptq calibrates on --data; qat, lsq and others train with simulated quantization for some --epochs.
     """
     rule = {} if bits is None else {"quant_bits": bits}
     step = {"quantize": algorithm, **rules.to_step(rule), **_nonempty(batches=batches)}

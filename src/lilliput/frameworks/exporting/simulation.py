@@ -152,7 +152,7 @@ class Simulation(ABC):
         return other
 
     def run(self, marker: Marker) -> list[Tensor]:
-        """Run the model on the inputs with a marker in place of the quantizers of activations."""
+        """Run the model on the inputs with a marker instead of the quantizers of activations."""
         return self.tensors(self.run_with(self.marker(marker)))
 
     def look_at(self, inputs: Inputs) -> None:
@@ -171,7 +171,7 @@ class Simulation(ABC):
             return False
 
     def run_with(self, marker: Marker) -> Any:
-        """Return what the model returns with a marker in place of all quantizers."""
+        """Return what the model returns with a marker instead of all quantizers."""
         with marking(marker, backend_of(self.model).quantizers_in(self.model)):
             return self.call()
 

@@ -17,7 +17,7 @@ _CHANGES = ("Transpose", "Reshape", "Unsqueeze", "Squeeze", "Identity")
 
 
 def write_weights(draft: Draft, simulation: Simulation) -> None:
-    """Replace the inputs that stand for weights by constants."""
+    """Replace the inputs that represent weights by constants."""
     places = {place.key: place for place in simulation.places}
     inputs = {str(value.name): value for value in draft.graph.inputs}
     for key, name in named_weights(simulation).items():
