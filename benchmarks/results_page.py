@@ -1,8 +1,8 @@
-"""Write docs/results.md, docs/papers.md and the table in the README from the JSON of the benchmarks.
+"""Generate docs/results.md, docs/papers.md and the README's table from the benchmarks' JSON files.
 
     ./run python benchmarks/results_page.py
 
-A test compares them with what this writes, so that no figure goes stale or is typed by hand.
+A test compares them with this script's output, so no figure goes stale or is typed by hand.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 HEAD = """# Results
 
-Every table is written by `benchmarks/results_page.py` from the JSON in `benchmarks/results`; the command
-above a table measures it again. A ratio compares two things that took turns on the same machine. Expect
-other ones on another CPU.
+`benchmarks/results_page.py` generates every table from the JSON files in `benchmarks/results`; the command
+above a table reruns its measurement. The two sides of a ratio were measured alternately on the same machine.
+Expect different ratios on a different CPU.
 """
 IN_README = ("resnet50", "lite0", "minilm", "stories15m")  # of the trained networks
 Record = dict[str, Any]
@@ -120,46 +120,46 @@ def trained(record: Record) -> Iterator[str]:
     tested = record["tested"]
     yield ""
     yield (
-        "Speed is against the float file in the same runtime: ONNX Runtime, one thread, one example, "
-        f"median of {record['rounds']} rounds in turns. "
-        f"The CNNs see {tested} photos, and the class that float gives is right; MiniLM finds {tested} "
-        "Reuters news by their titles (R@1). Default settings for the CNNs; dynamic quantization of the "
-        "inputs of linear layers for the language models. Layers are counted that have weights: in both "
-        "files of MiniLM, the products of queries, keys and values stay in float."
+        "Speed is relative to the float file in ONNX Runtime with one thread and batch size 1 (median of "
+        f"{record['rounds']} interleaved rounds). The CNNs are evaluated on {tested} photos, with the float "
+        f"model's prediction as ground truth; MiniLM retrieves {tested} Reuters articles by their titles "
+        "(R@1). The CNNs use default settings; the language models use dynamic quantization of the inputs of "
+        "linear layers. Only layers with weights are counted: in both MiniLM files, the matrix products of "
+        "queries, keys and values stay in float."
     )
     if "stories15m" in record["networks"]:
         yield ""
         yield (
-            "stories15M has 4-bit weights, its head included, which the other tool leaves in float; the "
-            "inputs of its `down_proj` layers are not quantized."
+            "stories15M has 4-bit weights, including the output head, which the other tool leaves in float. "
+            "The inputs of its `down_proj` layers are not quantized."
         )
     if "resemblyzer" in record["networks"]:
         yield ""
         yield (
-            "Resemblyzer's first LSTM layer is excluded from quantization, as the export's own note advised "
-            "on these recordings; with it the embeddings are much less precise."
+            "Resemblyzer's first LSTM layer is excluded from quantization, as the export's own note "
+            "recommended for these recordings; quantizing it makes the embeddings much less precise."
         )
 
 
 @section("The same on a CPU without VNNI", "trained.py", "trained_no_vnni")
 def trained_without_vnni(record: Record) -> Iterator[str]:
     yield (
-        "Kernels for 8 bits can overflow on such a CPU. Lilliput's files for it are made so that they do "
-        "not, which costs the last bit of some weights."
+        "8-bit kernels can overflow on such a CPU. Lilliput exports files that cannot, at the cost of the "
+        "last bit of some weights."
     )
     yield ""
     yield from trained(record)
 
 
 def overflow(record: Record, names: Iterable[str]) -> str:
-    """Say what both tools' files keep on a CPU without VNNI."""
+    """Return a sentence on the accuracy of both tools' files on a CPU without VNNI."""
     scores = []
     for network in (record["networks"][name] for name in names):
         both = [percent(row["score"]) for title, row in network["rows"].items() if title != "float"]
         scores.append(f"{network['title']} {' against '.join(both)}")
     return (
-        "On a CPU without VNNI, kernels for 8 bits can overflow. Lilliput's files for it are made so that "
-        f"they do not; the same class as float there, beside the other tool: {', '.join(scores)} "
+        "On CPUs without VNNI, 8-bit kernels can overflow; files that Lilliput exports for them do not. "
+        f"Agreement with the float model's class there, Lilliput against the other tool: {', '.join(scores)} "
         "([table](docs/results.md#the-same-on-a-cpu-without-vnni))."
     )
 
@@ -172,7 +172,7 @@ def shown_speed(row: Record) -> str:
     return ", ".join(f"{x:.2f}× {kind}".strip() for kind, x in row["speedups"].items())
 
 
-@section("What making a quantized file takes", "trained.py", "trained")
+@section("What producing a quantized file takes", "trained.py", "trained")
 def quantizing(record: Record) -> Iterator[str]:
     rows = []
     for network in record["networks"].values():
@@ -204,10 +204,11 @@ def criteria(record: Record) -> Iterator[str]:
     yield from table(["", *states, "latency"], rows)
     yield ""
     yield (
-        "Channels (MiniLM: heads and neurons) ranked over all layers; latency of the cut network, 1 before. "
-        "Recalibrated: `recalibrate(model, batches)`, which wants batches like those of the training. These "
-        "are photos of fruit, and a network that lost *nothing* loses its classes by them all the same; "
-        "matched: `recalibrate(model, batches, original=original)`. An empty cell was not measured."
+        "Channels (for MiniLM, heads and neurons) are ranked globally across layers; latency is that of the "
+        "cut network relative to the original. *Recalibrated* is `recalibrate(model, batches)`, which needs "
+        "batches that resemble the training data. Here the batches are photos of fruit, so even the "
+        "unpruned network gets worse. *Matched* is `recalibrate(model, batches, original=original)`. Empty "
+        "cells were not measured."
     )
 
 
@@ -229,11 +230,12 @@ def pruned(record: Record) -> Iterator[str]:
     yield from table(head, rows)
     yield ""
     yield (
-        f"`LeastSquaresPruner` and `reconstruct` see {network['calibrated']} photos without labels; judged "
-        f"on {record['tested']} others, where one standard error is about 1.5 points. All settings were "
-        f"chosen on Lite0. Distilled: {network['minutes']:.0f} minutes of CPU time on the training photos, "
-        "the original as teacher; the weights of the last step count, not the best ones. The divergence is "
-        "that of the probabilities of the classes (Kullback-Leibler, nats; empty: not measured)."
+        f"`LeastSquaresPruner` and `reconstruct` see {network['calibrated']} unlabelled photos; the results "
+        f"are evaluated on {record['tested']} others, where one standard error is about 1.5 points. All "
+        f"settings were chosen on Lite0. *Distilled* means {network['minutes']:.0f} minutes of CPU time on "
+        "the training photos with the original as teacher; the weights of the last step are evaluated, not "
+        "the best ones. Divergence is the Kullback-Leibler divergence between class probabilities, in nats "
+        "(empty cells were not measured)."
     )
 
 
@@ -243,7 +245,7 @@ def pruned(record: Record) -> Iterator[str]:
     *(f"train_step_{x}" for x in ("eager", "compiled")),
 )
 def train_step(eager: Record, compiled: Record) -> Iterator[str]:
-    yield "Training step / plain step, CPU time, one thread."
+    yield "CPU time of a training step divided by that of a plain step, one thread."
     yield ""
     columns = [
         (f"{network}, {mode}", record["ratios"][network])
@@ -255,7 +257,10 @@ def train_step(eager: Record, compiled: Record) -> Iterator[str]:
 
 @section("What quantization costs in training", "qat_step.py", "qat_step")
 def qat_step(record: Record) -> Iterator[str]:
-    yield "Training step / float step, CPU time, one thread; weights and inputs of all layers."
+    yield (
+        "CPU time of a training step divided by that of a float step, one thread; the weights and inputs of "
+        "all layers are quantized."
+    )
     yield ""
     columns = [(name, record["ratios"][name]) for name in ("CNN", "encoder")]
     yield from ratios(columns, record["ratios"]["CNN"], skip="float")
@@ -263,7 +268,10 @@ def qat_step(record: Record) -> Iterator[str]:
 
 @section("What it costs in `model.fit`", "keras_step.py", "keras_step")
 def keras_step(record: Record) -> Iterator[str]:
-    yield "Training step / plain step of `model.fit`, CPU time, one thread, CNN of 0.6 M weights."
+    yield (
+        "CPU time of a `model.fit` training step divided by that of a plain step, one thread, for a CNN with "
+        "0.6 M weights."
+    )
     yield ""
     columns = [(name, found["ratios"]) for name, found in record["backends"].items()]
     yield from ratios(columns, columns[0][1], skip="plain")
@@ -286,10 +294,11 @@ def coverage(record: Record) -> Iterator[str]:
     peers = Counter(one.get("peer", {}).get("status", "not run") for one in models)
     errors = [one["float32"]["error"] for one in models if status(one) == "equal"]
     yield (
-        f"Half of every layer's channels, {len(models)} small networks, random weights: {counts['equal']} "
-        f"are cut and give the masked model's outputs (relative error {max(errors):.0e} at most), "
-        f"{counts['refused']} are refused with the reason, {counts['wrong'] + counts['crash']} are wrong. "
-        f"Torch-Pruning runs on {peers['ok']} of them (same output shape; its outputs are not compared)."
+        f"Half of every layer's channels are removed from {len(models)} small networks with random weights: "
+        f"{counts['equal']} are cut and reproduce the masked model's outputs (relative error at most "
+        f"{max(errors):.0e}), {counts['refused']} are refused with a reason, and "
+        f"{counts['wrong'] + counts['crash']} are wrong. Torch-Pruning runs on {peers['ok']} of them (same "
+        "output shape; its outputs are not compared)."
     )
 
 
@@ -313,13 +322,13 @@ def real_size(record: Record) -> Iterator[str]:
 def structured(record: Record) -> Iterator[str]:
     dense, cut = record["runs"][:2]
     yield (
-        f"A ResNet of {dense['parameters'] / 1e6:.2f} M parameters on Fashion-MNIST, 10,000 test images, one "
-        f"seed, `max_macs: 0.5`, {record['options']['tune_epochs']} epochs of fine-tuning after the cut."
+        f"A ResNet with {dense['parameters'] / 1e6:.2f} M parameters on Fashion-MNIST, 10,000 test images, "
+        f"one seed, `max_macs: 0.5`, {record['options']['tune_epochs']} epochs of fine-tuning after the cut."
     )
     yield ""
     rows = [
         ["trained", percent(dense["accuracy"]), "1", "1", "1"],
-        ["trained, the same epochs more", percent(dense["control_accuracy"]), "1", "1", "1"],
+        ["trained for as many more epochs", percent(dense["control_accuracy"]), "1", "1", "1"],
     ]
     kept = [f"{cut[key]:.2f}" for key in ("macs_kept", "parameters_kept", "onnx_latency_ratio")]
     rows.append(["**cut and fine-tuned**", percent(cut["after_speedup"]), *kept])
@@ -333,8 +342,8 @@ def structured(record: Record) -> Iterator[str]:
 )
 def low_bits(record: Record) -> Iterator[str]:
     yield (
-        "A ResNet of 0.24 M parameters on Fashion-MNIST, 10,000 test images as ONNX Runtime executes them, "
-        "one seed; first and last layer at 8 bits in W4."
+        "A ResNet with 0.24 M parameters on Fashion-MNIST, 10,000 test images, executed by ONNX Runtime, one "
+        "seed; with W4, the first and last layers keep 8 bits."
     )
     yield ""
     rows = []
@@ -348,7 +357,7 @@ def low_bits(record: Record) -> Iterator[str]:
 @section("Keras, as LiteRT executes it", "keras_accuracy.py", "keras_accuracy")
 def keras_accuracy(record: Record) -> Iterator[str]:
     yield (
-        f"A CNN of {record['parameters'] / 1e6:.2f} M weights on Fashion-MNIST, 10,000 test images, one "
+        f"A CNN with {record['parameters'] / 1e6:.2f} M weights on Fashion-MNIST, 10,000 test images, one "
         f"seed, {record['epochs']} epochs per stage."
     )
     yield ""
@@ -379,14 +388,14 @@ def sparsity(record: Record) -> Iterator[str]:
 @section("Killed and resumed", "kill_resume.py --kills 50", "kill_resume")
 def kill_resume(record: Record) -> Iterator[str]:
     yield (
-        f"{record['kills']} runs of a recipe, each killed with `kill -9` at a random moment and resumed: "
-        f"{record['identical']} end with the same bytes in every file as an uninterrupted run."
+        f"{record['kills']} recipe runs were each killed with `kill -9` at a random moment and resumed: in "
+        f"{record['identical']} of them, every file is byte-identical to that of an uninterrupted run."
     )
 
 
 @section("The mask of one large layer", "mask_time.py", "mask_time")
 def mask_time(record: Record) -> Iterator[str]:
-    yield f"{record['weights']:,} weights, {record['zeros']:,} zeros asked for and made."
+    yield f"{record['weights']:,} weights; {record['zeros']:,} zeros requested and produced."
     yield ""
     rows = [[name, f"{seconds:.2f} s"] for name, seconds in record["seconds"].items()]
     yield from table(["", f"{record['threads']} threads"], rows)
@@ -394,7 +403,10 @@ def mask_time(record: Record) -> Iterator[str]:
 
 @section("Peak memory of a cut", "cut_memory.py", "cut_memory")
 def cut_memory(record: Record) -> Iterator[str]:
-    yield "Pruning half of all channels and cutting them out, random weights, peak over what the model holds."
+    yield (
+        "Peak memory while half of all channels are pruned and cut out (random weights), in addition to the "
+        "model itself."
+    )
     yield ""
     rows = [
         [name, f"{row['weights [MB]']:.0f} MB", f"{row['peak / weights']:.1f} × the weights"]

@@ -1,9 +1,9 @@
-"""Prune in a loop that accelerate prepares: accumulated gradients, bfloat16, and its checkpoints.
+"""Prune in a loop prepared by accelerate: gradient accumulation, bfloat16, and its checkpoints.
 
     pip install 'lilliput[accelerate]' scikit-learn
     python examples/accelerate_loop.py
 
-On one CPU as it is; under ``accelerate launch`` on what you have.
+Runs on one CPU as it is, and on other hardware with ``accelerate launch``.
 """
 
 import torch
@@ -38,11 +38,11 @@ pruner = AGPPruner(model, rules)
 pruner.compress()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-follow(accelerator, optimizer, pruner)  # its steps, and the accelerator's checkpoints
+follow(accelerator, optimizer, pruner)  # follow its steps, and join the accelerator's checkpoints
 
 
 def report():
-    """Say how many held-out digits are read correctly, and how many weights are zero."""
+    """Return a summary: accuracy on held-out digits and fraction of zero weights."""
     plain = accelerator.unwrap_model(model)
     with torch.no_grad():
         right = plain(images[test].to(accelerator.device)).argmax(1).cpu() == labels[test]
@@ -64,13 +64,13 @@ for epoch in range(10):
         accelerator.save_state("checkpoint")  # model, optimizer, masks and progress
     accelerator.print(f"epoch {epoch}: {report()}")
 
-# -- go back to epoch 2, masks included; then forward to the end again ----------------------------
+# -- go back to epoch 2, including the masks; then continue to the end again ----------------------
 
 ended = report()
 accelerator.load_state("checkpoint")
-accelerator.print(f"loaded:  {report()}, epoch {pruner.now_epoch}")
+accelerator.print(f"loaded:   {report()}, epoch {pruner.now_epoch}")
 for epoch in range(3, 10):
     pruner.update_epoch(epoch)
 pruner.strip()
-accelerator.print(f"at once: {report()}")
+accelerator.print(f"one-shot: {report()}")
 accelerator.print(f"gained by training between the steps of the schedule: {ended}")

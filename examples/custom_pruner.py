@@ -1,12 +1,12 @@
-"""Write a pruner of your own: the layer-adaptive score of Lee et al. (LAMP, 2021), in four lines.
+"""Write your own pruner: the layer-adaptive score of Lee et al. (LAMP, 2021), in four lines.
 
     pip install 'lilliput[torch]' scikit-learn
     python examples/custom_pruner.py
 
-One threshold for all layers may empty those with small weights. LAMP divides the square of a weight by
-the sum of all squares in its layer that are not smaller, so that no layer runs dry: here it pays at 95 %,
-where little is left. The score is all there is to write: selection, exact counts, masks, hooks, schedules
-and saving are the engine's.
+A single threshold for all layers may remove every weight of a layer with small weights. LAMP divides the
+square of a weight by the sum of all squares in its layer that are not smaller, so that no layer loses all
+its weights: here it pays off at 95 %, where little is left. The score is all you have to write: the engine
+handles selection, exact counts, masks, hooks, schedules and saving.
 """
 
 import torch
@@ -22,7 +22,7 @@ torch.set_num_threads(1)  # the model is too small for more
 
 
 class LAMPMasker(ScoreMasker):
-    """The weights that make up little of what their layer would keep are removed first."""
+    """Remove first the weights that contribute least to what their layer would keep."""
 
     def score(self, wrapper):
         """Return the importance of each weight of a layer."""
@@ -33,7 +33,7 @@ class LAMPMasker(ScoreMasker):
 
 
 class LAMPPruner(OneShotPruner):
-    """Prune at once, by :class:`LAMPMasker`."""
+    """One-shot pruning with :class:`LAMPMasker`."""
 
     masker_type = LAMPMasker
 
@@ -58,11 +58,11 @@ for _ in range(10):
 
 @torch.no_grad()
 def accuracy():
-    """Return the share of test digits that are read correctly."""
+    """Return the accuracy on the test digits."""
     return float((model(images[test]).argmax(1) == labels[test]).float().mean())
 
 
-# -- against the plain pruner, without any training afterwards ------------------------------------
+# -- compared with the plain pruner, without training afterwards ----------------------------------
 
 print(f"trained: {accuracy():.2%}")
 print("sparsity  each layer alike  one threshold    LAMP   zeros of each layer in LAMP")

@@ -1,11 +1,11 @@
-"""Write a quantizer of your own, with a gradient of its own: weights of three values.
+"""Write your own quantizer with its own gradient: ternary weights.
 
     pip install 'lilliput[torch]' scikit-learn
     python examples/custom_quantizer.py
 
-Ternary weights (Li et al., 2016): -s, 0 or +s, with one s per layer; two bits instead of 32. Rounding has
-no useful gradient, so the quantizer brings one: it passes straight through, but not to weights that have
-left [-1, 1] already, or they would run away.
+Ternary weights (Li et al., 2016) are -s, 0 or +s, with one s per layer: two bits instead of 32. Rounding has
+no useful gradient, so the quantizer defines one: it passes straight through, except to weights that have
+already left [-1, 1] and would otherwise drift away.
 """
 
 import torch
@@ -21,28 +21,28 @@ torch.set_num_threads(1)  # the model is too small for more
 
 
 class StayInside(QuantGrad):
-    """The gradient of rounding: passed on where the weight is between -1 and 1."""
+    """The gradient of rounding: passed on if the weight is between -1 and 1."""
 
     @staticmethod
     def quant_backward(tensor, grad_output, quant_type):
-        """Return the gradient of what went into the quantizer."""
+        """Return the gradient with respect to the quantizer's input."""
         return grad_output * (tensor.abs() <= 1)
 
 
 class TernaryQuantizer(Quantizer):
-    """Let layers see three values; the float weights behind them are trained."""
+    """Quantize weights to three values; the underlying float weights are trained."""
 
     keeps_zero = True
     quant_grad = StayInside
 
     def quantize_weight(self, weight, wrapper, **kwargs):
-        """Return -s, 0 and s, which are closest to the weights in the least squares."""
+        """Return the values -s, 0 and s closest to the weights in the least-squares sense."""
         large = weight.abs() > 0.7 * weight.abs().mean()
         scale = (weight.abs() * large).sum() / large.sum().clamp(min=1)
         return scale * weight.sign() * large
 
 
-# -- data, model and training: nothing here knows of quantization ---------------------------------
+# -- data, model and training: nothing here depends on quantization -------------------------------
 
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -68,19 +68,19 @@ def train(epochs):
 
 
 def accuracy():
-    """Return the share of test digits that are read correctly."""
+    """Return the accuracy on the test digits."""
     model.eval()
     with torch.no_grad():
         return float((model(images[test]).argmax(1) == labels[test]).float().mean())
 
 
 train(4)
-print(f"float:                    {accuracy():.2%}")
+print(f"float:                     {accuracy():.2%}")
 quantizer = TernaryQuantizer(model, [{"op_types": ["Conv2d", "Linear"]}], optimizer)
 quantizer.compress()
-print(f"three values, at once:    {accuracy():.2%}")
+print(f"three values, no training: {accuracy():.2%}")
 train(4)
-print(f"three values, trained on: {accuracy():.2%}")
+print(f"three values, fine-tuned:  {accuracy():.2%}")
 
 # -- what was gained ------------------------------------------------------------------------------
 

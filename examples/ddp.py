@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from lilliput.torch import AGPPruner
 
 epochs = 10
-batch_size = 64  # of all processes together
-sparsity = 0.8  # share of the weights to remove
-pruning_ends = 6  # the last epoch in which the masks grow; the rest is recovery
+batch_size = 64  # over all processes
+sparsity = 0.8  # fraction of the weights to remove
+pruning_ends = 6  # the last epoch in which more weights are masked; the rest is recovery
 
 # -- the processes --------------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
 torch.manual_seed(0)
 
-# -- the data: every process holds all of it, and trains on its share of each batch ---------------
+# -- the data: every process has all of it, and trains on its part of each batch ------------------
 
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -38,7 +38,7 @@ labels = torch.tensor(digits.target)
 shuffled = torch.randperm(len(labels))
 held_out, training = shuffled[:360], shuffled[360:]
 
-# -- the model: wrapped by DDP first, then pruned; the other order does as well -------------------
+# -- the model: wrapped by DDP first, then pruned; the other order works as well ------------------
 
 model = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1),
@@ -57,21 +57,21 @@ pruner.compress()
 
 
 def report() -> str:
-    """Say how many held-out digits the model gets right, and how many of its weights are zero."""
+    """Return a summary: accuracy on held-out digits and fraction of zero weights."""
     with torch.no_grad():
         right = model(images[held_out]).argmax(1) == labels[held_out]
     weights = torch.cat([p.detach().flatten() for p in model.parameters() if p.dim() > 1])
     return f"accuracy {right.float().mean():.3f}, sparsity {(weights == 0).float().mean():.3f}"
 
 
-# -- the training: nothing here knows of pruning but the call of update_epoch ---------------------
+# -- the training: only the call of update_epoch is specific to pruning ---------------------------
 
 for epoch in range(epochs):
     pruner.update_epoch(epoch)
     order = training[torch.randperm(len(training))]  # the same in all processes: the same seed
     for batch in order.split(batch_size):
         share = batch[rank::ranks]
-        if len(batch) == batch_size:  # a smaller last one would leave processes out of step
+        if len(batch) == batch_size:  # a smaller last batch would desynchronize the processes
             optimizer.zero_grad()
             cross_entropy(parallel(images[share]), labels[share]).backward()
             optimizer.step()
@@ -83,5 +83,5 @@ for epoch in range(epochs):
 pruner.strip()
 if rank == 0:
     print(f"stripped: {report()}")
-dist.barrier()  # nobody leaves while another still talks
+dist.barrier()  # wait until all processes are done
 dist.destroy_process_group()

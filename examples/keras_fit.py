@@ -41,7 +41,7 @@ def make_model():
 
 
 def accuracy_of_file(path, images, labels):
-    """Return the share of images that the LiteRT interpreter gets right."""
+    """Return the accuracy of the LiteRT interpreter."""
     return float(np.mean(open_file(path)(images).argmax(1) == labels))
 
 
@@ -66,7 +66,7 @@ def main():
     print(f"80 % pruned      {model.evaluate(*test, verbose=0)[1]:.2%}")
 
     quantizer = QATQuantizer(model, [{"op_types": ["Conv2D", "Dense"]}], model.optimizer)
-    quantizer.compress()  # on top of the masks, which stay
+    quantizer.compress()  # in addition to the masks, which stay on
     model.fit(**fit, epochs=max(options.epochs // 3, 1))
     print(f"int8, simulated  {model.evaluate(*test, verbose=0)[1]:.2%}")
 

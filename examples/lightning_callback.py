@@ -3,8 +3,8 @@
     pip install 'lilliput[lightning]' scikit-learn
     python examples/lightning_callback.py
 
-The module knows nothing of pruning: the callback follows its epochs and its optimizer, and puts masks and
-progress into the checkpoints.
+The module is unaware of pruning: the callback follows its epochs and its optimizer, and adds masks and
+progress to the checkpoints.
 """
 
 import logging
@@ -29,7 +29,7 @@ labels = torch.tensor(digits.target)
 shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
 test, training = (TensorDataset(images[x], labels[x]) for x in (shuffled[:450], shuffled[450:]))
 
-# -- a LightningModule as any other ---------------------------------------------------------------
+# -- an ordinary LightningModule ------------------------------------------------------------------
 
 
 class Reader(LightningModule):
@@ -48,7 +48,7 @@ class Reader(LightningModule):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def test_step(self, batch, batch_index):
-        """Log how many digits are read correctly."""
+        """Log the accuracy."""
         right = self.net(batch[0]).argmax(1) == batch[1]
         self.log("accuracy", right.float().mean())
 
@@ -58,7 +58,7 @@ class Reader(LightningModule):
 
 
 def fit(epochs, resume=None):
-    """Train a new module for some epochs, or from a checkpoint on; return it with its trainer."""
+    """Train a new module for some epochs, or resume from a checkpoint; return it with its trainer."""
     module = Reader()
     rules = [{"op_types": ["Linear"], "final_sparsity": 0.9, "end_epoch": 8}]
     compression = CompressionCallback(AGPPruner(module, rules), strip=resume is not None)
@@ -79,7 +79,7 @@ def fit(epochs, resume=None):
 
 _, trainer = fit(5)
 trainer.save_checkpoint("half.ckpt")
-module, _ = fit(12, resume="half.ckpt")  # in real life, another day
+module, _ = fit(12, resume="half.ckpt")  # normally in another process
 weights = [layer.weight for layer in module.net if hasattr(layer, "weight")]
 count, kept = sum(map(torch.numel, weights)), sum(int((w != 0).sum()) for w in weights)
-print(f"weights that count: {count:,} → {kept:,}")
+print(f"non-zero weights: {count:,} → {kept:,}")

@@ -1,9 +1,9 @@
-"""Prune a small CNN while it trains: 90 % of its weights go, and it still reads digits.
+"""Prune a small CNN while it trains: remove 90 % of its weights and still recognize digits.
 
     pip install 'lilliput[torch]' scikit-learn
     python examples/prune_while_training.py
 
-The training loop is a plain one. What pruning adds to it are the three lines marked with an arrow.
+The training loop is a plain one. Pruning adds the three lines marked with an arrow.
 """
 
 import zlib
@@ -45,7 +45,7 @@ def train_epoch():
 
 
 def accuracy(model):
-    """Return the share of test digits that are read correctly."""
+    """Return the accuracy on the test digits."""
     model.eval()
     with torch.no_grad():
         return float((model(images[test]).argmax(1) == labels[test]).float().mean())
@@ -62,20 +62,20 @@ for _ in range(6):
 before = measure(model, images[:64], evaluate=accuracy, name="dense")
 zipped = deflated(model)
 
-# -- the same training, under a pruner: sparsity grows from 0 to 90 % until epoch 7 ---------------
+# -- the same training with a pruner: sparsity grows from 0 to 90 % until epoch 7 -----------------
 
 rules = [
     {"op_types": ["Conv2d", "Linear"], "final_sparsity": 0.9, "end_epoch": 7},
     {"op_names": ["0"], "exclude": True},  # the first layer has few weights, and needs them
 ]
 pruner = AGPPruner(model, rules, optimizer)
-pruner.compress()  # ← masks exist from here on
+pruner.compress()  # ← creates the masks
 for epoch in range(10):
-    pruner.update_epoch(epoch)  # ← they grow
+    pruner.update_epoch(epoch)  # ← masks more weights
     train_epoch()
     zeros = sum(int((p == 0).sum()) for p in model.parameters())
     print(f"epoch {epoch:2d}: {zeros:5,d} zeros, accuracy {accuracy(model):.2%}")
-pruner.strip()  # ← a plain model again, with zeros in it
+pruner.strip()  # ← a plain model again, with zeros
 
 # -- what was gained ------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ labels = torch.tensor(digits.target)
 shuffled = torch.randperm(len(labels))
 test, training = shuffled[:450], shuffled[450:]
 
-# -- a trained model: in real life, you have one --------------------------------------------------
+# -- a trained model: normally you already have one -----------------------------------------------
 
 model = nn.Sequential(
     *(nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
@@ -41,13 +41,13 @@ model.eval()
 
 @torch.no_grad()
 def accuracy(model):
-    """Return the share of test digits that are read correctly; a file is called like a model."""
+    """Return the accuracy on the test digits; an exported file is called like a model."""
     return float((model(images[test]).argmax(1) == labels[test]).float().mean())
 
 
 print(f"float: {accuracy(model):.2%}")
 
-# -- look at some data, and fix the ranges of all activations -------------------------------------
+# -- calibrate the ranges of all activations on some data -----------------------------------------
 
 quantizer = PTQQuantizer(model, [{"op_types": ["Conv2d", "Linear"], "quant_bits": 8}])
 quantizer.compress()
@@ -55,7 +55,7 @@ quantizer.calibrate(images[training[:200]].split(50))
 print(f"int8, simulated: {accuracy(model):.2%}")
 print(quantization_report(quantizer, images[training[:200]].split(50)))  # what each layer loses
 
-# -- write integers, execute them, see what was gained --------------------------------------------
+# -- export integers, run them, and see what was gained -------------------------------------------
 
 result = export_onnx(quantizer, "digits_ptq.onnx", images[:64])  # compared tensor by tensor
 print(result)

@@ -1,4 +1,4 @@
-"""Train with the rounding of 8-bit integers, and execute the result on integers in ONNX Runtime.
+"""Train with simulated 8-bit integers (QAT), and run the result on integers in ONNX Runtime.
 
     pip install 'lilliput[torch,onnx]' scikit-learn
     python examples/qat_int8.py
@@ -34,7 +34,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
 def train(epochs):
-    """Train for some epochs: nothing here knows of quantization."""
+    """Train for some epochs: nothing here depends on quantization."""
     model.train()
     for _ in range(epochs):
         for batch in training[torch.randperm(len(training))].split(64):
@@ -44,7 +44,7 @@ def train(epochs):
 
 
 def accuracy(model):
-    """Return the share of test digits that are read correctly; a file is called like a model."""
+    """Return the accuracy on the test digits; an exported file is called like a model."""
     model.eval()
     with torch.no_grad():
         return float((model(images[test]).argmax(1) == labels[test]).float().mean())
@@ -54,7 +54,7 @@ train(4)
 example = images[:64]
 export_onnx(model, "digits_float.onnx", example)
 
-# -- quantize weights and activations, and train on with what that does to them -------------------
+# -- quantize weights and activations, and continue training with them quantized ------------------
 
 for group in optimizer.param_groups:
     group["lr"] = 0.002  # fine-tuning
@@ -64,7 +64,7 @@ quantizer.compress()
 train(2)
 print(f"int8, simulated in training: {accuracy(model):.2%}")
 
-# -- write integers, execute them -----------------------------------------------------------------
+# -- export integers and run them -----------------------------------------------------------------
 
 result = export_onnx(quantizer, "digits_int8.onnx", example)  # compared tensor by tensor
 print(result)

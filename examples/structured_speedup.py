@@ -3,7 +3,7 @@
     pip install 'lilliput[torch]' scikit-learn
     python examples/structured_speedup.py
 
-Writes the folder ``digits_small``: the weights, and how to cut the original class to their size.
+Writes the folder ``digits_small``: the weights, and the plan for cutting the original class to their size.
 """
 
 import torch
@@ -23,7 +23,7 @@ labels = torch.tensor(digits.target)
 shuffled = torch.randperm(len(labels))
 test, training = shuffled[:450], shuffled[450:]
 
-# -- the model: with a shortcut, so that channels hang together -----------------------------------
+# -- the model: with a shortcut, so that channels depend on each other ----------------------------
 
 
 class Net(nn.Module):
@@ -48,7 +48,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_de
 
 
 def train(epochs, pruner=None):
-    """Train for some epochs, under a pruner or none."""
+    """Train for some epochs, with or without a pruner."""
     for epoch in range(epochs):
         model.train()
         if pruner:
@@ -60,7 +60,7 @@ def train(epochs, pruner=None):
 
 
 def accuracy(model):
-    """Return the share of test digits that are read correctly."""
+    """Return the accuracy on the test digits."""
     model.eval()
     with torch.no_grad():
         return float((model(images[test]).argmax(1) == labels[test]).float().mean())
@@ -77,7 +77,7 @@ pruner.compress()
 train(4, pruner)
 result = speedup(model, images[:2], optimizer=optimizer)  # compared with the masked model
 print(result)
-train(4)  # the smaller network, by the same loop and the same optimizer
+train(4)  # the smaller network, with the same loop and optimizer
 
 # -- what was gained ------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
     pip install 'lilliput[transformers]' scikit-learn
     python examples/transformers_trainer.py
 
-Checkpoints in ``digits_vit`` hold the masks: a run that was stopped goes on where it was.
+Checkpoints in ``digits_vit`` contain the masks: an interrupted run resumes where it left off.
 """
 
 import torch
@@ -38,14 +38,14 @@ model = ViTForImageClassification(config)
 
 
 def accuracy(model):
-    """Return the share of held-out digits that are read correctly."""
+    """Return the accuracy on the held-out digits."""
     model.eval()
     with torch.no_grad():
         return float((model(images[test]).logits.argmax(1) == labels[test]).float().mean())
 
 
 def train(epochs, *callbacks, **options):
-    """Train by the Trainer, as always."""
+    """Train with the Trainer, as usual."""
     arguments = TrainingArguments(
         "digits_vit",
         num_train_epochs=epochs,

@@ -183,7 +183,9 @@ def test_a_disk_without_room_is_an_error_of_ours_that_keeps_the_old_file(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(LilliputError, match="No space left on device; what was there") as caught:
+    with pytest.raises(
+        LilliputError, match="No space left on device; the previous content"
+    ) as caught:
         write_atomically(target, b"new")
     assert caught.value.errno == errno.ENOSPC  # type: ignore[attr-defined]
     assert target.read_bytes() == b"old"

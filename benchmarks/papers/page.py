@@ -14,24 +14,26 @@ from papers.tables import Record, table
 
 HEAD = """# The papers' figures
 
-What algorithms reach beside what the papers report that they are named after. This page is written by
-`benchmarks/results_page.py` from `benchmarks/results/papers`; the command above a table measures it again.
+Lilliput's results next to those reported in the papers its algorithms come from. `benchmarks/results_page.py`
+generates this page from `benchmarks/results/papers`; the command above a table reruns its measurement.
 
-How it is measured, for every row:
+The protocol is the same for every row:
 
-- Real data, with the checksum of the decoded images verified. Where settings were compared, it
-  was on 5,000 training images that were set apart (`--valid`); most were not tuned at all. Then all training
-  images train, and the test images are looked at **once, after the last epoch**: an error is that of the
-  final network, never the best one seen. What was changed after a look at a test error is told below.
-- "dense" is the network before compression. "Same-budget control" is the same network, trained for the same
-  epochs, by the same loss, learning rates and teacher, with nothing attached: more training alone must not
-  pass for a gain.
-- The mean over seeds ± the standard deviation of one seed. The rate counts weights, as the papers do, without
-  biases. A seed of 10,000 test images has a standard error of about 0.13 point at an error of 1.6 %.
-- Training after the dense one is distillation from the dense network: that is a part of our recipe which the
-  papers before 2018 did not have. No image is augmented.
+- The data are real, and the checksum of the decoded images is verified. Where settings were compared, this
+  was done on 5,000 held-out training images (`--valid`); most settings were not tuned at all. The final run
+  trains on all training images, and the test images are used **once, after the last epoch**: every error is
+  that of the final network, never the best one seen. Anything changed after looking at a test error is noted
+  below.
+- "dense" is the network before compression. "Same-budget control" is the same network trained for the same
+  number of epochs with the same loss, learning rates and teacher but no compression, so that the effect of
+  extra training is not mistaken for a gain.
+- Figures are the mean over seeds ± the standard deviation of a single seed. The rate counts weights without
+  biases, as the papers do. With 10,000 test images, one seed has a standard error of about 0.13 point at an
+  error of 1.6 %.
+- Training after the dense stage distils from the dense network; papers before 2018 did not do this. No data
+  augmentation is used.
 """
-MISSING = "Not measured yet; the script is there."
+MISSING = "Not measured yet; the script is available."
 
 
 def page() -> str:
@@ -59,7 +61,7 @@ def section(paper: Paper) -> Iterator[str]:
 
 
 def cost(paper: Paper, record: Record) -> str:
-    """Say on what a paper's rows trained, how long, and what a seed takes."""
+    """Return a sentence on a paper's network, data, training schedule and cost per seed."""
     budget = record["settings"]["budget"]
     stages = []
     while budget:

@@ -1,4 +1,4 @@
-"""What ``recipe.yaml`` calls by name: a trained model, its data, its training and its evaluation.
+"""The functions named in ``recipe.yaml``: a trained model, its data, its training and its evaluation.
 
 Each function is small, and none knows of compression. The data are 1797 handwritten digits of 8 × 8 pixels.
 """
@@ -15,7 +15,7 @@ test, training = shuffled[:450], shuffled[450:]
 
 
 def build():
-    """Return the trained model; in real life, one that loads its weights."""
+    """Return the trained model; normally you would load its weights here."""
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
@@ -29,7 +29,7 @@ def build():
 
 
 def batches(epoch=0):
-    """Return the batches of an epoch, shuffled: the same ones whenever that epoch is asked for."""
+    """Return the shuffled batches of an epoch; the same epoch always gives the same batches."""
     order = torch.randperm(len(training), generator=torch.Generator().manual_seed(epoch))
     return [(images[rows], labels[rows]) for rows in training[order].split(64)]
 
@@ -49,7 +49,7 @@ def train_epoch(model, optimizer, batches):
 
 
 def accuracy(model):
-    """Return the share of test digits that are read correctly; a file is called like a model."""
+    """Return the accuracy on the test digits; an exported file is called like a model."""
     model.eval()
     with torch.no_grad():
         return float((model(images[test]).argmax(1) == labels[test]).float().mean())

@@ -115,13 +115,13 @@ def run(say: Callable[[str], None], folder: Path) -> Journey:
         pruner.update_epoch(epoch + 1)
         train_epoch(model, optimizer, data)
 
-    say("cutting them out, and fine-tuning the smaller network …")
+    say("cutting the channels out, and fine-tuning the smaller network …")
     shrunk = speedup(model, example, optimizer=optimizer)
     for _ in range(FINETUNE_EPOCHS):
         train_epoch(model, optimizer, data)
     small = export_onnx(model, folder / "smaller.onnx", batch)
 
-    say("going over to 8-bit integers (QAT) …")
+    say("quantizing to 8-bit integers (QAT) …")
     for group in optimizer.param_groups:
         group["lr"] = 0.002
     quantizer = QATQuantizer(model, [{"op_types": ["Conv2d", "Linear"]}], optimizer, example)

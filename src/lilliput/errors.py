@@ -87,7 +87,7 @@ class StateError(LilliputError, ValueError):
 
 
 class WriteError(LilliputError, OSError):
-    """A file or folder cannot be written: no space, no permission; what was there before is intact."""
+    """A file or folder cannot be written: no space, no permission; the previous content is intact."""
 
     def __init__(self, message: str, cause: OSError | None = None) -> None:
         super().__init__(message)

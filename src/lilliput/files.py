@@ -52,7 +52,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     try:
         _replace(target, data)
     except OSError as error:
-        what = "what was there before is intact" if target.exists() else "nothing was written"
+        what = "the previous content is intact" if target.exists() else "nothing was written"
         text = f"{os.fspath(path)} cannot be written: {error.strerror or error}; {what}."
         raise WriteError(text, error) from error
     _sync_folder(target.parent)

@@ -98,7 +98,7 @@ def read_tensors(path: Path, sha256: str, what: str) -> bytes:
         raise StateError(f"{path.parent}: no readable {what} ({error}).") from error
     if digest_of(data) != sha256:
         raise StateError(
-            f"{path}: the {what} are damaged (checksum differs); take the folder from a backup, or delete "
-            "it to start anew."
+            f"{path}: the {what} are damaged (checksum differs); restore the folder from a backup, or delete "
+            "it to start over."
         )
     return data

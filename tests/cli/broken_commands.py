@@ -262,7 +262,7 @@ def an_unknown_option_of_the_algorithm(draw):
     return line(name, *RIGHT[name], "--option", f"{wrong}=1"), [wrong]
 
 
-@fixed_by("leave --config out")
+@fixed_by("omit --config")
 def config_twice(draw):
     return line("prune", MODEL, "--config", "rules.yaml", "--sparsity", "0.5"), ["--config"]
 
@@ -312,7 +312,7 @@ def a_goal_without_functions(draw):
     return line("auto", MODEL, "--target", "macs=0.5", *given), ["--evaluate"]
 
 
-@fixed_by("give --evaluate module:function")
+@fixed_by("pass --evaluate module:function")
 def nothing_to_analyze(draw):
     return line("analyze", MODEL), ["--evaluate"]
 
@@ -329,7 +329,7 @@ def a_bad_framework(draw):
     ]
 
 
-@fixed_by("ends in .html", "make it first")
+@fixed_by("ends in .html", "create it first")
 def a_bad_page(draw):
     return ["report", "good.json", "--output", draw.choice(["x.pdf", "no/x.html", "page"])], [
         "--output"

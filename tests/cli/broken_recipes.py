@@ -214,7 +214,7 @@ def a_step_that_is_none(draw):
     return (*dump(draw, value), [f"step {index + 1}"])
 
 
-@fixed_by("make each of them a step of its own")
+@fixed_by("make each of them a separate step")
 def two_verbs_in_a_step(draw):
     value = base(draw)
     index = draw.randrange(len(value["steps"]))

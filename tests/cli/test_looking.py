@@ -100,7 +100,7 @@ def test_config_migrate_of_a_project_shows_a_diff_and_writes_on_request(lilliput
     assert found["written"] and found["files"][0]["is_changed"]
     assert (place / "src" / "train.py").read_text() == old.replace("sparse_ratio", "sparsity")
     assert (
-        "--output and --algorithm go with one"
+        "--output and --algorithm require a single"
         in lilliput("config", "migrate", "src", "-o", "x").err
     )
 
@@ -113,7 +113,7 @@ def test_inspect(lilliput, place):
     assert by_name["0"]["compressible"] and by_name["0"]["group"] == "0.weight"
     assert by_name["6"]["pinned"] == "they are the model's output"
     text = lilliput("inspect", "tiny_cli:build").out
-    assert "796 parameters" in text and "give --inputs" in text
+    assert "796 parameters" in text and "pass --inputs" in text
 
 
 def test_analyze_writes_and_resumes(lilliput, place):
@@ -147,7 +147,7 @@ def test_benchmark_and_compare(lilliput, place):
 
 def test_report_of_nothing(lilliput, place):
     ended = lilliput("report", ".")
-    assert ended.code == 2 and "holds no report.json" in ended.err
+    assert ended.code == 2 and "contains no report.json" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -182,4 +182,6 @@ def test_a_file_of_weights_is_refused_with_the_reason(lilliput, place, words, mo
     monkeypatch.setattr("lilliput.cli.executed.open_executed", lambda path: None)
     ended = lilliput(*words)
     assert ended.code == 2
-    assert "cannot be read: it holds weights, not the model. Expected module:factory" in ended.err
+    assert (
+        "cannot be read: it contains weights, not the model. Expected module:factory" in ended.err
+    )

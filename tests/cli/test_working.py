@@ -71,7 +71,7 @@ def test_quantize_speedup_and_export_are_recipes(lilliput, asked, place):
     assert asked[4][0]["steps"][0]["options"] == {"assume_vnni": False}
     assert lilliput("quantize", "m:f", "--export", "a.onnx", "--assume-vnni", *more).code == 0
     assert asked[5][0]["steps"][1]["options"] == {"assume_vnni": True}
-    assert "give both" in lilliput("quantize", "m:f", "--no-assume-vnni", *more).err
+    assert "pass both" in lilliput("quantize", "m:f", "--no-assume-vnni", *more).err
     ended = lilliput("export", "m:f", "a.tflite", "--assume-vnni", *more)
     assert ended.code and "litert files have no option 'assume_vnni'" in ended.err
 
@@ -167,7 +167,7 @@ def test_auto_says_when_a_goal_cannot_be_met(lilliput, place):
     pytest.importorskip("scipy")
     pytest.importorskip("onnxscript")
     ended = lilliput("auto", "tiny_cli:build", "--target", "macs=0.001", *COMMON)
-    assert ended.code == 1 and "cannot be met" in ended.err and "can be had" in ended.err
+    assert ended.code == 1 and "cannot be met" in ended.err and "is achievable" in ended.err
 
 
 def test_a_table_of_latencies_is_shown(lilliput, place):
@@ -194,19 +194,19 @@ def test_weights_become_a_compact_file_and_come_back(lilliput, place):
     assert lilliput("compact", "w.lil", "-o", "again.safetensors").code == 0
     assert torch.equal(load_file(place / "again.safetensors")["w"], weights["w"])
     (place / "w.lil").rename(place / "odd.safetensors")  # what it is decides, not its name
-    assert "give another name" in lilliput("compact", "odd.safetensors").err
+    assert "pass another name" in lilliput("compact", "odd.safetensors").err
     assert lilliput("compact", "odd.safetensors", "-o", "from_odd").code == 0
     assert torch.equal(load_file(place / "from_odd")["w"], weights["w"])
-    assert "there is a file already" in lilliput("compact", "odd.safetensors", "-o", "from_odd").err
+    assert "already exists" in lilliput("compact", "odd.safetensors", "-o", "from_odd").err
     (place / "w.safetensors").rename(place / "plain.bin")
     assert lilliput("compact", "plain.bin").code == 0 and (place / "plain.lil").is_file()
     (place / "plain.bin").rename(place / "w.safetensors")
     (place / "w.lil").write_bytes(b"LILC" + bytes(30))
     for words, said in (
         (["w.lil", "-o", "new.safetensors"], "not a readable compact file"),
-        (["none.lil"], "there is no such file"),
-        (["w.safetensors", "-o", "w.safetensors"], "give another name"),
-        (["w.safetensors", "-o", "no/w.lil"], "make it first"),
+        (["none.lil"], "no such file"),
+        (["w.safetensors", "-o", "w.safetensors"], "pass another name"),
+        (["w.safetensors", "-o", "no/w.lil"], "create it first"),
     ):
         ended = lilliput("compact", *words)
         assert ended.code == 2 and said in ended.err

@@ -60,10 +60,10 @@ def test_a_folder_in_place_of_a_file_is_refused(pruner, tmp_path):
 def test_exporting_before_compressing_is_refused(tmp_path):
     from nni.compression.torch import LevelPruner, QAT_Quantizer
 
-    with pytest.raises(StageError, match=r"export_model\(\) came before compress"):
+    with pytest.raises(StageError, match=r"export_model\(\) was called before compress"):
         LevelPruner(nn.Sequential(nn.Linear(2, 2)), RULES).export_model(tmp_path / "model")
     rules = [{"op_types": ["Linear"], "quant_types": ["weight"]}]
-    with pytest.raises(StageError, match=r"export_model\(\) came before compress"):
+    with pytest.raises(StageError, match=r"export_model\(\) was called before compress"):
         QAT_Quantizer(nn.Sequential(nn.Linear(2, 2)), rules).export_model(tmp_path / "model")
 
 
@@ -75,7 +75,7 @@ def test_masks_that_were_never_computed_are_not_exported(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pruner = TaylorFOWeightFilterPruner(model, rules, optimizer)
     pruner.compress()
-    with pytest.raises(StageError, match="nothing but ones"):
+    with pytest.raises(StageError, match="only ones"):
         pruner.export_model(tmp_path / "model", tmp_path / "mask")
     assert list(tmp_path.iterdir()) == []
 

@@ -222,7 +222,7 @@ def test_a_target_that_amc_cannot_reach_says_what_can_be_had():
     pruner = first("AMCPruner")(
         net(), [{"op_types": ["Linear"]}], lambda loader, model: 0.5, loader, flops_ratio=0.01
     )
-    with pytest.raises(AlgorithmError, match=r"cannot be met .*The nearest: .*macs"):
+    with pytest.raises(AlgorithmError, match=r"cannot be met .*The closest: .*macs"):
         pruner.compress()
 
 

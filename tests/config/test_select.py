@@ -143,7 +143,7 @@ def test_a_layer_named_in_full_is_taken_whatever_its_type():
 
 def test_a_pattern_that_finds_only_other_types_says_so():
     (problem,) = pick({"op_names": ["nor*"], "sparsity": 0.5}).problems
-    assert "Patterns stay within the default types" in str(problem)
+    assert "Patterns match only the default types" in str(problem)
 
 
 def test_names_are_printed_without_what_a_terminal_would_act_upon():

@@ -107,7 +107,7 @@ def test_a_model_that_is_compressed_already_is_no_teacher():
     model = make()
     LevelPruner(model, [{"sparsity": 0.5}]).compress()
     with pytest.raises(
-        StageError, match=r"already under LevelPruner.*before the other compressors"
+        StageError, match=r"LevelPruner is already attached.*before attaching other compressors"
     ):
         Distiller(model)
     attached(model, teacher=make())  # what was the original can be given
@@ -117,7 +117,7 @@ def test_a_model_that_cannot_be_copied_asks_for_a_teacher():
     model = make()
     model.cache = model(X)  # not a leaf of its graph
     with pytest.raises(
-        UnsupportedModelError, match="cannot be copied.*give the distiller a teacher"
+        UnsupportedModelError, match="cannot be copied.*pass a teacher to the distiller"
     ):
         Distiller(model)
 
@@ -140,11 +140,11 @@ def test_a_teacher_that_does_not_run_on_the_same_inputs_is_named():
 
 def test_loss_without_a_forward_says_so():
     distiller = attached(model := make())
-    with pytest.raises(StageError, match="no forward to compare"):
+    with pytest.raises(StageError, match="no forward pass to compare"):
         distiller.loss()
     with torch.no_grad():
         model(X)
-    with pytest.raises(StageError, match="no forward to compare"):
+    with pytest.raises(StageError, match="no forward pass to compare"):
         distiller.loss()
     model(X)
     distiller.loss()
@@ -191,7 +191,7 @@ def test_inputs_that_were_written_to_are_refused():
     distiller, x = attached(model := make()), X.clone()
     model(x)
     x.add_(1)
-    with pytest.raises(StageError, match="written to in place"):
+    with pytest.raises(StageError, match="modified in place"):
         distiller.loss()
 
 
@@ -421,7 +421,7 @@ def test_features_without_a_gradient_are_refused():
     model.conv.requires_grad_(False)
     distiller = attached(model, FEATURES)
     model(X)
-    with pytest.raises(StageError, match="no gradient goes through what layer 'conv' returned"):
+    with pytest.raises(StageError, match="no gradient reaches the output of layer 'conv'"):
         distiller.loss()
 
 
@@ -529,7 +529,7 @@ def test_a_projection_for_a_width_that_changed_again_is_refused():
     model.norm, model.head = nn.BatchNorm2d(3), nn.Linear(3, 3)
     model.conv._forward_hooks = distiller.get_wrappers()[0].module._forward_hooks
     model(X)
-    with pytest.raises(StageError, match=r"made for 4 channels, and it has 3 by now; strip\(\)"):
+    with pytest.raises(StageError, match=r"made for 4 channels, but it has 3 now; strip\(\)"):
         distiller.loss()
 
 

@@ -52,8 +52,8 @@ def test_a_bias_mask_is_applied_too():
     ("answer", "words"),
     [
         (torch.ones(3, 3), r"received shape \(3, 3\), expected \(2, 2\)"),
-        (torch.full((2, 2), 0.5), "other values than 0 and 1"),
-        (torch.full((2, 2), float("nan")), "other values than 0 and 1"),
+        (torch.full((2, 2), 0.5), "values other than 0 and 1"),
+        (torch.full((2, 2), float("nan")), "values other than 0 and 1"),
         ([[1, 0], [0, 1]], "received list, expected a tensor"),
         ({"mask": torch.ones(2, 2)}, "returned the key 'mask'"),
         ({"bias_mask": torch.ones(2)}, "no bias"),

@@ -115,7 +115,7 @@ def test_a_custom_pruner(run):
 def test_a_custom_quantizer(run, tmp_path):
     out = run("custom_quantizer.py")
     assert "values in each layer: [3, 3, 3]" in out
-    assert percent(out, "three values, trained on:") > 95
+    assert percent(out, "three values, fine-tuned:") > 95
     assert (tmp_path / "digits_ternary.safetensors").is_file()
 
 
@@ -126,7 +126,7 @@ def test_lightning(run, tmp_path):
     out = run("lightning_callback.py")
     assert re.search(r"after  5 epochs: accuracy 9[\d.]+%, 78.8% of the weights are zero", out)
     assert re.search(r"after 12 epochs: accuracy 9[\d.]+%, 90.0% of the weights are zero", out)
-    assert "weights that count: 33,696 → 3,629" in out
+    assert "non-zero weights: 33,696 → 3,629" in out
     assert (tmp_path / "half.ckpt").is_file()
 
 
@@ -150,7 +150,7 @@ def test_accelerate(run):
     )
     assert saved == loaded
     assert "80.0% of the weights are zero" in out.splitlines()[-1]
-    assert percent(out, "schedule: accuracy") > percent(out, "at once: accuracy") + 2
+    assert percent(out, "schedule: accuracy") > percent(out, "one-shot: accuracy") + 2
 
 
 @pytest.mark.slow

@@ -239,7 +239,7 @@ def test_bad_calls_are_refused_and_leave_no_file(tmp_path):
     refuse(tmp_path, model, x, "ending in .onnx", name="model.pt")
     refuse(tmp_path, model, x, "folder that does not exist", name="missing/model.onnx")
     refuse(tmp_path, "model", x, "received str, expected a compressor")
-    refuse(tmp_path, model, 3, "expected what the model is called", error=LilliputError)
+    refuse(tmp_path, model, 3, "expected the model's arguments", error=LilliputError)
     refuse(tmp_path, model, torch.randn(2, 9), "does not run on the example inputs")
     quantizer.strip()
     refuse(tmp_path, quantizer, x, "call compress() before")

@@ -159,7 +159,7 @@ def test_a_file_for_cpus_with_vnni_keeps_its_weights_and_says_where_it_would_sat
     result = export_onnx(quantizer, tmp_path / "net.onnx", x, assume_vnni=True)
     assert torch.equal(quantizer.bound_model[0].weight, before)
     assert "0" in saturated_layers(result.path, x.numpy())
-    assert "on CPUs without VNNI 16-bit sums would saturate in layers 0" in str(result)
+    assert "on CPUs without VNNI, 16-bit sums would saturate in layers 0" in str(result)
 
 
 @pytest.mark.parametrize("has_vnni", [True, False])
@@ -283,7 +283,7 @@ def test_rounding_by_the_runtime_is_noted_not_refused(tmp_path: Path) -> None:
         result.runtimes["onnxruntime"].sqnr < 90 < result.runtimes["onnxruntime_unoptimized"].sqnr
     )
     (note,) = [x for x in result.notes if "min_sqnr=90 dB" in x]
-    assert "MatMulNBits kernel that rounds activations to 8 bits" in note
+    assert "MatMulNBits kernel rounds activations to 8 bits" in note
     assert result.cpu is None  # no layer multiplies integers by integers
 
 

@@ -136,7 +136,7 @@ def test_what_cannot_be_done_is_refused_and_nothing_changes():
         SVDFactorizer(nn.Linear(4, 4), [{"rank": 1}])
     pruner = LevelPruner(model, [{"op_names": ["0"], "sparsity": 0.5}])
     pruner.compress()
-    with pytest.raises(ConfigError, match="under a pruner or a quantizer"):
+    with pytest.raises(ConfigError, match="has a pruner or a quantizer attached"):
         SVDFactorizer(model, [{"rank": 2}])
     pruner.strip()
     with torch.no_grad():
@@ -218,7 +218,7 @@ def test_a_layer_whose_parent_reads_its_weight_is_refused_by_name(cls, is_nested
     model = nn.Sequential(cls()) if is_nested else cls()
     name, other = ("layers.0", "fc") if cls is InALoop else ("fc", "layers.0")
     prefix = "0." if is_nested else ""
-    words = f"layer '{prefix}{name}' is not only called: {cls.__name__}.* reads its 'weight'"
+    words = f"layer '{prefix}{name}' is used directly: {cls.__name__}.* reads its 'weight'"
     with pytest.raises(ConfigError, match=words):
         SVDFactorizer(model, [{"rank": 2}])
     factorizer = SVDFactorizer(model, [{"op_names": [prefix + other], "rank": 2}])

@@ -116,7 +116,7 @@ def test_a_wrong_order_is_explained():
         follow(accelerator, optimizer, pruner)
     other = torch.optim.SGD(nn.Linear(4, 4).parameters(), lr=0.1)
     pruner.compress()
-    with pytest.raises(ConfigError, match="holds none of the weights"):
+    with pytest.raises(ConfigError, match="contains none of the weights"):
         follow(accelerator, other, pruner)
 
 

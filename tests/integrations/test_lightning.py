@@ -211,7 +211,7 @@ def test_wrong_arguments_are_explained(tmp_path):
         CompressionCallback(AGPPruner(config_list=RULES), steps_per_epoch=0)
     stranger = copy.deepcopy(Net())
     callback = CompressionCallback(AGPPruner(stranger, RULES))
-    with pytest.raises(StageError, match="bound to another model"):
+    with pytest.raises(StageError, match="bound to a different model"):
         trainer(tmp_path, callback).fit(Net(), loader())
     assert not callback.following.compressors[0].is_wrapped
 

@@ -206,7 +206,7 @@ def test_a_bert_is_pruned_saved_and_opened_again(tmp_path):
 
 def test_another_model_is_refused_before_anything_happens(tmp_path):
     pruner = AGPPruner(Net(), RULES)
-    with pytest.raises(StageError, match="bound to another model"):
+    with pytest.raises(StageError, match="bound to a different model"):
         trainer(tmp_path, Net(), CompressionCallback(pruner))
     assert not pruner.is_wrapped
 

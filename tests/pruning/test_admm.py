@@ -156,7 +156,7 @@ def test_it_resumes_exactly(tmp_path):
     [
         ({"iterations": -1}, RULE, "iterations: received -1"),
         ({"epochs_per_iteration": 0}, RULE, "epochs_per_iteration: received 0"),
-        ({"iterations": 0, "pruning_algorithm": "taylorfo"}, RULE, "looks at more than weights"),
+        ({"iterations": 0, "pruning_algorithm": "taylorfo"}, RULE, "uses more than weights"),
         ({"iterations": 0, "pruning_algorithm": "second_order"}, RULE, "prunes once"),
         ({"iterations": 0}, {**RULE, "rho": 0.0}, "rho"),
         ({"iterations": 0}, {"op_types": ["Linear"]}, "'sparsity' is missing"),
@@ -171,7 +171,7 @@ def test_masks_that_have_yet_to_come_are_not_exported(tmp_path):
     model = net()
     pruner = ADMMPruner(model, [RULE], sgd(model), iterations=4)
     pruner.compress()
-    with pytest.raises(StageError, match="4 epochs under the penalty are missing"):
+    with pytest.raises(StageError, match="4 epochs with the penalty are missing"):
         pruner.export_model(str(tmp_path / "model.safetensors"))
 
 
@@ -179,7 +179,7 @@ def test_the_penalty_needs_an_optimizer_when_training_begins():
     pruner = ADMMPruner(net(), [RULE])
     model = pruner.compress()
     for follow in (pruner.step, lambda: pruner.update_epoch(0)):
-        with pytest.raises(StageError, match="acts through the optimizer"):
+        with pytest.raises(StageError, match="works through the optimizer"):
             follow()
     pruner.bind_optimizer(sgd(model))  # as a recipe does
     pruner.update_epoch(0)

@@ -103,7 +103,7 @@ def test_statistics_are_part_of_the_state(tmp_path):
 
 
 def test_calls_that_make_no_sense_are_refused():
-    with pytest.raises(AlgorithmError, match="nothing was seen of layer 'conv1'"):
+    with pytest.raises(AlgorithmError, match="no data was collected from layer 'conv1'"):
         ActivationAPoZRankPruner(TinyCNN(), RULES).calibrate([])
     with pytest.raises(ConfigError, match="needs a loss"):
         TaylorFOWeightPruner(TinyCNN(), RULES).calibrate([torch.ones(1, 3, 8, 8)])
@@ -236,7 +236,9 @@ def test_a_batch_that_is_not_a_number_is_named(cls, bad):
     spoilt[2, 1, 4, 4] = bad
     needs = {"loss": squares} if cls is TaylorFOWeightPruner else {}
     pruner = cls(plain(), RULES, example_inputs=good[0])
-    with pytest.raises(AlgorithmError, match=r"calibration batch 2: what is seen of layer '[03]'"):
+    with pytest.raises(
+        AlgorithmError, match=r"calibration batch 2: the data collected from layer '[03]'"
+    ):
         pruner.calibrate([good[0], spoilt], **needs)
     with pytest.raises(StageError, match="missing"):  # nothing was calibrated
         pruner.compress()

@@ -143,7 +143,11 @@ def test_each_block_keeps_as_many_of_its_largest(layer, block, sparsity):
     [
         ({"mode": "balance"}, {"sparsity": 0.5}, "sizes of a block"),
         ({"mode": "balance", "balance_gran": [5]}, {"sparsity": 0.5}, "do not divide"),
-        ({"mode": "balance", "balance_gran": [4]}, {"total_sparsity": 0.5}, "the same number each"),
+        (
+            {"mode": "balance", "balance_gran": [4]},
+            {"total_sparsity": 0.5},
+            "the same number of weights",
+        ),
         (
             {"mode": "balance", "balance_gran": [4]},
             {"sparsity": 0.5, "granularity": [1, 4]},

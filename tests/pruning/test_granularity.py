@@ -98,5 +98,5 @@ def test_patterns_that_do_not_fit_are_refused(rule, message):
 
 
 def test_a_weight_of_one_axis_has_no_pattern():
-    with pytest.raises(ConfigError, match="layer '1' has a weight of one axis"):
+    with pytest.raises(ConfigError, match="layer '1' has a one-dimensional weight"):
         LevelPruner(nn.Sequential(nn.Linear(8, 8), nn.PReLU(8)), [{"granularity": "2:4"}])

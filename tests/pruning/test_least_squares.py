@@ -68,7 +68,7 @@ def test_batches_without_examples_show_nothing():
         model, [{"op_names": ["0"], "sparsity": 0.25}], example_inputs=x[:2]
     )
     pruner.compress()
-    with pytest.raises(AlgorithmError, match="nothing was seen of layer '2'"):
+    with pytest.raises(AlgorithmError, match="no data was collected from layer '2'"):
         pruner.calibrate([x[:0]])
     assert gone(model[0]) == [2]  # as before
     pruner.calibrate([x, x[:0]])
@@ -116,5 +116,5 @@ def test_example_inputs_are_asked_for():
 def test_channels_that_nobody_is_seen_to_read_are_left_alone():
     model = nn.Sequential(nn.Linear(4, 6), nn.LSTM(6, 3, batch_first=True))
     rules = [{"op_types": ["Linear"], "sparsity": 0.5}]
-    with pytest.raises(ConfigError, match="can be watched"):
+    with pytest.raises(ConfigError, match="can be observed"):
         LeastSquaresPruner(model, rules, example_inputs=torch.randn(2, 5, 4))

@@ -131,7 +131,7 @@ def test_a_limit_that_small_layers_cannot_meet_is_refused_or_exact():
     LevelPruner(model, [{"total_sparsity": 0.5, "max_sparsity_per_layer": 0.5}]).compress()
     assert sum(zeros(layer.weight) for layer in model) == 3
     tiny = nn.Sequential(*(nn.Linear(1, 1) for _ in range(4)))
-    with pytest.raises(AlgorithmError, match="asks to remove 2 weights.*allows 0"):
+    with pytest.raises(AlgorithmError, match="requests the removal of 2 weights.*allows 0"):
         LevelPruner(tiny, [{"total_sparsity": 0.5, "max_sparsity_per_layer": 0.5}]).compress()
 
 

@@ -170,6 +170,6 @@ def test_what_makes_no_sense_is_refused():
     pruner = LotteryTicketPruner(model, [{"sparsity": 0.5}], rewind_epoch=2)
     pruner.compress()
     before = model.weight.detach().clone()
-    with pytest.raises(StageError, match=r"update_epoch\(2\) never came"):
+    with pytest.raises(StageError, match=r"update_epoch\(2\) was never called"):
         pruner.update_epoch(3)
     assert torch.equal(model.weight, before)

@@ -104,7 +104,7 @@ def test_a_cap_holds_in_each_layer_and_others_make_up_for_it():
 
 def test_more_than_the_limits_allow_is_refused():
     with pytest.raises(
-        AlgorithmError, match="asks to remove 3 channels, and the limits .* allow 2"
+        AlgorithmError, match="requests the removal of 3 channels, but the limits .* allow 2"
     ):
         take_share([make([1, 2], "a"), make([1, 2], "b")], 0.75)
 
@@ -132,7 +132,7 @@ def test_a_budget_is_met_with_as_few_removals_as_the_order_allows(budget, round_
 
 def test_a_budget_out_of_reach_says_what_is_within():
     group = make([1, 2, 3, 4], min_kept=2)
-    with pytest.raises(AlgorithmError, match=r"max_params 10 allows 10 of 40, .* reach is 20"):
+    with pytest.raises(AlgorithmError, match=r"max_params 10 allows 10 of 40, .* reach only 20"):
         take_until(
             [group],
             10,

@@ -38,25 +38,25 @@ CASES = [
         MovementPruner,
         {"granularity": "2:4"},
         {**END, "movement_mode": "soft"},
-        "no N:M pattern can be kept: movement_mode='soft' keeps what scores above a threshold",
+        "no N:M pattern is possible: movement_mode='soft' keeps weights whose score is above a threshold",
     ),
     (
         AGPPruner,
         {"granularity": "2:4"},
         {"soft": True},
-        "no N:M pattern can be kept: soft=True shrinks all weights or blocks of a layer by one",
+        "no N:M pattern is possible: soft=True shrinks all weights or blocks of a layer by one",
     ),
     (
         AGPPruner,
         {"final_sparsity": 0.5},
         {"soft": True, "pruning_algorithm": "l1"},
-        "'l1' removes channels, and a norm behind a channel that is only shrunk",
+        "'l1' removes channels, but a norm after a channel that is only shrunk",
     ),
     (
         AGPPruner,
         {"final_sparsity": 0.5},
         {"soft": True, "pruning_algorithm": "random"},
-        "shrunk by magnitude, and 'random' ranks by something else",
+        "shrunk by magnitude, but 'random' ranks by another criterion",
     ),
 ]
 

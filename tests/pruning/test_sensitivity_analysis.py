@@ -163,7 +163,7 @@ def test_a_metric_that_is_no_number_ends_a_scan_and_survives_files(metric, tmp_p
 
 
 def test_a_baseline_that_is_no_number_is_refused():
-    with pytest.raises(AlgorithmError, match="returned nan for the model as it is"):
+    with pytest.raises(AlgorithmError, match="returned nan for the unpruned model"):
         scan(func=lambda model: math.nan).analysis()
     with pytest.raises(AlgorithmError, match=r"<lambda> returned 'good', expected a number"):
         scan(func=lambda model: "good").analysis()
@@ -229,7 +229,9 @@ def test_a_stale_scan_is_refused(tmp_path):
     other = Net().eval()
     with torch.no_grad():
         other.fc.weight[0, 0] += 1e-6
-    with pytest.raises(StateError, match=r"sensitivity.json was made from something else: weights"):
+    with pytest.raises(
+        StateError, match=r"sensitivity.json was created with different settings: weights"
+    ):
         scan(other, checkpoint_dir=tmp_path).analysis()
     analysis = scan(checkpoint_dir=tmp_path)
     analysis.update_already_pruned("fc", 0.1)
@@ -247,8 +249,8 @@ def test_a_stale_scan_is_refused(tmp_path):
         ({"sparsities": []}, r"expected numbers in \(0, 1\)"),
         ({"early_stop_mode": "drop", "early_stop_value": 1}, "Did you mean 'dropped'"),
         ({"early_stop_mode": "dropped"}, "belong together"),
-        ({"prune_type": "agp"}, "'agp' is AGPPruner, which does not prune .* at once"),
-        ({"prune_type": "taylor"}, "has to watch the training"),
+        ({"prune_type": "agp"}, "'agp' is AGPPruner, which does not prune .* in one shot"),
+        ({"prune_type": "taylor"}, "has to observe training"),
         ({"prune_type": "levle"}, "Did you mean 'level'"),
     ],
 )

@@ -192,7 +192,7 @@ def test_channels_that_go_together_come_as_near_as_they_can(caplog):
     )
     tool.compress()
     assert tool.rounds[-1]["sparsity"] == pytest.approx(4 / 9)  # of nine hidden units
-    assert "leave the sparsity below its target" in caplog.text
+    assert "the sparsity stays below its target" in caplog.text
 
 
 def test_maximize_and_minimize_are_mirror_images():
@@ -304,7 +304,7 @@ def test_a_sparsity_of_zero_changes_nothing():
         ({"metric_mode": "max"}, "metric_mode: received 'max'"),
         ({"sparsity_per_iter": 0}, r"sparsity_per_iter: received 0, expected \(0, 1\]"),
         ({"acc_drop_threshold": -1}, "acc_drop_threshold: received -1"),
-        ({"base_algo": "agp"}, "does not prune to a given sparsity at once"),
+        ({"base_algo": "agp"}, "does not prune to a given sparsity in one shot"),
         ({"rules": [{"op_types": ["Conv2d"], "sparsity": 0.5}]}, "matches no layer"),
         (
             {"rules": [{"max_params": 0.5}], "base_algo": "l1", "example_inputs": DATA},
@@ -407,7 +407,7 @@ def test_the_folder_of_another_run_is_refused(tmp_path, change, message):
     changed = {"rules": [{"sparsity": 0.2}], **settings, **change}
     model = net(changed.pop("seed", 0))
     with pytest.raises(
-        StateError, match=rf"made from something else: {message}.*another checkpoint_dir"
+        StateError, match=rf"created with different settings: {message}.*another checkpoint_dir"
     ):
         pruner(model, **changed).compress()
     assert type(model[0]) is nn.Linear

@@ -55,7 +55,7 @@ def test_masks_come_at_the_epoch_and_the_penalty_ends():
 def test_the_penalty_needs_an_optimizer():
     pruner = SlimPruner(TinyCNN(), RULES, training_epochs=2)
     pruner.compress()
-    with pytest.raises(StageError, match="acts through the optimizer"):
+    with pytest.raises(StageError, match="works through the optimizer"):
         pruner.update_epoch(0)
 
 

@@ -235,5 +235,5 @@ def test_layers_without_an_output_of_their_own_are_refused():
 def test_the_noise_needs_an_optimizer_when_training_begins():
     pruner = SparseVDPruner(nn.Linear(4, 4), [{}], training_epochs=3, training_examples=9)
     pruner.compress()
-    with pytest.raises(StageError, match="acts through the optimizer"):
+    with pytest.raises(StageError, match="works through the optimizer"):
         pruner.update_epoch(0)

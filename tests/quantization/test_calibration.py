@@ -220,7 +220,9 @@ def test_a_layer_that_no_batch_reaches_is_named(observer):
             return self.rare(x) if is_rare else self.usual(x)
 
     _, quantizer = quantized(observer, Branches())
-    with pytest.raises(AlgorithmError, match="nothing was seen of the input of layer 'rare'"):
+    with pytest.raises(
+        AlgorithmError, match="no data was collected from the input of layer 'rare'"
+    ):
         quantizer.calibrate([torch.randn(8, 4)])
     assert not any(known(quantizer))
 
@@ -323,10 +325,10 @@ def test_the_checkpoint_of_another_calibration_is_refused(tmp_path, monkeypatch)
     others = [("ema", network()), ("minmax", nn.Sequential(nn.Linear(4, 4))), ("minmax", changed)]
     for observer, model in others:
         _, quantizer = quantized(observer, model)
-        with pytest.raises(StateError, match="begun with other layers, weights or"):
+        with pytest.raises(StateError, match="started with different layers, weights or"):
             quantizer.calibrate(data(), checkpoint=path)
     _, quantizer = quantized("minmax")
-    with pytest.raises(StateError, match="5 batches were seen before, there are 2 now"):
+    with pytest.raises(StateError, match="5 batches were processed before, but there are 2 now"):
         quantizer.calibrate(data(2), checkpoint=path)
     assert not any(known(quantizer))
 

@@ -469,7 +469,9 @@ def test_the_best_scales_of_weights_need_no_calibration():
 def test_options_that_need_data_are_not_forgotten_without_calibration(options):
     _, quantizer = weights_only(**options)
     (name,) = options
-    with pytest.raises(StageError, match=rf"{name} was asked for, which calibrate\(batches\) does"):
+    with pytest.raises(
+        StageError, match=rf"{name} was requested, which calibrate\(batches\) performs"
+    ):
         quantizer.qparams(quantizer.get_modules_wrapper()[0], QuantType.WEIGHT)
 
 

@@ -122,7 +122,7 @@ def test_after_the_last_hour_nothing_new_is_begun(budget, tmp_path, monkeypatch)
     assert [entry["what"] for entry in done.history] == ["without pruning"]
     assert done.verdict != "met" and Receipt.load(tmp_path / "receipt.json").after.bytes
     report = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "ended before sensitivities and estimates were known" in report
+    assert "ended before sensitivities and estimates were available" in report
 
 
 def test_what_was_found_when_time_is_up_is_written_and_not_trained(tmp_path, monkeypatch):
@@ -155,7 +155,7 @@ def test_all_files_of_a_target_move_together(tmp_path):
 
 
 def test_what_cannot_be_met_says_so_and_where_the_file_is(tmp_path):
-    with pytest.raises(AlgorithmError, match=r"cannot be met.*without pruning is in .*model\.onnx"):
+    with pytest.raises(AlgorithmError, match=r"cannot be met.*without pruning is .*model\.onnx"):
         goal(tmp_path, {"macs": 0.001})
 
 

@@ -163,7 +163,8 @@ def test_a_search_that_prunes_nothing_leaves_its_steps_with_nothing_to_do(projec
     steps = [search, {"prune": "l1", "config": "found"}, {"quantize": "ptq", "config": "found"}]
     result = run(with_steps(*steps), tmp_path / "run", progress=False)
     assert any(
-        "prune (l1): the search has found that no layer needs it" in x for x in result.receipt.notes
+        "prune (l1): skipped, since the search found that no layer needs it" in x
+        for x in result.receipt.notes
     )
 
 
@@ -179,7 +180,7 @@ def test_a_search_that_prunes_nothing_leaves_its_steps_with_nothing_to_do(projec
         ([{"auto": {"latency": "fast"}}], {}, "step 1 → auto: latency: received 'fast'"),
         ([SEARCH], {"evaluate": None}, "step 1 → search: needs 'evaluate'"),
         ([SEARCH], {"data": None, "inputs": "recipe_tiny:data"}, "step 1 → search: needs 'data'"),
-        ([{"prune": "l1", "config": "found"}], {}, "takes 'found', and no search step"),
+        ([{"prune": "l1", "config": "found"}], {}, "uses 'found', but there is no search step"),
         ([SEARCH, {"prune": "l2", "config": "found"}], {}, "searched for 'l1'; use the same"),
         ([{"auto": {"macs": 0.5}}, {"speedup": {}}], {}, "has to be the last step"),
         (

@@ -139,7 +139,7 @@ STEPS = [{"export": "onnx", "file": "a.onnx"}]
         ),
         (
             [{"prune": "l1", "options": {"model": 1}}],
-            "step 1 → options → model: is given by the recipe itself",
+            "step 1 → options → model: is set by the recipe itself",
         ),
         (
             [{"prune": "agp", "config": [{"final_sparsity": 0.5}]}],
@@ -176,7 +176,7 @@ def test_a_config_list_in_a_file_of_its_own_is_part_of_the_recipe(tmp_path):
 
 def test_train_and_loss_exclude_each_other():
     (text,) = faults({**HEAD, "train": "a:d", "loss": "mse", "steps": STEPS})
-    assert "two ways to train" in text
+    assert "are alternatives" in text
 
 
 def test_options_of_an_export_are_checked_before_any_work():

@@ -78,11 +78,11 @@ def test_a_run_stopped_again_and_again_ends_with_the_same_files(small, tmp_path,
 
 def test_a_folder_with_a_run_or_with_other_files_is_refused(small, tmp_path):
     result, _ = small
-    with pytest.raises(StateError, match=r"holds a run already; continue it with --resume"):
+    with pytest.raises(StateError, match=r"already contains a run; continue it with --resume"):
         run(SMALL, result.folder, progress=False)
     (tmp_path / "notes.txt").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(StateError, match="holds other files; choose a new"):
+        with pytest.raises(StateError, match="contains other files; choose a new"):
             run(SMALL, tmp_path, resume=resume, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -137,7 +137,7 @@ def test_a_changed_model_or_changed_data_is_refused(begun, monkeypatch):
         return model
 
     monkeypatch.setattr(recipe_begun, "build", other_weights)
-    with pytest.raises(StateError, match="the model changed: the same layers, but other weights"):
+    with pytest.raises(StateError, match="the model changed: same layers, different weights"):
         run(begun / "recipe.yaml", begun / "run", resume=True, progress=False)
     monkeypatch.setattr(recipe_begun, "build", original)
     batches = recipe_begun.batches
@@ -152,7 +152,7 @@ def test_another_version_is_refused(begun):
     held = json.loads((copy / "run.json").read_text())
     held["made_from"]["versions"]["torch"] = "1.0"
     (copy / "run.json").write_text(json.dumps(held))
-    with pytest.raises(StateError, match=r"torch was 1\.0, is .* rounds otherwise"):
+    with pytest.raises(StateError, match=r"torch was 1\.0, is .* round differently"):
         run(begun / "recipe.yaml", copy, resume=True, progress=False)
 
 

@@ -109,7 +109,7 @@ def test_mistakes_are_found_before_anything_runs(project, tmp_path):
     text = fault(
         [{"finetune": {"epochs": 1, "teacher": "original"}}], train="recipe_taught:batches"
     )
-    assert "has a 'train' of its own" in text
+    assert "has its own 'train'" in text
     text = fault([{"distill": "original", "epochs": 1, "labels": True}])
     assert "neither 'loss' nor 'train'" in text
     text = fault([{"distill": "recipe_taught:nobody", "epochs": 1}])

@@ -50,7 +50,7 @@ def test_what_loses_nothing_stays_as_it_is(tmp_path):
 def test_a_drop_that_cannot_be_kept_is_refused(tmp_path):
     metrics = iter([1.0, 0.2, 0.3])  # of the original, of what is given, and of the mildest
     given = {**GIVEN, "evaluate": lambda model: next(metrics)}
-    with pytest.raises(AlgorithmError, match=r"even the mildest choices lose 0\.7"):
+    with pytest.raises(AlgorithmError, match=r"even the least aggressive choices lose 0\.7"):
         repair(trained(), HARSH, drop=0.1, folder=tmp_path, cost="macs", **given)
 
 
@@ -72,7 +72,7 @@ def test_a_drop_that_cannot_be_kept_is_refused(tmp_path):
                     {"op_names": ["outer"], "sparsity": 0.8},
                 ]
             },
-            "the channels of 'stem', 'outer' go together, and their rules have different",
+            "the channels of 'stem', 'outer' are removed together, but their rules have different",
         ),
         (
             {

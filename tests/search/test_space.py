@@ -56,7 +56,7 @@ def test_all_that_is_wrong_is_reported_at_once():
         "rule 0 → min_keep: unknown key. Did you mean 'min_kept'?",
         "rule 1 → quant_bits: received {'choose': []}",
         "rule 2 → quant_scheme: only sparsity and quant_bits can be a choice",
-        "rule 2: it asks for nothing",
+        "rule 2: it requests nothing",
         "rule 3: received 'sparsity', expected a dict of keys.",
     ):
         assert part in text
@@ -83,7 +83,7 @@ def test_coupled_layers_without_a_common_choice_are_refused():
         {"op_names": ["outer"], "sparsity": {"choose": [0.75]}},
     ]
     with pytest.raises(
-        ConfigError, match=r"'stem', 'outer' go together.*no sparsity above 0 in common"
+        ConfigError, match=r"'stem', 'outer' are removed together.*no sparsity above 0 in common"
     ):
         Space(Net(), rules, X)
 

@@ -31,10 +31,10 @@ class Net(nn.Module):
 LISTING = """\
 2 channel groups, 12 units can be removed
 a.weight: 8 units in 2 rows
-  made by a.weight
+  produced by a.weight
   also in a.bias, norm.weight, norm.bias, g.weight, norm.running_mean, norm.running_var
 g.weight: 4 units in 2 rows
-  made by g.weight
+  produced by g.weight
   also in g.bias, head.weight
 1 that stay:
   head.weight (dim 0, 5): they are the model's output
@@ -55,8 +55,8 @@ def test_the_listing(groups):
 def test_reasons(groups):
     assert groups.reason("a.weight") == ""
     assert groups.reason("head.weight") == "they are the model's output"
-    assert groups.reason("spare.weight") == "the example inputs never reach it"
-    assert groups.reason("norm.weight") == "it makes no channels"
+    assert groups.reason("spare.weight") == "it is not reached by the example inputs"
+    assert groups.reason("norm.weight") == "it produces no channels"
     assert groups.unreached == ("spare.weight", "spare.bias")
 
 

@@ -43,10 +43,10 @@ def test_a_result_tied_to_the_batch_says_so_first():
     x = torch.randn(2, 6)
     result = speedup(pruned(Fixed(), x, op_names=["a"]), x)
     assert result.kind == "graph"
-    assert result.notes[0].startswith("takes inputs of the example's sizes only")
+    assert result.notes[0].startswith("only accepts inputs with the sizes of the example inputs")
     first, *others = str(result).splitlines()
     assert first.startswith(
-        "limited     takes inputs of the example's sizes only, the batch included"
+        "limited     only accepts inputs with the sizes of the example inputs, including the batch size"
     )
     assert not any("example's sizes" in line for line in others)
 

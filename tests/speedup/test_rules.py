@@ -602,7 +602,7 @@ STAY = {
         lambda m, x: m.b(m.a(x)[:, torch.tensor([2, 0, 1])]),
         linear(4, 3),
         "index",
-        "looked up by number",
+        "looked up by index",
     ),
     "unbind": (
         lambda m, x: m.b(torch.stack(m.a(x).unbind(1), 1)),
@@ -620,7 +620,7 @@ STAY = {
         lambda m, x: m.b(m.a(x) - m.a(x).mean(1, keepdim=True)),
         linear(4),
         "mean",
-        "a mean over channels is taken in a larger module",
+        "a mean over channels is computed inside a larger module",
     ),
     "one in two": (
         lambda m, x: m.b(m.a(x)[:, ::2]),
@@ -632,13 +632,13 @@ STAY = {
         lambda m, x: m.b(m.a(x)) + m.a(x).clamp_min(0.5).sum(1, keepdim=True),
         linear(4),
         "sum",
-        "a sum over channels is taken in a larger module",
+        "a sum over channels is computed inside a larger module",
     ),
     "a sum of what is not zero, by hardtanh": (
         lambda m, x: m.b(m.a(x)) + F.hardtanh(m.a(x), 0.5, 1.0).sum(1, keepdim=True),
         linear(4),
         "sum",
-        "a sum over channels is taken in a larger module",
+        "a sum over channels is computed inside a larger module",
     ),
     "roll": (lambda m, x: m.b(m.a(x).roll(1, 1)), linear(4), "roll", "depend on each other"),
     "fft, which has no rule": (
@@ -678,7 +678,7 @@ def test_an_op_without_a_rule_is_listed():
     function, layers, *_ = STAY["fft, which has no rule"]
     groups = channel_groups(Between(function, **layers), torch.randn(LINEAR))
     assert [name for name in groups.unknown if "fft" in name] == list(groups.unknown)[:1]
-    assert "ops without a rule, whose channels stay: " in str(groups)
+    assert "ops without a rule, whose channels are kept: " in str(groups)
 
 
 def test_masked_zeros_in_a_denominator_are_pinned_and_in_a_numerator_are_not():

@@ -748,7 +748,7 @@ def test_masks_of_filters_only_are_completed_on_demand(caplog):
     before = model(x)
     with caplog.at_level(logging.WARNING, logger="lilliput"):
         result = speedup(model, x, extend_masks=True)
-    assert "masks covered only filters and were completed" in caplog.text
+    assert "masks covered only filters and were extended" in caplog.text
     assert any("changes the outputs by up to" in note for note in result.notes)
     assert "changes the outputs" in str(result)
     assert model.first.weight.shape[0] == int(filters.sum()) == 4

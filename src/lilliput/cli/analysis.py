@@ -25,8 +25,8 @@ def check_folder(folder: Path, resume: bool) -> None:
     there = [name for name in CHECKPOINTS if (folder / name).exists()]
     if there and not resume:
         raise ConfigError(
-            f"{folder}: holds an analysis ({', '.join(there)}); continue it with --resume, or choose "
-            "another folder with --output."
+            f"{folder}: already contains an analysis ({', '.join(there)}); continue it with --resume, or "
+            "choose another folder with --output."
         )
 
 
@@ -92,7 +92,8 @@ class QuantizationScan:
         self.algorithm, self.cls = algorithm, class_of(algorithm)
         if self.cls.kind != "quantizer" or not hasattr(self.cls, "calibrate"):
             raise ConfigError(
-                f"--quantizer {algorithm}: is calibrated by training; choose ptq, which needs none."
+                f"--quantizer {algorithm}: is calibrated during training; choose ptq, which needs no "
+                "training."
             )
         selection = self.cls(model, [{"op_types": ["default"], "quant_bits": bits}]).selection
         self.layers = [layer.name for layer in selection.chosen]

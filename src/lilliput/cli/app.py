@@ -30,8 +30,8 @@ _HELP = """Make trained neural networks smaller and faster: prune, quantize, exp
 A model is module:factory, data and evaluation are module:function, all found from the working
 directory. Every command has --json, --quiet and --dry-run.
 
-Models, recipes and the folders of runs name functions, which are imported and called: use only those
-that you trust. What is in files of weights, reports and config lists is only read.
+Models, recipes and run folders name functions, which are imported and called: use only those you trust. What
+is in files of weights, reports and config lists is only read.
 
 Exit codes: 0 done, 1 the work failed or was refused, 2 bad command line, recipe, config or input
 file, 3 something is not installed, 130 interrupted.

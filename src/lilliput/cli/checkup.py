@@ -105,6 +105,6 @@ def _advice(found: dict[str, Any], missing: list[dict[str, Any]]) -> list[str]:
     flags = found["flags"]
     if flags and not (flags.get("vnni") or flags.get("amx") or flags.get("dotprod")):
         advice.append(
-            "int8 here: smaller files, and less speed than on a processor with VNNI or dotprod"
+            "int8 here gives smaller files, but less speedup than on a processor with VNNI or dotprod"
         )
     return advice

@@ -68,7 +68,9 @@ def explain(error: BaseException, words: Sequence[str] = ()) -> Failure:
     if isinstance(error, OSError) and not _own_lines(error):
         lines = [f"error: {error}"]
         if error.errno == errno.ENOSPC:
-            lines.append("what was done so far is kept: make room, and continue with --resume")
+            lines.append(
+                "progress so far is kept: free some disk space, and continue with --resume"
+            )
         return Failure(FAILED, lines, {"kind": kind})
     if isinstance(error, LilliputError):
         code = NOT_INSTALLED if isinstance(error, MissingExtraError) else FAILED
@@ -103,18 +105,18 @@ def _config_lines(error: ConfigError) -> list[str]:
 
 
 def _foreign_lines(error: BaseException, words: Sequence[str]) -> list[str]:
-    """Say which function of the user failed, and where in his own file; or that we did."""
+    """Report which user function failed and where, or that the fault is ours."""
     reason = _cut("".join(traceback.format_exception_only(error)).strip(), 1000)
     frames = own_frames(error.__traceback__)
     if frames:
         name = _reference([frame.name for frame in frames], words)
-        fix = "this is in your own code; --traceback shows all of it"
+        fix = "this is in your own code; --traceback shows the full traceback"
         return [f"error: {name} failed: {reason}", *_own_lines(error), fix]
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" (raised in {Path(x.filename).name}, line {x.lineno})" for x in place)
     return [
         f"error: {reason}{where}",
-        "unexpected error, probably a bug in Lilliput; --traceback shows where it comes from",
+        "unexpected error, probably a bug in Lilliput; --traceback shows where",
     ]
 
 

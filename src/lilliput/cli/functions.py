@@ -28,8 +28,8 @@ def call_user(reference: str, what: str) -> Any:
         inspect.signature(function).bind()
     except TypeError as error:
         raise ConfigError(
-            f"{what}: {reference} is called without arguments, and has a {error}; expected a function "
-            "that needs none."
+            f"{what}: {reference} is called without arguments, but has a {error}; expected a function "
+            "without required arguments."
         ) from None
     except ValueError:  # a function written in C does not tell
         pass

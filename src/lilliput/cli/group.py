@@ -74,7 +74,7 @@ def _say(failure: Failure, given: list[str]) -> int:
 
 
 def _interrupted(given: list[str], what: str = "") -> Failure:
-    """Say what was kept, and how to go on."""
+    """Report what was kept and how to continue."""
     start = f"interrupted; {what}" if what else "interrupted"
     lines = [start]
     if given and given[0] in RESUMABLE:

@@ -22,7 +22,7 @@ class Sources:
 
     def __post_init__(self) -> None:
         if self.inputs is not None and self.input_shape is not None:
-            raise ConfigError("--inputs and --input-shape are alternatives; give one of them.")
+            raise ConfigError("--inputs and --input-shape are alternatives; pass one of them.")
         if self.input_shape is not None:
             parse_shape(self.input_shape)
 
@@ -43,7 +43,7 @@ class Sources:
             return []
         batches = list(itertools.islice(iter(call_user(self.data, "--data")), count))
         if not batches:
-            raise ConfigError(f"--data {self.data}: gave no batches, expected at least one.")
+            raise ConfigError(f"--data {self.data}: returned no batches, expected at least one.")
         return batches
 
 
@@ -51,7 +51,7 @@ def require_inputs(found: Any) -> Any:
     """Return example inputs, or say which option gives them."""
     if found is None:
         raise ConfigError(
-            "running a model needs example inputs: give --inputs module:function, --data "
+            "running a model needs example inputs: pass --inputs module:function, --data "
             "module:function or --input-shape such as 1,3,32,32."
         )
     return found

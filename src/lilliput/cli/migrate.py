@@ -12,7 +12,8 @@ from lilliput.cli.terminal import Terminal
 from lilliput.errors import ConfigError, nearest
 
 Algorithm = Annotated[
-    str | None, typer.Option("--algorithm", "-a", help="Whose config list it is: 'lilliput list'.")
+    str | None,
+    typer.Option("--algorithm", "-a", help="The algorithm of the config list: 'lilliput list'."),
 ]
 
 
@@ -26,24 +27,32 @@ def migrate(
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it, not print it.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write it to this file instead of printing it."
+        ),
     ] = None,
     write: Annotated[
-        bool, typer.Option("--write", "--apply", help="Change the files, not only show the diff.")
+        bool,
+        typer.Option(
+            "--write", "--apply", help="Apply the changes instead of only showing the diff."
+        ),
     ] = False,
     algorithm: Algorithm = None,
     framework: Annotated[
-        str, typer.Option("--framework", help="Whose section of the file: torch or keras.")
+        str, typer.Option("--framework", help="The section of the file to use: torch or keras.")
     ] = "torch",
 ) -> None:
-    """Translate config lists of any NNI generation, and the programs that hold them."""
+    """Translate config lists of any NNI generation, and programs that contain them."""
     if framework not in ("torch", "keras"):
         hint = nearest(framework, ("torch", "keras"))
         raise ConfigError(f"--framework: received {framework!r}, expected torch or keras.{hint}")
     file = files[0]
     if len(files) > 1 or write or file.suffix == ".py" or file.is_dir():
         if output is not None or algorithm is not None:
-            raise ConfigError("--output and --algorithm go with one config list, without --write.")
+            raise ConfigError(
+                "--output and --algorithm require a single config list, without --write."
+            )
         _migrate_project(terminal, files, write)
     else:
         _migrate_list(terminal, file, output, algorithm, framework)

@@ -51,7 +51,7 @@ def open_model(
 def _expected(place: Path) -> str:
     if place.suffix.lower() in _WEIGHTS:
         return (
-            f"and a {place.suffix} file cannot be read: it holds weights, not the model. Expected "
+            f"and a {place.suffix} file cannot be read: it contains weights, not the model. Expected "
             "module:factory, a function that builds the model and loads them"
         )
     return "expected module:factory, or the folder of an earlier run"

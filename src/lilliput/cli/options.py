@@ -27,23 +27,21 @@ Config = Annotated[
 ]
 Options = Annotated[
     list[str] | None,
-    typer.Option(
-        "--option", metavar="KEY=VALUE", help="An option of the algorithm; may be given again."
-    ),
+    typer.Option("--option", metavar="KEY=VALUE", help="An option of the algorithm; repeatable."),
 ]
 OpTypes = Annotated[
     list[str] | None,
     typer.Option(
         "--op-types",
         metavar="TYPE",
-        help="Layer classes, such as Conv2d; may be given again. All that fit, by default.",
+        help="Layer classes, such as Conv2d; repeatable. By default, all supported ones.",
     ),
 ]
 AssumeVnni = Annotated[
     bool | None,
     typer.Option(
         "--assume-vnni/--no-assume-vnni",
-        help="Whether CPUs that run the .onnx file have VNNI; by default as this one.",
+        help="Whether the CPUs that will run the .onnx file have VNNI; by default, as this CPU.",
     ),
 ]
 Data = Annotated[
@@ -67,7 +65,7 @@ InputShape = Annotated[
     typer.Option(
         "--input-shape",
         metavar="1,3,32,32",
-        help="Instead of --inputs: random numbers of this shape; 'x' may be used for ','.",
+        help="Instead of --inputs: random inputs of this shape; 'x' works as well as ','.",
     ),
 ]
 Train = Annotated[
@@ -88,7 +86,7 @@ Optimizer = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FOLDER", help="Where checkpoints and results go."),
+    typer.Option("--output", "-o", metavar="FOLDER", help="Folder for checkpoints and results."),
 ]
 OutputFile = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")
@@ -102,7 +100,8 @@ Seed = Annotated[
 Trust = Annotated[
     bool,
     typer.Option(
-        "--trust", help="A run given as MODEL may import its model's code from where it was made."
+        "--trust",
+        help="Allow a run given as MODEL to import its model's code from where it was created.",
     ),
 ]
 
@@ -110,7 +109,7 @@ Trust = Annotated[
 def check_folder_of(file: Path) -> None:
     """Raise if ``--output`` names a file in a folder that is not there."""
     if not file.parent.is_dir():
-        raise ConfigError(f"--output {file}: there is no folder {file.parent}; make it first.")
+        raise ConfigError(f"--output {file}: there is no folder {file.parent}; create it first.")
 
 
 @dataclass(frozen=True)
@@ -151,5 +150,5 @@ class SavedRun(Run):
 
     save_recipe: Annotated[
         Path | None,
-        typer.Option("--save-recipe", metavar="FILE", help="Also write this as a recipe."),
+        typer.Option("--save-recipe", metavar="FILE", help="Also save this command as a recipe."),
     ] = None

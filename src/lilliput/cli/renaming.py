@@ -1,4 +1,4 @@
-"""Say what is wrong with a recipe in the words of the command line that it was made from."""
+"""Translate recipe errors to the options of the command line they came from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STARTS = re.compile(rf"({_TOP}|model): ")
 
 
 def as_options(error: ConfigError, title: str) -> ConfigError:
-    """Return the error with options in place of the keys of a recipe.
+    """Return the error with options instead of the keys of a recipe.
 
     Examples
     --------

@@ -31,12 +31,12 @@ class Terminal:
         An error is shown with its traceback; who prints the error knows that.
     """
 
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
-    ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False
+    json: Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress progress and notes.")] = (
+        False
+    )
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and stop.")
+        bool, typer.Option("--dry-run", help="Show what would be done, and stop.")
     ] = False
     traceback: Annotated[
         bool, typer.Option("--traceback", help="Show the Python traceback of an error.")
@@ -53,7 +53,7 @@ class Terminal:
             yield
 
     def note(self, text: str) -> None:
-        """Say something on the way, unless ``--quiet``."""
+        """Print a progress note, unless ``--quiet``."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 

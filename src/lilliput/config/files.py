@@ -210,7 +210,7 @@ def _parse_json(text: str) -> Any:
         return result
 
     def refuse(constant: str) -> NoReturn:
-        _fail(f"{constant} is not a number that JSON or a rule can hold")
+        _fail(f"{constant} is not a number that JSON or a rule can represent")
 
     try:
         return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)

@@ -81,7 +81,7 @@ def parse_rules(
         try:
             entry = dict(entry)
         except Exception as error:  # a mapping of the user's own, which runs their code
-            text = f"its keys cannot be read ({type(error).__name__}); write a plain dict of keys."
+            text = f"its keys cannot be read ({type(error).__name__}); use a plain dict."
             problems.append(Problem(place, text))
             continue
         for spelled in _in_todays_keys(entry, origin, rule, problems):

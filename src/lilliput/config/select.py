@@ -229,7 +229,7 @@ class _Inventory:
         if not problems and not has_hits and not rule.exclude:
             asked = {"op_types": rule.op_types, "op_names": rule.op_names}
             wanted = ", ".join(f"{key} {shown(value)}" for key, value in asked.items() if value)
-            hint = " Patterns stay within the default types; give op_types for others."
+            hint = " Patterns match only the default types; add op_types for others."
             hint = hint if rule.op_names and not rule.op_types else ""
             text = f"{wanted or 'the default types'} matches no layer.{hint} {self}"
             problems.append(Problem(place, text, True))
@@ -259,7 +259,7 @@ def _no_such_name(pattern: str, paths: Collection[str]) -> str:
     inside = sorted(path for path in paths if path.startswith(f"{pattern}."))
     if inside:
         whole = shown(f"{pattern}.*")
-        return f"{shown(pattern)} holds layers but is none itself: write {whole}."
+        return f"{shown(pattern)} contains layers but is not a layer itself: write {whole}."
     few = ", ".join(shown(path) for path in sorted(paths)[:6])
     more = ", …" if len(paths) > 6 else ""
     return f"{shown(pattern)} matches no layer.{nearest(pattern, paths)} Names here: {few}{more}."

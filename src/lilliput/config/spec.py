@@ -1,4 +1,4 @@
-"""Typed rules: what each key of a config list may hold.
+"""Typed rules: the valid values of each key of a config list.
 
 An algorithm that needs a key of its own extends the rule it starts from and names it::
 
@@ -81,13 +81,13 @@ class Rule(BaseModel):
 
     op_types: Names | None = Field(
         None,
-        description="Layer classes, or 'default' for the algorithm's own list. '!Name' leaves one out.",
+        description="Layer classes, or 'default' for the algorithm's own list. '!Name' excludes one.",
     )
     op_names: Names | None = Field(
         None,
-        description="Layer names: exact, glob ('encoder.*') or 're:<regex>'. '!name' leaves one out.",
+        description="Layer names: exact, glob ('encoder.*') or 're:<regex>'. '!name' excludes one.",
     )
-    exclude: bool = Field(False, description="True: these layers are left alone.")
+    exclude: bool = Field(False, description="True to leave these layers alone.")
 
     def settings(self) -> dict[str, Any]:
         """Return the rule as the plain dict that a wrapper carries, without the keys that were not set."""
@@ -97,11 +97,13 @@ class Rule(BaseModel):
 class PruneRule(Rule):
     """How much to prune."""
 
-    sparsity: Fraction | None = Field(None, description="Share of each layer's weights to remove.")
+    sparsity: Fraction | None = Field(
+        None, description="Fraction of each layer's weights to remove."
+    )
 
 
 class PatternKeys(BaseModel):
-    """In which pattern single weights are removed."""
+    """The pattern in which single weights are removed."""
 
     model_config = ConfigDict(defer_build=True)
 
@@ -136,13 +138,15 @@ class PatternKeys(BaseModel):
 
 
 class ChannelKeys(BaseModel):
-    """How many channels must stay where whole channels are removed."""
+    """Limits on how many channels are kept."""
 
     model_config = ConfigDict(defer_build=True)
 
-    min_kept: Count | None = Field(None, description="The fewest channels to keep, 1 by default.")
+    min_kept: Count | None = Field(
+        None, description="Minimum number of channels to keep; 1 by default."
+    )
     round_to: Count | None = Field(
-        None, description="Keep a multiple of this many channels, as hardware likes it."
+        None, description="Keep a multiple of this many channels, which suits most hardware."
     )
 
 
@@ -157,15 +161,15 @@ class SparsityRule(PruneRule, PatternKeys, ChannelKeys):
     @model_validator(mode="after")
     def _check_sparsity(self) -> SparsityRule:
         if not self.exclude and self.asked is None:
-            raise ValueError("'sparsity' is missing: a fraction in [0, 1) is expected.")
+            raise ValueError("'sparsity' is missing; expected a fraction in [0, 1).")
         return self
 
 
 class ScheduledPruneRule(PruneRule, PatternKeys, ChannelKeys):
     """How much to prune, and when."""
 
-    initial_sparsity: Fraction = Field(0.0, description="Share removed at start_epoch.")
-    final_sparsity: Fraction | None = Field(None, description="Share removed at end_epoch.")
+    initial_sparsity: Fraction = Field(0.0, description="Fraction removed at start_epoch.")
+    final_sparsity: Fraction | None = Field(None, description="Fraction removed at end_epoch.")
     start_epoch: Epoch = Field(0, description="First epoch with pruning.")
     end_epoch: Epoch = Field(1, description="Epoch at which final_sparsity is reached.")
     frequency: Count = Field(1, description="Epochs between two mask updates.")
@@ -177,7 +181,7 @@ class ScheduledPruneRule(PruneRule, PatternKeys, ChannelKeys):
         if self.sparsity is not None and self.final_sparsity is not None:
             raise ValueError("'sparsity' and 'final_sparsity' are the same key here; give one.")
         if self.target is None:
-            raise ValueError("'final_sparsity' is missing: a fraction in [0, 1) is expected.")
+            raise ValueError("'final_sparsity' is missing; expected a fraction in [0, 1).")
         epochs = self.end_epoch - self.start_epoch
         if epochs < 0:
             raise ValueError(
@@ -196,7 +200,7 @@ class ScheduledPruneRule(PruneRule, PatternKeys, ChannelKeys):
 
     @property
     def target(self) -> float | None:
-        """The sparsity to end with, under whichever of its two names it was given."""
+        """The final sparsity, under either of its two names."""
         given = self.sparsity if self.final_sparsity is None else self.final_sparsity
         return self.pattern_sparsity if given is None else given
 
@@ -212,7 +216,7 @@ class BitsRule(Rule):
 
     quant_types: Targets = Field(["weight"], description="Tensors to quantize.")
     quant_bits: Bits | Annotated[dict[QuantTarget, Bits], Field(min_length=1)] = Field(
-        8, description="Bits, for all or by tensor."
+        8, description="Bits, one number for all tensors or a dict."
     )
 
     @model_validator(mode="after")
@@ -233,10 +237,11 @@ class BitsRule(Rule):
 
 
 class QuantRule(BitsRule):
-    """The whole vocabulary of quantization, for algorithms that offer these choices."""
+    """All quantization keys, for algorithms that support them."""
 
     quant_types: Targets | None = Field(  # type: ignore[assignment]
-        None, description="Tensors to quantize; by default what makes the layer run in integers."
+        None,
+        description="Tensors to quantize; by default those the layer needs to run on integers.",
     )
     quant_scheme: Scheme | dict[QuantTarget, Scheme] | None = Field(
         None, description="'symmetric' around zero (weights), or 'affine': fitted (activations)."
@@ -252,9 +257,11 @@ class QuantRule(BitsRule):
     )
     narrow_range: bool | dict[QuantTarget, bool] | None = Field(
         None,
-        description="Leave out the lowest integer: -127 to 127; the default for symmetric weights.",
+        description="Do not use the lowest integer, e.g. -127 to 127; the default for symmetric weights.",
     )
-    quant_start_step: Epoch | None = Field(None, description="Steps before quantization begins.")
+    quant_start_step: Epoch | None = Field(
+        None, description="Number of steps before quantization starts."
+    )
 
     @model_validator(mode="after")
     def _check_granularity(self) -> QuantRule:
@@ -268,7 +275,7 @@ class QuantRule(BitsRule):
                     )
         grouped = self._of("granularity", "weight") == "per_group"
         if grouped != (self.group_size is not None):
-            raise ValueError("'per_group' and 'group_size' belong together; give both or none.")
+            raise ValueError("'per_group' and 'group_size' belong together; give both or neither.")
         return self
 
     @model_validator(mode="after")
@@ -280,8 +287,8 @@ class QuantRule(BitsRule):
             is_asked = self.quant_types is None or target in self.quant_types
             if not self.exclude and is_asked and is_signed and self._of("quant_bits", target) == 1:
                 raise ValueError(
-                    f"'quant_bits' of {target!r} is 1, which has no grid around zero; expected 2 or "
-                    "more, or take BNNQuantizer or DoReFaQuantizer."
+                    f"'quant_bits' of {target!r} is 1, which has no grid around zero; expected 2 or more, or "
+                    "use BNNQuantizer or DoReFaQuantizer."
                 )
         return self
 

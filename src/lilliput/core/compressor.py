@@ -166,7 +166,7 @@ class Compressor:
         Pruned weights are zeros; after a quantizer the weights are the trained float ones.
         """
         if self.bound_model is None:
-            raise StageError("strip() came before a model was bound; call compress() first.")
+            raise StageError("strip() was called before a model was bound; call compress() first.")
         self._unwrap_model()
         self._leave_optimizer()
         for identifier in list(self._collectors):
@@ -227,7 +227,7 @@ class Compressor:
         """Stop calling the collector of that identifier."""
         if fwd_id not in self._collectors:
             raise StageError(
-                f"no collector has the identifier {fwd_id!r}; it may be removed already."
+                f"no collector has the identifier {fwd_id!r}; it may already have been removed."
             )
         remaining = dict(self._collectors)
         for handle in remaining.pop(fwd_id):
@@ -304,7 +304,7 @@ class Compressor:
             Where to trace; by default where the model is.
         """
         if not self._has_compressed:
-            raise StageError("export_model() came before compress(); call that first.")
+            raise StageError("export_model() was called before compress(); call compress() first.")
         self._write_files(PlainFiles(model_path, mask_path, onnx_path, input_shape, device))
 
     def _write_files(self, files: PlainFiles) -> None:
@@ -332,17 +332,17 @@ class Compressor:
     def _need_model(self, what: str) -> None:
         """Raise if no model is bound yet, which something needs."""
         if self._wrappers is None:
-            raise StageError(f"{what} came before a model was bound; call compress() first.")
+            raise StageError(f"{what} was called before a model was bound; call compress() first.")
 
     def _is_tensor(self, value: Any) -> bool:
         return bool(self._backend.is_tensor(value))
 
     def _take(self, model: Any) -> None:
         if model is None and self.bound_model is None:
-            raise StageError("compress() has no model; give it one: compress(model).")
+            raise StageError("compress() has no model; pass one: compress(model).")
         if model is not None and self.bound_model is not None and model is not self.bound_model:
             raise StageError(
-                f"this {type(self).__name__} is bound to another model; make a new one for this model."
+                f"this {type(self).__name__} is bound to another model; create a new one for this model."
             )
         self.bound_model = model if self.bound_model is None else self.bound_model
 
@@ -488,9 +488,9 @@ class Compressor:
             narrow = self._backend.widen_norms(self.bound_model)
             if narrow and getattr(getattr(self, "layout", None), "is_traced", False):
                 log.warning(
-                    "%s: stripped while %s and %d others took statistics over kept channels only; the "
-                    "plain model sees all channels and computes something else. speedup(model, "
-                    "example_inputs) instead of strip() keeps what was trained.",
+                    "%s: stripped while %s and %d others computed statistics over kept channels only; the "
+                    "plain model uses all channels and computes different outputs. speedup(model, "
+                    "example_inputs) instead of strip() preserves the trained function.",
                     type(self).__name__,
                     narrow[0],
                     len(narrow) - 1,

@@ -44,8 +44,8 @@ class BaseDistiller(Projecting):
     ) -> None:
         if teacher is not None and teacher is model:
             raise ConfigError(
-                "teacher: received the model itself, which changes as it learns; leave the teacher out "
-                "to have a copy made, or give another model."
+                "teacher: received the model itself, which changes as it learns; omit the teacher to use a "
+                "copy, or pass another model."
             )
         self.teacher, self.example_inputs = teacher, example_inputs
         super().__init__(model, config_list, optimizer)
@@ -83,7 +83,7 @@ class BaseDistiller(Projecting):
         if self.parameters() and self._backend.is_joining(self.bound_model):
             raise StageError(
                 "projections are learned from the batches of all processes, so they cannot be trained "
-                "inside DistributedDataParallel.join(); give every process as many batches."
+                "inside DistributedDataParallel.join(); give every process the same number of batches."
             )
         answers = self._ask_teacher(run)
         values = {w.name: self._compare(w, run, answers) for w in self.get_modules_wrapper()}
@@ -130,14 +130,14 @@ class BaseDistiller(Projecting):
         self._need_model("loss()")
         if not self.is_wrapped:
             raise StageError(
-                "loss() came before compress(), or after strip(); call compress() first."
+                "loss() was called before compress() or after strip(); call compress() first."
             )
         run, self._pending = self._pending, None
         if run is None:
             raise StageError(
-                "loss() found no forward to compare: run the model on a batch first, with gradients "
-                "enabled, and call loss() once for each forward. It is the forward of the model that the "
-                "distiller was made for; if your loop calls a part of it, make the distiller for that."
+                "loss() found no forward pass to compare: run the model on a batch first, with gradients "
+                "enabled, and call loss() once for each forward pass. The distiller expects a forward pass "
+                "of its own model; if your loop calls a part of it, create the distiller for that part."
             )
         return run
 
@@ -146,9 +146,9 @@ class BaseDistiller(Projecting):
         if run.is_training and self._pending is not None and self._pending.is_training:
             self._pending = None
             raise StageError(
-                f"{type(self).__name__}: the model ran again in training mode before loss() was taken of "
-                "its last forward. Add distiller.loss() to the loss after each forward; to train without "
-                "the teacher, strip() the distiller; to evaluate, use model.eval() or no_grad()."
+                f"{type(self).__name__}: the model ran again in training mode before loss() was called for "
+                "its last forward pass. Add distiller.loss() to the loss after each forward pass; to train "
+                "without the teacher, strip() the distiller; to evaluate, use model.eval() or no_grad()."
             )
         self._pending = run
 
@@ -169,7 +169,7 @@ class BaseDistiller(Projecting):
             outputs = self._backend.outputs_of(model, names, run, forward)
         except Exception as error:
             raise ConfigError(
-                f"{whose}: it does not run on what the model was called with: "
+                f"{whose}: it does not run on the inputs of the model: "
                 f"{type(error).__name__}: {error}"
             ) from error
         return Run(run.args, run.kwargs, False, outputs, result=outputs[MODEL][0])
@@ -191,7 +191,7 @@ class BaseDistiller(Projecting):
         teachers = answers.calls_of(link, "teacher")
         if len(students) != len(teachers):
             raise StageError(
-                f"layer {wrapper.name!r} was called {len(students)} times in this forward, "
+                f"layer {wrapper.name!r} was called {len(students)} times in this forward pass, "
                 f"{link!r} of the teacher {len(teachers)} times; they cannot be compared."
             )
         pairs = zip(students, teachers, strict=True)
@@ -264,7 +264,8 @@ class BaseDistiller(Projecting):
         if low != high:
             raise StageError(
                 "teacher: its weights differ between the processes. Load the same weights in all of them "
-                "before the distiller is made, or make it after DistributedDataParallel has spread them."
+                "before creating the distiller, or create it after DistributedDataParallel has broadcast "
+                "them."
             )
 
     def _wrap_model(self) -> None:
@@ -312,7 +313,7 @@ class BaseDistiller(Projecting):
         """Refuse a state that was made with another teacher, and train its projections on."""
         if self.teacher_digest and self.teacher_digest != self._digest():
             raise StateError(
-                "the state was saved with another teacher. It is the model as it was before compression: "
-                "make the distiller with the original weights, and load the trained ones afterwards."
+                "the state was saved with another teacher. The teacher is the model before compression: "
+                "create the distiller with the original weights, and load the trained ones afterwards."
             )
         self._adopt_projections()

@@ -95,8 +95,8 @@ def plan_call(method: Callable[..., Any]) -> Call:
         else:
             known = ", ".join(_FROM_WRAPPER)
             raise AlgorithmError(
-                f"{_title(method)} has a parameter {name!r} that the engine cannot fill; expected "
-                f"the tensor first and then any of: {known}."
+                f"{_title(method)} has a parameter {name!r} that the engine cannot provide; expected the "
+                f"tensor first and then any of: {known}."
             )
     return Call(method, tuple(slots), takes_all, index_name)
 

@@ -64,7 +64,7 @@ class WeightMasker:
 
     def what_is_missing(self) -> str:
         """Return what has to be seen before the criterion can say something, empty if nothing."""
-        return "" if self.is_ready() else "its criterion has not seen enough of the training"
+        return "" if self.is_ready() else "its criterion has not seen enough training steps"
 
     def start_over(self) -> None:
         """Forget what was seen; a schedule calls it after each update of the masks."""

@@ -33,8 +33,8 @@ def width_axis(student: tuple[int, ...], teacher: tuple[int, ...], place: str) -
     axes = [i for i, (one, other) in enumerate(pairs) if one != other]
     if len(student) != len(teacher) or len(axes) != 1 or axes == [0]:
         raise ConfigError(
-            f"{place}: shapes {student} and {teacher} cannot be compared; expected equal ones, or a "
-            "difference in the number of channels alone, for which a projection is learned."
+            f"{place}: shapes {student} and {teacher} cannot be compared; expected equal shapes, or shapes "
+            "that differ only in the number of channels, for which a projection is learned."
         )
     return axes[0]
 
@@ -64,7 +64,7 @@ class Projection:
         products, crosses = add_up(rows.T @ rows), add_up(rows.T @ wanted)
         if not (np.isfinite(products).all() and np.isfinite(crosses).all()):
             raise AlgorithmError(
-                "the layers to compare hold NaN or infinity, to which no projection can be fitted."
+                "the layers to compare contain NaN or infinity, so no projection can be fitted."
             )
         price = _RIDGE * products.diagonal().mean() + np.finfo(np.float32).tiny
         fitted: NDArray[np.float64] = np.linalg.solve(

@@ -41,7 +41,7 @@ class Projecting(Compressor):
         if received != tuple(projection.weight.shape):
             raise StageError(
                 f"layer {wrapper.name!r}: its projection was made for {projection.weight.shape[1]} channels, "
-                f"and it has {received[1]} by now; strip() the distiller after a cut and make a new one: "
+                f"but it has {received[1]} now; strip() the distiller after a cut and create a new one: "
                 "Distiller(model, rules, optimizer, teacher=distiller.teacher)."
             )
         return projection.apply(student, axis)
@@ -58,7 +58,7 @@ class Projecting(Compressor):
         if not (can_adopt or self._is_probing):
             raise StageError(
                 f"layer {wrapper.name!r} has {widths[0]} channels, its teacher {widths[1]}: a projection "
-                "between them is learned. Give the distiller example_inputs (Keras; on torch, "
+                "between them is learned. Pass example_inputs to the distiller (Keras; on torch, "
                 "distiller.parameters() then go to your optimizer), or, on torch, the optimizer."
             )
         add_up = functools.partial(self._backend.reduce, how="sum")
@@ -67,7 +67,7 @@ class Projecting(Compressor):
         self._adopt_projections()
         found = self._projection_of(wrapper)
         if found is None:
-            raise StageError(f"layer {wrapper.name!r}: its projection could not be made.")
+            raise StageError(f"layer {wrapper.name!r}: its projection could not be created.")
         return found
 
     def _adopt_projections(self) -> None:

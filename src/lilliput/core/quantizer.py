@@ -144,14 +144,12 @@ class Quantizer(Compressor):
                     text = f"{type(self).__name__} quantizes {able}, not {quant_type.value!r}."
                     problems.append(Problem(place, text))
             if QuantType.WEIGHT in asked and layer.weight_name is None:
-                text = (
-                    f"layer {layer.name!r} ({layer.type}) has no weight; ask for 'output' instead."
-                )
+                text = f"layer {layer.name!r} ({layer.type}) has no weight; use 'output' instead."
                 problems.append(Problem(place, text))
             if layer.is_bypassed and set(asked) - {QuantType.WEIGHT}:
                 text = (
-                    f"layer {layer.name!r} is computed by its parent without being called, so its "
-                    "input and output cannot be quantized; ask for 'weight' only."
+                    f"layer {layer.name!r} is computed by its parent without being called, so its input and "
+                    "output cannot be quantized; use 'weight' only."
                 )
                 problems.append(Problem(place, text))
         return list(dict.fromkeys(problems))

@@ -78,9 +78,9 @@ def capture(compressor: Any) -> CompressionState:
                 values[key] = _pack(value, key, held, compressor._is_tensor)
             except TypeError as error:
                 raise StateError(
-                    f"layer {wrapper.name!r}: the attribute {key!r} holds {error}, which a state "
-                    "cannot hold; make it of tensors, numbers, strings, lists, tuples and dicts, or "
-                    "start its name with an underscore to leave it out."
+                    f"layer {wrapper.name!r}: the attribute {key!r} holds {error}, which cannot be saved in "
+                    "a state; use tensors, numbers, strings, lists, tuples and dicts, or start its name "
+                    "with an underscore to exclude it."
                 ) from error
         layers[wrapper.name] = {
             "type": wrapper.type,

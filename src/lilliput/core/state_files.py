@@ -76,7 +76,8 @@ def _earlier_file(folder: Path, algorithm: str) -> str | None:
     earlier = read_document(folder, _Document, _WHAT)
     if earlier.algorithm != algorithm:
         raise StateError(
-            f"{folder} holds the state of {earlier.algorithm}; choose another folder for {algorithm}."
+            f"{folder} already contains the state of {earlier.algorithm}; choose another folder for "
+            f"{algorithm}."
         )
     return earlier.tensors.file
 

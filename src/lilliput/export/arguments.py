@@ -1,4 +1,4 @@
-"""What every export function begins and ends with: its arguments are checked, its file is written."""
+"""Check the arguments of export functions, and write their files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lilliput.files import write_atomically
 
 
 def check_options(min_sqnr: Any, calibration: Any) -> None:
-    """Raise if an argument is of the wrong kind."""
+    """Raise if an argument has the wrong type."""
     if isinstance(min_sqnr, bool) or not isinstance(min_sqnr, (int, float)):
         raise ExportError(f"min_sqnr: received {min_sqnr!r}, expected a number of dB.")
     if calibration is not None and not isinstance(calibration, Iterable):
@@ -19,7 +19,7 @@ def check_options(min_sqnr: Any, calibration: Any) -> None:
 
 
 def checked_path(path: Any, suffix: str) -> Path:
-    """Return a path to which a file can be written, or raise."""
+    """Return a writable path for the file, or raise."""
     try:
         place = Path(path)
     except TypeError:
@@ -27,13 +27,13 @@ def checked_path(path: Any, suffix: str) -> Path:
     if place.suffix != suffix:
         raise ExportError(f"{place}: expected a name ending in {suffix}.")
     if not place.parent.is_dir() or place.is_dir():
-        what = "is a folder" if place.is_dir() else "lies in a folder that does not exist"
+        what = "is a folder" if place.is_dir() else "is in a folder that does not exist"
         raise ExportError(f"{place}: it {what}; give the path of a file.")
     return place
 
 
 def write_file(place: Path, data: bytes) -> None:
-    """Write a file in one step, or say why that cannot be done."""
+    """Write a file atomically, or raise an error with the reason."""
     try:
         write_atomically(place, data)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Execute a file before it is written, and refuse it where it differs from the simulation."""
+"""Execute a file before it is put in place, and refuse it if it differs from the simulation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_file(
     calibration: Iterable[Inputs],
     is_asked: bool = False,
 ) -> None:
-    """Run the file in the runtimes that it is for, and enter what was found into the result.
+    """Run the file in its target runtimes, and record the outcome in the result.
 
     ``is_asked``: whether the user gave the calibration to compare on; inputs of sizes that the file does
     not take are refused then, and left out otherwise.
@@ -87,7 +87,8 @@ def check_file(
             result.notes += [fault] if fault else []
         if result.target == "openvino" and not has_openvino():
             result.notes.append(
-                "OpenVINO is not installed: executed by ONNX Runtime only, and the kernels are its own."
+                "OpenVINO is not installed: the file was executed by ONNX Runtime only, and the kernels "
+                "listed are those of ONNX Runtime."
             )
         if result.target == "openvino" and OPENVINO in result.runtimes:
             from lilliput.export.targets.openvino import fill_kernels, note_precision
@@ -104,22 +105,23 @@ def check_file(
 
 
 def _saturates_only_here(result: ExportResult) -> bool:
-    """Whether the file is for CPUs with VNNI, and layers may saturate on this one, which has none."""
+    """Whether the file targets CPUs with VNNI and its layers may saturate on this CPU, which has none."""
     is_for_others = result.cpu is not None and result.cpu.has_vnni and not cpu_has_wide_dot()
     return is_for_others and any(not row.is_changed for row in result.guarded)
 
 
 def _rounding(layers: list[Layer]) -> str:
-    """Return which kernels round activations that nothing quantizes, empty if none do."""
+    """Return the kernels that round activations that the model does not quantize; empty if there are none."""
     if any(x.weight_only and x.op == "MatMul" for x in layers):
         return (
-            "It is its MatMulNBits kernel that rounds activations to 8 bits, which nothing simulates; with "
-            f"float activations (session option {ACCURACY}=1) the file is right."
+            "Its MatMulNBits kernel rounds activations to 8 bits, which is not simulated; with "
+            f"float activations (session option {ACCURACY}=1) the file is correct."
         )
     if any(x.integer and x.op == "LSTM" for x in layers):
         return (
-            "It is its DynamicQuantizeLSTM kernel that rounds the input and every state to 8 bits, which "
-            "nothing simulates; with the same weights in a float LSTM the file is right."
+            "Its DynamicQuantizeLSTM kernel rounds the input and every "
+            "state to 8 bits, which is not simulated; with the same "
+            "weights in a float LSTM the file is correct."
         )
     return ""
 
@@ -161,7 +163,7 @@ class _Check:
             misfit = self._misfit(feeds)
             if misfit and is_asked:
                 raise ExportError(
-                    f"calibration: {misfit}; give inputs of sizes that the file takes."
+                    f"calibration: {misfit}; pass inputs of sizes that the file accepts."
                 )
             if misfit:
                 self.left_out = [f"inputs of calibrate() were not compared: {misfit}."]
@@ -170,22 +172,22 @@ class _Check:
             self.expected.append([to_array(x) for x in simulation.again(inputs).outputs])
 
     def feeds(self, inputs: Inputs) -> Feeds:
-        """Return inputs by the names they have in the file."""
+        """Return the inputs by their names in the file."""
         found = self.simulation.by_name(self.inputs, inputs)
         return {name: to_array(x) for name, x in found.items()}
 
     def _misfit(self, feeds: Feeds) -> str:
-        """Return which input has a size that the file does not take."""
+        """Return the first input with a size that the file does not accept."""
         for value in self.draft.graph.inputs:
             received, dims = feeds[str(value.name)].shape, tuple(value.shape or ())
             pairs = zip(received, dims, strict=False)
             if len(received) != len(dims) or any(isinstance(d, int) and n != d for n, d in pairs):
                 expected = ", ".join(str(d) for d in dims)
-                return f"{value.name!r} has shape {received}, the file takes ({expected})"
+                return f"{value.name!r} has shape {received}, the file accepts ({expected})"
         return ""
 
     def agreement(self, runtime: str, optimized: str = "") -> Agreement:
-        """Return how close a runtime is on all batches together.
+        """Return the agreement of a runtime with the simulation over all batches.
 
         Without optimizations, which is slow, on the example alone, unless the user gave others: there the
         session that shows all tensors computes what the file does.
@@ -204,7 +206,7 @@ class _Check:
         return compare(names, expected, outputs, steps)
 
     def compare_layers(self, runtime: str = FAST) -> list[dict[str, Any]]:
-        """Return how close each quantized activation is, in order of execution."""
+        """Return the agreement of each quantized activation, in order of execution."""
         results = kept_results(self.simulation, self.expected[0])
         known = self.stepwise.tensors
         names = [known[k].names if k in known else [x] for k, (x, _) in self.tensors.items()]
@@ -223,7 +225,7 @@ class _Check:
         return dict(zip(held, values, strict=True))
 
     def fill_costs(self, layers: list[Layer], draft: Draft) -> None:
-        """Count multiplications where the trace does not know the shapes."""
+        """Count MACs where the trace does not contain the shapes."""
 
         def execute(names: list[str]) -> Feeds:
             return {**self._inside(self.data.runtimes[0], names), **self.batches[0]}
@@ -235,7 +237,7 @@ class _Check:
     def step_by_step(
         self, runtime: str, found: Agreement, min_sqnr: float
     ) -> tuple[Agreement, str]:
-        """Compare every quantized tensor on its own; return the worst, and what is wrong with it."""
+        """Compare every quantized tensor separately; return the worst one and its fault."""
         found_here = self._stepped(runtime)
         steps = found_here.steps
         worst = max(steps, key=lambda step: step.lsb, default=None)
@@ -243,7 +245,7 @@ class _Check:
             found = replace(found, local_lsb=worst.lsb, local_layer=worst.layer)
         noisiest = min(steps, key=lambda step: step.sqnr, default=None)
         if worst is not None and runtime == PLAIN and worst.lsb > ONE_STEP:
-            return found, _explain(worst, runtime, "one step at most")
+            return found, _explain(worst, runtime, "at most one step")
         if noisiest is not None and noisiest.is_off(min_sqnr):
             return found, _explain(noisiest, runtime, f"min_sqnr={min_sqnr:g} dB or more")
         last = compare(self.outputs, found_here.expected, self.received[runtime], self.steps)
@@ -255,14 +257,14 @@ class _Check:
         return found, ""
 
     def _stepped(self, runtime: str) -> Compared:
-        """Return the comparison tensor by tensor on the example inputs, done once."""
+        """Return the cached tensor-by-tensor comparison on the example inputs."""
         if runtime not in self.compared:
             found = self.stepwise.run(runtime, self.simulation, self.batches[0])
             self.compared[runtime] = found
         return self.compared[runtime]
 
     def is_exact_in_float(self, min_sqnr: float) -> bool:
-        """Whether the file is right in kernels that do not round activations which nobody quantized.
+        """Whether the file is correct with kernels that do not round unquantized activations.
 
         ONNX Runtime's MatMulNBits rounds them to 8 bits, about 60 dB per layer, its integer LSTM at every
         step; over dozens of layers or hundreds of steps this adds up.
@@ -271,7 +273,7 @@ class _Check:
         return not self.step_by_step(EXACT, found, min_sqnr)[1]
 
     def _fault_at(self, simulation: Simulation, min_sqnr: float) -> str:
-        """Return what is wrong with the file on other inputs, given the model on them."""
+        """Return the fault of the file on other inputs, given the model's outputs for them."""
         feeds = self.feeds(simulation.inputs)
         try:
             found = self.stepwise.run(self.data.runtimes[0], simulation, feeds)
@@ -300,16 +302,16 @@ def _explain(step: Step, runtime: str, expected: str) -> str:
     )
     if runtime == FAST:
         text += (
-            " Without integer kernels the file is right: they saturate on this CPU. Give more data to see "
-            "it coming (calibration=batches), or that layer 7-bit weights."
+            " Without integer kernels the file is correct: they saturate on this CPU. Pass more data "
+            "(calibration=batches) so that the export can prevent this, or give that layer 7-bit weights."
             if not cpu_has_wide_dot()
-            else " Without optimizations the file is right: it is the runtime's integer kernel that differs."
+            else " Without optimizations the file is correct: the runtime's integer kernel differs."
         )
     return text
 
 
 def _step(value: Any) -> float | None:
-    """Return the step of the grid that a tensor lies on, None if it lies on none."""
+    """Return the quantization step of a tensor, or None if it is not quantized."""
     while value.producer() is not None and value.producer().op_type in MOVERS:
         value = value.producer().inputs[0]
     node = producer(value, "DequantizeLinear")

@@ -1,4 +1,4 @@
-"""A file as the simulation computes it: without kernels that round activations which nothing quantizes."""
+"""Variants of a file without kernels that round unquantized activations, to compare with the simulation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INPUTS = 8  # that LSTM has, too; then come scales and zero points
 
 
 def float_weight(integers: Array, scale: Array, zero_point: Array) -> Array:
-    """Return a weight of an integer LSTM (directions, inputs, gates) as that of a float one."""
+    """Convert a weight of an integer LSTM (directions, inputs, gates) to the layout of a float one."""
     reals = (integers.astype(np.float32) - zero_point[:, None]) * scale[:, None]
     return np.ascontiguousarray(reals.transpose(0, 2, 1), np.float32)
 

@@ -72,7 +72,7 @@ def _rows(simulation: Simulation) -> int:
 
 
 def _notes(layers: list[Layer]) -> list[str]:
-    """Return what keeps a file from being as fast as it could be, and the remedy."""
+    """Return notes on what makes a file slower than necessary, with the remedy."""
     ended = [x.name for x in layers if x.reason == "its output is not quantized"]
     if not ended:
         return []
@@ -91,7 +91,7 @@ def _check(
     max_batch: int,
     min_sqnr: float,
 ) -> None:
-    """Execute the program on all batches, and refuse it where it differs from the simulation."""
+    """Execute the program on all batches, and refuse it if it differs from the simulation."""
     fitting = [_fitting(x, simulation, max_batch) for x in batches]
     check = _Check(captured, program, simulation, fitting)
     result._compare = check.compare_layers
@@ -110,7 +110,7 @@ def _check(
 
 
 def _fitting(inputs: Inputs, simulation: Simulation, max_batch: int) -> Inputs:
-    """Return a batch with as many rows as the file takes."""
+    """Return a batch with as many rows as the file accepts."""
     axes = tuple(batch_axis(simulation.tensors(inputs)))
     batch, own = replace(simulation, inputs=inputs, axes=axes), _rows(simulation)
     rows = min(_rows(batch), max(max_batch, own, 16)) if max_batch else own

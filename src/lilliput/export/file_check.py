@@ -60,7 +60,7 @@ class FileCheck(ABC):
         """Return the quantized activations of the file, by the names that ``tensors`` has for them."""
 
     def agreement(self, runtime: str) -> Agreement:
-        """Return how close a runtime is on all batches together."""
+        """Return the agreement of a runtime with the simulation over all batches."""
         received = [self.run(inputs, runtime) for inputs in self.batches]
         count = len(self.batches)
         flat = [[x for batch in batches for x in batch] for batches in (self.expected, received)]
@@ -69,7 +69,7 @@ class FileCheck(ABC):
     def step_by_step(
         self, runtime: str, found: Agreement, min_sqnr: float
     ) -> tuple[Agreement, str]:
-        """Compare every quantized tensor on its own; return the worst, and what is wrong with it."""
+        """Compare every quantized tensor separately; return the worst one and its fault."""
         steps, fault = self.faults(self.simulation, runtime, min_sqnr)
         worst = max(steps, key=lambda step: step.lsb, default=None)
         if worst is not None:
@@ -91,7 +91,7 @@ class FileCheck(ABC):
         return steps, ""
 
     def compare_layers(self, runtime: str) -> list[dict[str, Any]]:
-        """Return how close each quantized activation is, in order of execution."""
+        """Return the agreement of each quantized activation, in order of execution."""
         results = kept_results(self.simulation, self.expected[0])
         found = self.inside(self.simulation.inputs, runtime)
         read = {key: (held.reals(found), held.step(found)) for key, held in self.tensors.items()}
@@ -102,7 +102,7 @@ Results = list[list[tuple[Array, ...]]]  # of each place, call by call
 
 
 def kept_results(simulation: Simulation, outputs: Sequence[Array]) -> Results:
-    """Run the model again, and return what its quantizers return; raise if it is another by now."""
+    """Run the model again and return the outputs of its quantizers; raise if the model has changed."""
     again = simulation.again(simulation.inputs, keep=True)
     pairs = zip(again.outputs, outputs, strict=True)
     if not all(np.array_equal(to_array(x), y) for x, y in pairs):

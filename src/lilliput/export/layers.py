@@ -23,7 +23,7 @@ _WITH_KERNELS = frozenset({"Conv", "Gemm", "MatMul"})
 
 
 def list_layers(graph: ir.Graph, given: Mapping[str, int] | None = None) -> list[Layer]:
-    """Return the layers in order of execution, with what speaks against integers.
+    """Return the layers in order of execution, with the reason for those in float.
 
     ``given`` are the open sizes that costs are counted for; those that are not given are one.
     """

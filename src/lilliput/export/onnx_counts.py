@@ -81,7 +81,7 @@ def _inside(
 
 
 def _zero_counts(graph: Any) -> dict[str, int]:
-    """Return how many zeros the constants stand for whose integers have zero points, by name."""
+    """Return how many zeros the constants represent whose integers have zero points, by name."""
     from lilliput.export.passes.integers import read
 
     found = {}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Pack = Callable[[Any, Path], AbstractContextManager[Packed]]
 _OPSETS = range(21, 24)
-_NO_CACHE = "written as with config.use_cache = False: the file computes all tokens at each call."
+_NO_CACHE = "exported with config.use_cache = False: the file computes all tokens in each call."
 
 
 def export_onnx(

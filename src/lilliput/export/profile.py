@@ -59,7 +59,7 @@ class Profile:
         return sum_by_owner({name: middle(found) for name, found in times.items()}, owners)
 
     def _owners(self) -> dict[str, str]:
-        """Return the layer of each kernel that stands for one, by all names that it may have."""
+        """Return the layer of each kernel that represents one, by all names that it may have."""
         import onnx_ir
 
         from lilliput.export.kernels import owners_of

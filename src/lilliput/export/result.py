@@ -86,7 +86,7 @@ class ExportResult:
 
     @property
     def integer_share(self) -> float:
-        """The share of multiplications that run on integers, 0 to 1."""
+        """The fraction of multiplications that run on integers, 0 to 1."""
         total = sum(layer.macs or 0 for layer in self.layers)
         done = sum(layer.macs or 0 for layer in self.layers if layer.integer)
         return done / total if total else 0.0
@@ -127,7 +127,7 @@ class ExportResult:
         )
 
     def compare_layers(self, runtime: str = "") -> list[dict[str, Any]]:
-        """Return how close each quantized tensor of the file is to the simulation.
+        """Return the agreement of each quantized tensor of the file with the simulation.
 
         Runs the model and the file again. Errors of earlier layers are part of those of later ones.
 

@@ -1,4 +1,4 @@
-"""Integer LSTMs that would round too much: left in float, each judged on its own.
+"""Keep LSTMs in float if the integer kernel would round too much, judged one by one.
 
 The kernel rounds an input as a whole to 256 levels. States lie between -1 and 1 and do not mind; the
 energies of a spectrum, a few large ones among many small, are lost. So every integer LSTM is executed alone,
@@ -24,7 +24,7 @@ from lilliput.frameworks.exporting.simulation import Inputs, Simulation, to_arra
 def keep_precise(
     draft: Draft, simulation: Simulation, others: Sequence[Inputs], min_sqnr: float
 ) -> None:
-    """Put float LSTMs back where the integer kernel differs by more than ``min_sqnr`` in dB allows."""
+    """Restore float LSTMs where the SQNR of the integer kernel is below ``min_sqnr`` dB."""
     nodes = [x for x in draft.graph if x.op_type == INTEGER_LSTM]
     if not nodes:
         return
@@ -42,7 +42,7 @@ def keep_precise(
     draft.sweep()
     if coarse:
         draft.notes.append(
-            f"{some_of(coarse)}: stays in float, so that integer weights gain nothing; exclude them from "
+            f"{some_of(coarse)}: stays in float, so integer weights gain nothing; exclude it from "
             "quantization."
         )
 

@@ -67,7 +67,7 @@ class Agreement:
 def compare_tensor(
     place: Place, call: int, expected: Array, received: Array, step: Any
 ) -> dict[str, Any]:
-    """Return how close one tensor of a file is to what a quantizer made of it in the simulation."""
+    """Return the agreement of one tensor of a file with its quantized value in the simulation."""
     worst = compare([place.name], [expected], [received], [step])
     return {
         "layer": place.wrapper.name,
@@ -80,7 +80,7 @@ def compare_tensor(
 
 
 def sqnr(expected: Array, received: Array) -> float:
-    """Return the signal to noise ratio in dB.
+    """Return the signal-to-noise ratio in dB.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def sqnr(expected: Array, received: Array) -> float:
 
 
 def _ratio(expected: Array, difference: Array) -> float:
-    """Return the signal to noise ratio in dB, given the noise."""
+    """Return the signal-to-noise ratio in dB, given the noise."""
     noise, signal = (_power(x) for x in (difference, expected))
     if noise == 0.0:
         return math.inf
@@ -114,7 +114,7 @@ def compare(
     received: Sequence[Array],
     steps: Sequence[float | None],
 ) -> Agreement:
-    """Return how close all outputs are, that is the worst of them."""
+    """Return the agreement of the worst output."""
     worst = Agreement(0.0, math.inf)
     for name, a, b, step in zip(names, expected, received, steps, strict=True):
         if a.shape != b.shape:
@@ -161,7 +161,7 @@ def executor(runtime: str, data: Packed, optimized: str = "") -> Execute:
 
 
 def require_onnxruntime() -> Any:
-    """Return the module, or say how to install it."""
+    """Return the module, or raise an error that tells how to install it."""
     message = "checking the file needs pip install 'lilliput[onnx]', or pass check=False"
     return require("onnxruntime", message)
 

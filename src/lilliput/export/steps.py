@@ -42,7 +42,7 @@ class Step:
     share: float
 
     def is_off(self, min_sqnr: float) -> bool:
-        """Whether this is more than a few roundings that fell the other way."""
+        """Whether this is more than a few values rounded the other way."""
         return self.sqnr < min_sqnr and (self.lsb > ONE_STEP or self.share > _FEW)
 
 
@@ -59,7 +59,7 @@ class Integers:
 
     @property
     def names(self) -> list[str]:
-        """The tensors of the file that tell the numbers."""
+        """The tensors of the file needed to compute the values."""
         return [self.name, *(x for x in (self.scale, self.zero) if isinstance(x, str))]
 
     def step(self, values: Mapping[str, Array]) -> float:
@@ -67,7 +67,7 @@ class Integers:
         return float(values[self.scale]) if isinstance(self.scale, str) else self.scale
 
     def reals(self, values: Mapping[str, Array]) -> Array:
-        """Return the numbers that the integers stand for, given the tensors of the file."""
+        """Return the real values represented by the integers, given the tensors of the file."""
         zero = float(values[self.zero]) if isinstance(self.zero, str) else self.zero
         shifted = values[self.name].astype(np.float32) - np.float32(zero)
         return np.asarray(shifted * np.float32(self.step(values)))

@@ -1,4 +1,4 @@
-"""Compare an ONNX file with the simulation tensor by tensor, each given what was computed before."""
+"""Compare an ONNX file with the simulation tensor by tensor, each given the preceding tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lilliput.frameworks.exporting.simulation import Simulation
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of a comparison.
+    """The outcome of a comparison.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Stepwise:
         self._opened: dict[str, Execute] = {}
 
     def run(self, runtime: str, simulation: Simulation, feeds: Feeds) -> Compared:
-        """Compare the file with the model on inputs, which are given to both."""
+        """Compare the file with the model on the same inputs."""
         if runtime not in self._opened:
             self._opened[runtime] = executor(runtime, self.data)
         values = self._opened[runtime](feeds)
@@ -53,7 +53,7 @@ class Stepwise:
         return Compared(steps, expected, values[: self.count])
 
     def close(self) -> None:
-        """Give back the memory of all runtimes."""
+        """Release the memory of all runtimes."""
         self._opened.clear()
 
 

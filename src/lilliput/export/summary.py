@@ -18,13 +18,13 @@ def headline(result: ExportResult) -> str:
 
 
 def summary_lines(result: ExportResult) -> list[str]:
-    """Return what a person wants to know of an export, without a line per layer."""
+    """Return the lines of an export summary, without a line per layer."""
     lines = [f"{result.path}: {_size(result)}"]
     lines += [f"  sizes: {_sizes(result)}"] if result.sizes else []
     lines += [f"  {name}: {text}" for name, text in _agreements(result)]
     if result.layers:
         if not result.runtimes:
-            lines.append("  not executed; what would run on integers is an estimate:")
+            lines.append("  not executed; the layers that would run on integers are an estimate:")
         lines.append(f"  {_layers(result)}")
         lines += [f"    in float: {text}" for text in _in_float(result)]
     lines += [f"  {line}" for line in saturation_lines(result)]
@@ -33,7 +33,7 @@ def summary_lines(result: ExportResult) -> list[str]:
 
 
 def cpu_lines(result: ExportResult) -> list[str]:
-    """Return which CPUs a file is for, and what that means for its layers."""
+    """Return the CPUs that a file targets, and the consequences for its layers."""
     if result.cpu is None:
         return []
     return [f"{result.path.name} is for {result.cpu}", *saturation_lines(result)]
@@ -51,7 +51,7 @@ def saturation_lines(result: ExportResult) -> list[str]:
         )
     if open_ and result.cpu is not None and result.cpu.has_vnni:
         lines.append(
-            f"on CPUs without VNNI 16-bit sums would saturate in layers {some_of(open_)}: to run there, "
+            f"on CPUs without VNNI, 16-bit sums would saturate in layers {some_of(open_)}: to run there, "
             "export with assume_vnni=False"
         )
     elif open_:
@@ -87,7 +87,7 @@ def html_table(result: ExportResult) -> str:
 
 
 def is_plain(layers: list[Layer]) -> bool:
-    """Whether no layer has anything to do with integers."""
+    """Whether no layer uses integers."""
     return not any(x.integer or "int" in x.weight_dtype for x in layers)
 
 
@@ -127,7 +127,7 @@ def _in_float(result: ExportResult) -> list[str]:
     groups: dict[str, list[Layer]] = {}
     for layer in result.layers:
         if not layer.integer and not is_plain(result.layers):
-            groups.setdefault(layer.reason or "no reason is known", []).append(layer)
+            groups.setdefault(layer.reason or "unknown reason", []).append(layer)
     total = sum(layer.macs or 0 for layer in result.layers)
     lines = []
     for reason, members in groups.items():

@@ -42,7 +42,7 @@ class Run:
         found = [self.result] if name == MODEL else self.outputs.get(name)
         if not found:
             raise StageError(
-                f"layer {name!r} of the {whose} was not called in this forward, so there is nothing to "
+                f"layer {name!r} of the {whose} was not called in this forward pass, so there is nothing to "
                 "compare; name a layer that runs."
             )
         return found
@@ -72,8 +72,8 @@ def pick(output: Any, item: int | str | None, is_tensor: Callable[[Any], bool], 
     listed = ", ".join(shown(key) for key in tensors) or "none"
     asked = "" if item is None else f", of which {shown(item)} is not one"
     raise ConfigError(
-        f"{place} is a {type(output).__name__} with the tensors {listed}{asked}; expected a tensor, or "
-        "a rule that says which part is compared: {'item': …}."
+        f"{place} is a {type(output).__name__} with the tensors {listed}{asked}; expected a tensor, or a "
+        "rule that selects the part to compare: {'item': …}."
     )
 
 

@@ -100,8 +100,8 @@ def compare_shapes(saved: Shapes, here: Shapes, folder: Path) -> None:
         listed = "".join(f"\n  - {fault}" for fault in faults[:10])
         more = f"\n  … and {len(faults) - 10} more" if len(faults) > 10 else ""
         raise StateError(
-            f"{folder} was shrunk from another model than this one; give load() a model as it was "
-            f"before shrinking:{listed}{more}"
+            f"{folder} was shrunk from a different model; pass load() the model before "
+            f"shrinking:{listed}{more}"
         )
 
 
@@ -115,8 +115,8 @@ def compare_types(saved: Mapping[str, str], here: Mapping[str, str], folder: Pat
     if faults:
         more = f"; {len(faults) - 5} more" if len(faults) > 5 else ""
         raise StateError(
-            f"{folder}: its tensors are of other types than this model's: {'; '.join(faults[:5])}{more}. "
-            "Convert the model to the types of the file first."
+            f"{folder}: its tensors have different dtypes than this model's: {'; '.join(faults[:5])}{more}. "
+            "Convert the model to the dtypes of the file first."
         )
 
 

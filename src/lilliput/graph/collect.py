@@ -44,7 +44,7 @@ def _pin_what_masks_cannot_show(analysis: Analysis) -> None:
         if norm is None or len(calls[norm.path]) > 1:
             walk.op = statistic.op
             axis = tuple(Column(labels) for labels in statistic.columns)
-            walk.pin(axis, because=f"{statistic.what} is taken in a larger module")
+            walk.pin(axis, because=f"{statistic.what} is computed inside a larger module")
 
 
 def _columns(analysis: Analysis) -> dict[Dimension, list[Indices]]:
@@ -138,8 +138,10 @@ def _choose(
     for i in sorted(range(len(families)), key=preference):
         rival = rivals.get(i, set()) & chosen
         if rival:
-            what = "they lie within heads" if first[i] in features else "they lie across"
-            walk.labels.pin(families[i], f"{what}, and whole units of the other factor are removed")
+            what = "they are inside heads" if first[i] in features else "they are split across"
+            walk.labels.pin(
+                families[i], f"{what}, and whole units of the other factor are removed instead"
+            )
         else:
             chosen.add(i)
     return [families[i] for i in sorted(chosen) if len(families[i]) > 1]
@@ -197,6 +199,6 @@ def find_pinned(analysis: Any, groups: Sequence[Group]) -> tuple[Pinned, ...]:
         # Of gates times units, the units are what somebody wants to remove.
         labels.sort(key=lambda x: -len(np.unique(x)))
         reasons = [walk.labels.reason(int(x[0])) for x in labels]
-        reason = next((r for r in reasons if r), "nothing else to remove with it")
+        reason = next((r for r in reasons if r), "nothing else is removed with it")
         found.append(Pinned(name, dim, value.shape[dim], reason))
     return tuple(found)

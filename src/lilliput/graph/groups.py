@@ -85,7 +85,7 @@ class Group:
         parts = [f"{self.name}: {self.size} units"]
         if self.rows is not None:
             parts[0] += f" in {self.row_count} rows"
-        parts += [f"  made by {', '.join(made)}"] if made else []
+        parts += [f"  produced by {', '.join(made)}"] if made else []
         parts += [f"  also in {', '.join(read)}"] if read else []
         return "\n".join(parts)
 
@@ -137,10 +137,10 @@ class ChannelGroups:
         if any(s.tensor == tensor and s.is_output for g in self.groups for s in g.slices):
             return ""
         if tensor in self.unreached:
-            return "the example inputs never reach it"
+            return "it is not reached by the example inputs"
         reasons = [p.reason for p in self.pinned if p.tensor == tensor]
         reasons += self.analysis.reasons(tensor)
-        return reasons[0] if reasons else "it makes no channels"
+        return reasons[0] if reasons else "it produces no channels"
 
     def count_parameters(self, removed: Removed | None = None) -> int:
         """Return how many parameters the model has without the removed units."""
@@ -181,7 +181,7 @@ class ChannelGroups:
             lines += [f"  {pinned}" for pinned in self.pinned]
         if self.unknown:
             listed = ", ".join(f"{name} at {where}" for name, where in self.unknown.items())
-            lines.append(f"ops without a rule, whose channels stay: {listed}")
+            lines.append(f"ops without a rule, whose channels are kept: {listed}")
         if self.unreached:
             lines.append(f"not reached by the example inputs: {', '.join(self.unreached)}")
         return "\n".join(lines)
@@ -212,7 +212,7 @@ def pinned_notes(groups: ChannelGroups) -> list[str]:
     """Return what stays and why, as a few lines for below a table."""
     notes = [f"{x.tensor} stays: {x.reason}" for x in groups.pinned[:_MOST_NOTES]]
     left = len(groups.pinned) - len(notes)
-    return [*notes, f"… and {left} more that stay: print it"] if left else notes
+    return [*notes, f"… and {left} more that are kept: print it"] if left else notes
 
 
 def count(number: int, thing: str) -> str:

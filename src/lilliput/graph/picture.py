@@ -25,7 +25,7 @@ def draw(groups: ChannelGroups) -> str:
     for pinned in groups.pinned:
         rows[layer_of(pinned.tensor)].write(f"{pinned.size} stay: {pinned.reason}")
     for name in groups.unreached:
-        rows[layer_of(name)].write("the example inputs never reach it")
+        rows[layer_of(name)].write("it is not reached by the example inputs")
     notes = [f"op without a rule: {name}, at {where}" for name, where in groups.unknown.items()]
     return draw_map_file(list(rows.values()), tracks, notes)
 

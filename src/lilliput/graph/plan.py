@@ -9,8 +9,9 @@ from lilliput.graph.cuts import Cut
 
 # A note on a model with captured parts whose sizes could not be left open.
 TIED = (
-    "takes inputs of the example's sizes only, the batch included: what was captured depends on them; "
-    "give example inputs of the sizes that it will be used with"
+    "only accepts inputs with the sizes of the example inputs, "
+    "including the batch size, because the captured code depends "
+    "on them; pass example inputs with the sizes you will use"
 )
 
 Kind = Literal["module", "mixed", "graph"]

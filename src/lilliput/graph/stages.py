@@ -118,7 +118,7 @@ class Stage:
         self.size = gcd(*(trail.size for trail in self.route.made.values()))
         full = self.route.follow(Fraction(1))
         if full is None:
-            raise ValueError("channels cannot go the way that they went")
+            raise ValueError("channels can no longer take the same path")
         pairs = {
             int(slot): int(root)
             for key, trail in self.route.made.items()

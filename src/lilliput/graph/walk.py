@@ -110,7 +110,7 @@ class Walk:
             self._enter(tensor, self._input(number, tensor))
         for op in self.graph.ops:
             self.op = op
-            self.axes.reason = f"they meet what cannot shrink, in {op}"
+            self.axes.reason = f"they are combined with something that cannot shrink, in {op}"
             made = self.ahead[op] if op in self.ahead else self._visit(op)
             for tensor, value in zip(flatten([op.results]), flatten([made]), strict=False):
                 if tensor is not None and value is not None:
@@ -123,7 +123,7 @@ class Walk:
         self.values[tensor] = value
         for axis, size in zip(value.axes, value.shape, strict=True):
             if size == 1 and axis:
-                self.pin(axis, because="one of them is used on its own")
+                self.pin(axis, because="one of them is used individually")
 
     def _visit(self, op: Op) -> Any:
         rule = self.find_rule(op)

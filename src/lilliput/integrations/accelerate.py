@@ -51,7 +51,9 @@ def follow(accelerator: Accelerator, optimizer: Any, *compressors: Any) -> None:
     for compressor in following.compressors:
         if not compressor.is_wrapped:
             name = type(compressor).__name__
-            raise StageError(f"follow() came before compress() of {name}; call that first.")
+            raise StageError(
+                f"follow() was called before compress() of {name}; call compress() first."
+            )
     following.bind([torch_optimizer(optimizer)])
     accelerator.register_for_checkpointing(_Checkpointed(following))
 

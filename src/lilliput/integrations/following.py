@@ -52,8 +52,8 @@ class Following:
             bound = compressor.bound_model
             if bound is not None and id(bound) not in parts:
                 raise StageError(
-                    f"{type(compressor).__name__} is bound to another model than the one that is "
-                    f"trained; give it that one, or none: {type(compressor).__name__}(config_list=rules)."
+                    f"{type(compressor).__name__} is bound to a different model than the one being trained; "
+                    f"pass that model, or none: {type(compressor).__name__}(config_list=rules)."
                 )
         for compressor in self.compressors:
             if not compressor.is_wrapped:
@@ -153,5 +153,5 @@ def unpack(packed: Any) -> list[CompressionState]:
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(
-            f"the checkpoint holds no readable compression state ({error!r})."
+            f"the checkpoint contains no readable compression state ({error!r})."
         ) from error

@@ -130,9 +130,9 @@ class CompressionCallback(TrainerCallback):  # type: ignore[misc]
 
 
 _FIX = (
-    "A Trainer does not tell where it resumes from: if it is not the output folder, say so by "
-    "TrainingArguments(resume_from_checkpoint=...) too. Weights that were trained without "
-    "compression are loaded by from_pretrained() instead."
+    "A Trainer does not report where it resumes from: if it is not the output folder, also set "
+    "TrainingArguments(resume_from_checkpoint=...). Weights that were trained without compression are "
+    "loaded by from_pretrained() instead."
 )
 
 

@@ -1,4 +1,4 @@
-"""The receipt: what a model was, what it has become, and what that is worth, in words.
+"""The receipt: a model before and after compression, and what was gained.
 
 >>> before = Figures("large.onnx", "ONNX Runtime", 1000, 1000, 50_000, 4000, 2.0, 2.2, 50, 0.91)
 >>> after = Figures("small.onnx", "ONNX Runtime", 250, 250, 12_000, 400, 0.5, 0.6, 50, 0.905)
@@ -30,7 +30,7 @@ TIMED = ("runtime", "p50", "p95", "runs", "readings")
 
 @dataclass(frozen=True)
 class Figures:
-    """One model or file, measured on one machine; what is not known is None.
+    """One model or file, measured on one machine; unknown figures are None.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class Receipt:
 
     @property
     def verdict(self) -> str:
-        """What was gained, in words."""
+        """A summary of what was gained."""
         if self.masked_only:
             return self._masks()
         gains = " and ".join(filter(None, (self._size(), self._speed())))
@@ -130,11 +130,11 @@ class Receipt:
 
     @property
     def doubt(self) -> str:
-        """Why the latencies make no ratio: two runtimes, or readings that disagree; else empty."""
+        """Why the latencies cannot be compared (two runtimes, or unequal readings); empty if they can."""
         return doubt_of(self.before, self.after)
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """Return the table: what, before, after, and how much that is."""
+        """Return the rows of the table: figure, before, after, and the change."""
         one, two = self.before, self.after
         rows = [
             ("parameters", *_pair(one.parameters, two.parameters, _count)),
@@ -244,8 +244,10 @@ class Receipt:
         if self.after.nonzeros is not None and self.after.parameters:
             share = f"{1 - self.after.nonzeros / self.after.parameters:.0%} of the weights are zero, but "
         return (
-            f"masks only: {share}nothing is smaller or faster yet{change and ', '}{change}. Masks of whole "
-            "channels are cut out by speedup(); masks of single weights only make a file that zips well."
+            f"masks only: {share}nothing is smaller or faster "
+            f"yet{change and ', '}{change}. speedup() cuts out masked "
+            "channels; masks of single weights only make the file zip "
+            "better."
         )
 
     def _size(self) -> str:
@@ -270,7 +272,7 @@ class Receipt:
         return first, second, word if self.doubt else ratio
 
     def _advice(self) -> list[str]:
-        """Return how to compare the speed of two runtimes, and how to get a lost metric back."""
+        """Return advice on comparing two runtimes and on recovering a lost metric."""
         advice = []
         if self.doubt and other_runtime(self.before, self.after):
             advice.append(
@@ -281,19 +283,22 @@ class Receipt:
         return advice
 
     def _way_back(self) -> str:
-        """Return what gives back what pruning took, where the model comes from."""
+        """Return how to recover accuracy lost to pruning, for the model's framework."""
         if any(x.runtime.startswith(("Keras", "LiteRT")) for x in (self.before, self.after)):
             return (
-                "recalibrate(model, batches, original=original) before speedup() matches batch norms with "
-                "the original, which can give much of it back without training"
+                "recalibrate(model, batches, original=original) before "
+                "speedup() matches batch norms with the original, which "
+                "often recovers much of it without training"
             )
         return (
-            "reconstruct(model, batches, original) before speedup() often gives much of it back without "
-            "training; recalibrate(model, batches, original=original) is quicker and gives less"
+            "reconstruct(model, batches, original) before speedup() "
+            "often recovers much of it without training; "
+            "recalibrate(model, batches, original=original) is faster "
+            "and recovers less"
         )
 
     def _lost_by_pruning(self) -> bool:
-        """Whether weights are gone, and more than a twentieth of the metric with them."""
+        """Whether weights were removed and more than a twentieth of the metric was lost."""
         one, two = self.before, self.after
         if one.metric is None or two.metric is None or not one.nonzeros or two.nonzeros is None:
             return False
@@ -307,7 +312,7 @@ class Receipt:
 
 
 def take_receipt(before: Figures, after: Figures, **known: Any) -> Receipt:
-    """Return the receipt of two measurements; what a file does not tell is taken from ``known``.
+    """Return the receipt of two measurements; figures that a file does not provide come from ``known``.
 
     Parameters
     ----------
@@ -323,7 +328,7 @@ def take_receipt(before: Figures, after: Figures, **known: Any) -> Receipt:
 
 
 def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return data for a dataclass, or say what is wrong with it."""
+    """Return data for a dataclass, or raise an error that names the fault."""
     if not isinstance(data, Mapping):
         raise StateError(f"a {what} is an object, received {type(data).__name__}.")
     names = {x.name for x in fields(cls)}

@@ -91,7 +91,7 @@ def run_evaluation(evaluate: Callable[[Any], float], model: Any) -> float:
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"evaluate(model) returned {kind}, expected one number, higher being better."
+            f"evaluate(model) returned {kind}, expected one number, higher is better."
         ) from error
 
 

@@ -70,8 +70,8 @@ class ActivationMasker(CollectingMasker):
             if len(layer.owners) > 1:
                 return  # a tied output layer reads the channels that the embedding makes
             raise AlgorithmError(
-                f"layer {wrapper.name!r} has {layer.out_channels} channels, and its output "
-                f"{tuple(xp.shape(output))} does not show them; exclude it."
+                f"layer {wrapper.name!r} has {layer.out_channels} channels, which its output of shape "
+                f"{tuple(xp.shape(output))} does not have; exclude it."
             )
         if not self.can_count(rows, wrapper.name):
             return

@@ -54,7 +54,7 @@ class ADMMRule(SparsityRule):
 
 @register_pruner("admm")
 class ADMMPruner(NamedCriterionPruner, OneShotPruner):
-    """Train under a pull towards sparse weights for some epochs, then prune.
+    """Train with a penalty that pulls weights towards sparsity, then prune.
 
     Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0; the masks come at epoch
     ``iterations * epochs_per_iteration``, and fine-tuning follows.
@@ -109,8 +109,8 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
         is_plain = issubclass(masker, ScoreMasker) and masker.only_watches
         if not (is_plain or getattr(masker, "reads_weights", False)):
             raise ConfigError(
-                f"pruning_algorithm {algorithm!r} looks at more than weights; expected one such as 'level' "
-                "or 'l1'."
+                f"pruning_algorithm {algorithm!r} uses more than weights; expected one such as 'level' or "
+                "'l1'."
             )
         return masker
 
@@ -200,7 +200,7 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
         left = self.iterations * self.epochs_per_iteration - self.now_epoch
         if self._wrappers is None or not self._needs_criterion() or left <= 0:
             return super()._missing()
-        return f"{left} epochs under the penalty are missing"
+        return f"{left} epochs with the penalty are missing"
 
 
 def _copied(tensor: Any) -> Any:

@@ -32,7 +32,7 @@ from lilliput.registry import register_pruner
 
 @register_pruner("agp", "AGPruner", "AGP_Pruner")
 class AGPPruner(SoftScheduledPruner):
-    """Prune more with every epoch, on the cubic schedule.
+    """Prune gradually, on a cubic schedule.
 
     Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0. Weights once pruned stay
     pruned, and ``final_sparsity`` is met exactly. With ``soft=True`` they may come back until the last

@@ -93,7 +93,7 @@ class BalancedMasker(LevelMasker):
         return [
             Problem(
                 f"rule {rule} → total_sparsity",
-                "blocks keep the same number each: give 'sparsity' (per layer).",
+                "all blocks keep the same number of weights: use 'sparsity' (per layer).",
             )
             for rule in dict.fromkeys(places)
         ]

@@ -159,7 +159,7 @@ def _find_budgets(selection: Selection) -> list[Problem]:
     found = {
         (decision.rule, key): Problem(
             f"rule {decision.rule} → {key}",
-            "counting needs to know the whole model: give example_inputs to the pruner.",
+            "a budget applies to the whole model: pass example_inputs to the pruner.",
         )
         for decision in selection.decisions
         for key in _BUDGETS

@@ -26,18 +26,21 @@ Budget = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_che
 class ChannelRule(PruneRule, ChannelKeys):
     """A share of each layer's channels, of all their channels together, or a budget to meet."""
 
-    sparsity: Fraction | None = Field(None, description="Share of each layer's channels to remove.")
+    sparsity: Fraction | None = Field(
+        None, description="Fraction of each layer's channels to remove."
+    )
     total_sparsity: Fraction | None = Field(
-        None, description="Share of the channels of all these layers together to remove."
+        None, description="Fraction of the channels of all these layers to remove."
     )
     max_macs: Budget | None = Field(
-        None, description="Multiplications to come down to: a share of the model's, or a number."
+        None, description="MACs to keep at most: a fraction of the model's, or a number."
     )
     max_params: Budget | None = Field(
-        None, description="Parameters to come down to: a share of the model's, or a number."
+        None, description="Parameters to keep at most: a fraction of the model's, or a number."
     )
     max_sparsity_per_layer: Fraction | None = Field(
-        None, description="The most to remove from any one layer, if the target is a joint one."
+        None,
+        description="Largest fraction to remove from any one layer, for targets that span layers.",
     )
 
     @model_validator(mode="after")
@@ -49,7 +52,9 @@ class ChannelRule(PruneRule, ChannelKeys):
             raise ValueError(f"expected exactly one of {listed}; received {received}.")
         cap, total = self.max_sparsity_per_layer, self.total_sparsity
         if cap is not None and self.sparsity is not None:
-            raise ValueError("'max_sparsity_per_layer' only limits a joint target, not 'sparsity'.")
+            raise ValueError(
+                "'max_sparsity_per_layer' limits only targets that span layers, not 'sparsity'."
+            )
         if cap is not None and total is not None and cap < total:
             raise ValueError(
                 f"'total_sparsity' {total} cannot be reached under 'max_sparsity_per_layer' {cap}."

@@ -38,9 +38,9 @@ class CollectingMasker(ChannelMasker):
         """As in :meth:`ChannelMasker.lay_out`; refuse where no batches could be seen."""
         if not pruner.sees_training and not isinstance(pruner, CollectingPruner):
             raise UnsupportedModelError(
-                f"{type(pruner).__name__} asks {cls.__name__} again and again while the model trains, and "
-                "the training of a Keras model is compiled and shows no batches; choose a criterion that "
-                "looks at weights, such as 'l1'."
+                f"{type(pruner).__name__} uses {cls.__name__} repeatedly while the model trains, but "
+                "compiled training of a Keras model exposes no batches; choose a criterion based on "
+                "weights, such as 'l1'."
             )
         return super().lay_out(pruner, selection)
 
@@ -68,8 +68,8 @@ class CollectingMasker(ChannelMasker):
             return True
         if self.is_calibrating:
             raise AlgorithmError(
-                f"calibration batch {self.batch}: what is seen of layer {name!r} holds NaN or infinity; "
-                "check the data and the weights. Nothing was calibrated."
+                f"calibration batch {self.batch}: the data collected from layer {name!r} holds NaN or "
+                "infinity; check the data and the weights. The calibration was discarded."
             )
         return False
 
@@ -107,7 +107,8 @@ class CollectingMasker(ChannelMasker):
         for wrapper in self.pruner.get_modules_wrapper():
             if not wrapper.batches:
                 raise AlgorithmError(
-                    f"nothing was seen of layer {wrapper.name!r}: no batch was run, or none reached it."
+                    f"no data was collected from layer {wrapper.name!r}: no batch was run, or none reached "
+                    "it."
                 )
             wrapper.is_collected = True
 
@@ -148,8 +149,8 @@ class CollectingPruner(ChannelPruner):
         """Follow one training step."""
         if self.is_wrapped and not self.sees_training and not self.masker.is_ready():
             raise StageError(
-                f"{type(self).__name__} has not seen any batches: the training of a Keras model is "
-                "compiled and shows none; call calibrate(batches) before it."
+                f"{type(self).__name__} has not seen any batches, because compiled training of a Keras model "
+                "exposes none; call calibrate(batches) before training."
             )
 
     def calibrate(self, batches: Iterable[Any], forward: Callable[..., Any] | None = None) -> None:
@@ -167,7 +168,9 @@ class CollectingPruner(ChannelPruner):
             ``example_inputs`` or ``forward`` of the model has, and no targets.
         """
         if self._wrappers is None:
-            raise StageError("calibrate() came before a model was bound; call compress() first.")
+            raise StageError(
+                "calibrate() was called before a model was bound; call compress() first."
+            )
         masker: Any = self.masker
         masker.start()
         masker.is_calibrating = True

@@ -123,8 +123,8 @@ class CriterionPruner(Pruner):
         super()._prepare()
         if self.layout is not None and not self.layout.is_traced:
             log.warning(
-                "%s: only filters and their biases are masked, so what a norm layer adds still passes; "
-                "give example_inputs to remove channels from all layers that see them.",
+                "%s: only filters and their biases are masked, so shifts added by norm layers remain; "
+                "pass example_inputs to mask channels in all layers that use them.",
                 type(self).__name__,
             )
 
@@ -171,8 +171,8 @@ class CriterionPruner(Pruner):
         """Return the sum of a tensor over all processes that train together."""
         if self._backend.is_joining(self.bound_model):
             raise StageError(
-                f"{type(self).__name__} adds up what all processes have seen, and inside join() some may "
-                "have stopped; call calibrate(batches) before the training, or train without join()."
+                f"{type(self).__name__} sums statistics over all processes, and inside join() some may have "
+                "stopped; call calibrate(batches) before the training, or train without join()."
             )
         return self._backend.sum_over_processes(tensor)
 

@@ -82,7 +82,7 @@ def spread_blocks(
 def find_patterns(selection: Selection, why: str) -> list[Problem]:
     """Return the rules that ask for an N:M pattern, for algorithms that cannot keep one."""
     found = [
-        Problem(f"rule {decision.rule} → granularity", f"no N:M pattern can be kept: {why}.")
+        Problem(f"rule {decision.rule} → granularity", f"no N:M pattern is possible: {why}.")
         for decision in selection.decisions
         if decision.is_chosen and isinstance(decision.layer.config.get("granularity"), str)
     ]
@@ -111,7 +111,9 @@ def find_misfit(layer: LayerInfo) -> str | None:
     if granularity is None:
         return None
     if len(layer.shape) < 2:
-        return f"layer {layer.name!r} has a weight of one axis, where there are no patterns; exclude it."
+        return (
+            f"layer {layer.name!r} has a one-dimensional weight, which has no patterns; exclude it."
+        )
     if isinstance(granularity, str):
         size, (_, of) = layer.shape[layer.in_axis], counts_of(granularity)
         if size % of:

@@ -34,7 +34,7 @@ class L1NormMasker(ChannelMasker):
 
 @register_pruner("l1", "l1_filter", "L1FilterPruner")
 class L1NormPruner(ChannelPruner):
-    """Prune the filters of smallest L1 norm; see :class:`~lilliput.pruning.channels.ChannelPruner`."""
+    """Prune the filters with the smallest L1 norm; see :class:`~lilliput.pruning.channels.ChannelPruner`."""
 
     paper = "Li et al. 2017, Pruning filters for efficient ConvNets"
 

@@ -32,6 +32,6 @@ class L2NormMasker(ChannelMasker):
 
 @register_pruner("l2", "l2_filter", "L2FilterPruner")
 class L2NormPruner(ChannelPruner):
-    """Prune the filters of smallest L2 norm; see :class:`~lilliput.pruning.channels.ChannelPruner`."""
+    """Prune the filters with the smallest L2 norm; see :class:`~lilliput.pruning.channels.ChannelPruner`."""
 
     masker_type = L2NormMasker

@@ -75,7 +75,7 @@ class LAMPMasker(LevelMasker):
 
 @register_pruner("lamp")
 class LAMPPruner(OneShotPruner):
-    """Prune the weights of smallest LAMP score, once; each layer gets the sparsity it can bear.
+    """Prune the weights with the smallest LAMP score in one shot, with layer-adaptive sparsity.
 
     Parameters
     ----------

@@ -113,7 +113,7 @@ class Layout:
                 found = owned.of(decision.layer)
                 why = obstacle(decision.layer) or _why_not(decision.layer, found, protected, groups)
                 if not reads_weights and any(_is_elsewhere(decision.layer, s) for _, s in found):
-                    why = why or "its heads are not the channels that this criterion scores"
+                    why = why or "this criterion scores channels, not heads"
                 decision = replace(decision, obstacle=why)
                 for group, slice_ in [] if why else found:
                     if group.name not in protected:
@@ -175,7 +175,7 @@ class _Owned:
 def _protected(selection: Selection, owned: _Owned) -> dict[str, str]:
     """Return the groups of layers that a rule excludes, each with the reason."""
     return {
-        group.name: f"they go with those of {decision.layer.name!r}, {decision.why}"
+        group.name: f"they are removed with those of {decision.layer.name!r}, {decision.why}"
         for decision in selection.decisions
         if decision.excluded
         for group, _ in owned.of(decision.layer)
@@ -189,7 +189,7 @@ def _why_not(
     groups: Any,
 ) -> str:
     if not found:
-        return str(groups.reason(layer.tensor_name)) or "it makes no channels"
+        return str(groups.reason(layer.tensor_name)) or "it produces no channels"
     if all(group.name in protected for group, _ in found):
         return protected[found[0][0].name]
     return ""
@@ -217,8 +217,8 @@ def _note_differing_targets(pruned: Pruned) -> None:
     asked = {m.layer.name: [m.layer.config.get(key) for key in _TARGETS] for m in pruned.members}
     if len({str(values) for values in asked.values()}) > 1:
         log.info(
-            "the channels of %s are removed together, and their rules differ: the smallest sparsity "
-            "holds for all of them.",
+            "the channels of %s are removed together, but their rules differ: the smallest sparsity "
+            "applies to all of them.",
             ", ".join(repr(name) for name in asked),
         )
 

@@ -100,7 +100,7 @@ class LearningPruner(Pruner):
         if wrappers and self._backend.processes() > 1:
             if self._backend.is_joining(self.bound_model):
                 raise StageError(
-                    f"{type(self).__name__} averages what it learns over all processes, and inside join() "
+                    f"{type(self).__name__} averages learned values over all processes, and inside join() "
                     "some may have stopped; train without join()."
                 )
             self._backend.average([getattr(w, self.learned_name) for w in wrappers])

@@ -59,7 +59,7 @@ class LeastSquaresMasker(CollectingMasker):
         """As in :class:`ChannelMasker`; channels whose readers cannot be watched are left alone."""
         if pruner.example_inputs is None and pruner.given_groups is None:
             raise ConfigError(
-                f"{type(pruner).__name__} asks who reads each channel, and needs example_inputs for it."
+                f"{type(pruner).__name__} needs example_inputs to find the layers that read each channel."
             )
         from lilliput.pruning.channel_masks import lay_out
 
@@ -73,7 +73,7 @@ class LeastSquaresMasker(CollectingMasker):
         if not unseen:
             return layout
         pruner.given_groups = layout.groups
-        why = "no convolution or linear layer that reads them can be watched"
+        why = "no convolution or linear layer that reads them can be observed"
         return lay_out(pruner, selection, lambda layer: why if layer.name in unseen else "")
 
     def start(self) -> None:
@@ -112,7 +112,7 @@ class LeastSquaresMasker(CollectingMasker):
                 name = reader.layer.name
                 if name not in self.returned or not self.returned[name].batches:
                     raise AlgorithmError(
-                        f"nothing was seen of layer {name!r}: no batch was run, or none reached it."
+                        f"no data was collected from layer {name!r}: no batch was run, or none reached it."
                     )
         self._is_finished = True
 
@@ -224,7 +224,7 @@ def readers_of(pruned: Any, layout: Any) -> list[Reader]:
 
 @register_pruner("least_squares")
 class LeastSquaresPruner(CollectingPruner):
-    """Prune the channels whose readers lose least when they are refitted without them.
+    """Prune the channels that cost least once the layers that read them are refitted.
 
     For models that are pruned without training, or with little: ``calibrate`` on a few hundred
     unlabelled examples, ``compress()``, then ``reconstruct``. It takes the arguments of

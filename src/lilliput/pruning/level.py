@@ -32,7 +32,7 @@ class LevelMasker(ScoreMasker):
 
 @register_pruner("level", "fine_grained")
 class LevelPruner(OneShotPruner):
-    """Prune each layer's smallest weights, once, to an exact sparsity.
+    """Prune each layer's smallest weights in one shot, to an exact sparsity.
 
     Parameters
     ----------

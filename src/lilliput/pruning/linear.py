@@ -24,7 +24,7 @@ from lilliput.registry import register_pruner
 
 @register_pruner("linear")
 class LinearPruner(ScheduledPruner):
-    """Prune more with every epoch, in equal steps.
+    """Prune gradually, in equal steps.
 
     Parameters
     ----------

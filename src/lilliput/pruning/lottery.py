@@ -46,7 +46,8 @@ class LotteryRule(SparsityRule):
     """How much to remove in all, and in how many rounds."""
 
     prune_iterations: Count | None = Field(
-        None, description="Rounds; as many as it takes to remove 20 % of what is left in each."
+        None,
+        description="Number of rounds; by default, enough to remove 20 % of the remaining weights in each.",
     )
 
     def settings(self) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def rounds(sparsity: float | None) -> int:
 
 @register_pruner("lottery_ticket")
 class LotteryTicketPruner(ScheduledPruner):
-    """Prune in rounds of training, and set what is kept back to its early values after each.
+    """Prune in rounds of training, and rewind the remaining weights to early values after each.
 
     Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0, for :attr:`epochs` epochs.
     All parameters of the model are set back, pruned or not, and the optimizer starts afresh; set the
@@ -170,8 +171,9 @@ class LotteryTicketPruner(ScheduledPruner):
         values = first.early_values
         if values is None:
             raise StageError(
-                f"LotteryTicketPruner: there is nothing to go back to, as update_epoch({self.rewind_epoch}) "
-                "never came; call update_epoch(epoch) in every epoch, or load_state() of the run before."
+                "LotteryTicketPruner: there are no weights to rewind to, because "
+                f"update_epoch({self.rewind_epoch}) was never called; call update_epoch(epoch) in every "
+                "epoch, or load_state() of the run before."
             )
         for wrapper in self._others:
             held, value = wrapper.weight, values[wrapper.name]
@@ -181,7 +183,7 @@ class LotteryTicketPruner(ScheduledPruner):
             now, wanted = xp.to_numpy(wrapper.weight), namespace(value).to_numpy(value)
             if not ((now == wanted) | (wanted != wanted)).all():  # NaN differs from itself
                 raise UnsupportedModelError(
-                    f"{wrapper.name!r} cannot be set back: it is divided among processes (FSDP) or "
-                    "computed; give reset_weights=False, or use DistributedDataParallel."
+                    f"{wrapper.name!r} cannot be rewound: it is sharded across processes (FSDP) or computed; "
+                    "pass reset_weights=False, or use DistributedDataParallel."
                 )
         self._backend.restart_optimizer(self.bound_model, self.optimizer)

@@ -60,7 +60,7 @@ class MovementRule(PruneRule, PatternKeys):
     @model_validator(mode="after")
     def _check_target(self) -> MovementRule:
         if not self.exclude and self.sparsity is None and self.pattern_sparsity is None:
-            raise ValueError("'sparsity' is missing: a fraction in [0, 1) is expected.")
+            raise ValueError("'sparsity' is missing; expected a fraction in [0, 1).")
         return self
 
     def settings(self) -> dict[str, Any]:
@@ -194,8 +194,8 @@ class MovementPruner(LearningPruner):
         """As in :meth:`Compressor.strip`; says so if the schedule has not come to its end."""
         if self.is_wrapped and self.is_behind:
             log.warning(
-                "MovementPruner: stripped at step %d of %d, before the sparsity asked for was reached; are "
-                "its steps followed? Give it the optimizer, or call step().",
+                "MovementPruner: stripped at step %d of %d, before the requested sparsity was reached; "
+                "does it follow the training steps? Pass it the optimizer, or call step().",
                 self.now_step,
                 self.cool_down_beginning_step,
             )
@@ -206,8 +206,8 @@ class MovementPruner(LearningPruner):
         if self._has_compressed and self.is_behind:
             raise StageError(
                 f"MovementPruner: export_model() came at step {self.now_step} of "
-                f"{self.cool_down_beginning_step}, so the file would have fewer zeros than asked for; train "
-                "further first, or strip() and save the model itself."
+                f"{self.cool_down_beginning_step}, so the file would have fewer zeros than requested; "
+                "continue training first, or strip() and save the model itself."
             )
         super().export_model(*args, **kwargs)
 
@@ -225,9 +225,9 @@ class MovementPruner(LearningPruner):
         """
         if self.optimizer is None or not self.is_behind:
             raise StageError(
-                f"layer {wrapper.name!r}: its scores have not been trained, so they rank nothing; give "
-                "MovementPruner the optimizer that trains the model, and exclude layers that have no part "
-                "in the loss."
+                f"layer {wrapper.name!r}: its scores have not been trained, so nothing can be ranked; pass "
+                "the model's optimizer to MovementPruner, and exclude layers that do not contribute to the "
+                "loss."
             )
 
     def update_mask(self) -> None:
@@ -250,7 +250,7 @@ class MovementPruner(LearningPruner):
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return patterns that do not fit, or that a threshold cannot keep."""
-        why = "movement_mode='soft' keeps what scores above a threshold; choose 'hard'"
+        why = "movement_mode='soft' keeps weights whose score is above a threshold; choose 'hard'"
         found = find_patterns(selection, why) if self.movement_mode == "soft" else []
         return [*super()._find_problems(selection), *found, *find_misfits(selection)]
 

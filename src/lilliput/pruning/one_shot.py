@@ -33,13 +33,13 @@ log = logging.getLogger("lilliput")
 
 
 class OneShotRule(PruneRule, PatternKeys):
-    """A sparsity for each layer, or one for all the layers of the rule together."""
+    """A sparsity for each layer, or one for all layers of the rule."""
 
     total_sparsity: Fraction | None = Field(
-        None, description="Share of the weights of all these layers together to remove."
+        None, description="Fraction of the weights of all these layers to remove."
     )
     max_sparsity_per_layer: Fraction | None = Field(
-        None, description="With total_sparsity: the most to remove from any one layer."
+        None, description="With total_sparsity: the largest fraction to remove from any one layer."
     )
 
     @model_validator(mode="after")
@@ -162,9 +162,9 @@ class OneShotPruner(CriterionPruner):
         missing = self._missing()
         if self._has_compressed and missing:
             raise StageError(
-                f"{type(self).__name__}: export_model() came before the masks were calculated, so the "
-                f"file would hold nothing but ones: {missing}. Train further first, or strip() and "
-                "save the model itself."
+                f"{type(self).__name__}: export_model() came before the masks were calculated, so the file "
+                f"would contain only ones: {missing}. Continue training first, or strip() and save the model "
+                "itself."
             )
         super().export_model(*args, **kwargs)
 
@@ -198,8 +198,8 @@ class OneShotPruner(CriterionPruner):
         is_alone = self.needs_optimizer and self.is_wrapped and self.optimizer is None
         if is_alone and (missing := self._missing()):
             raise StageError(
-                f"{type(self).__name__} acts through the optimizer, and has none while {missing}; give it "
-                "the one that trains the model, or call bind_optimizer(optimizer)."
+                f"{type(self).__name__} works through the optimizer, but has none while {missing}; pass the "
+                "model's optimizer, or call bind_optimizer(optimizer)."
             )
 
     def _needs_criterion(self) -> bool:
@@ -225,7 +225,7 @@ class OneShotPruner(CriterionPruner):
             count = prune_count(sum(sizes), config["total_sparsity"])
             if sum(caps) < count:
                 raise AlgorithmError(
-                    f"total_sparsity {config['total_sparsity']} asks to remove {count} weights, and "
+                    f"total_sparsity {config['total_sparsity']} requests the removal of {count} weights, but "
                     f"max_sparsity_per_layer {cap} allows {sum(caps)} in layers this small."
                 )
             for w, size, share in zip(group, sizes, share_count(scores, count, caps), strict=True):

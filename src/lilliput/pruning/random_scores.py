@@ -72,7 +72,7 @@ class RandomChannelMasker(ChannelMasker):
 
 @register_pruner("random")
 class RandomPruner(OneShotPruner):
-    """Prune random weights, N:M patterns or blocks, once, to an exact sparsity.
+    """Prune random weights, N:M patterns or blocks in one shot, to an exact sparsity.
 
     Parameters
     ----------

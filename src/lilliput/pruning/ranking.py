@@ -143,7 +143,7 @@ def take_share(candidates: Sequence[Candidates], sparsity: float) -> Removed:
     possible = sum(len(group.queue()) for group in candidates)
     if count > possible:
         raise AlgorithmError(
-            f"total_sparsity {sparsity} asks to remove {count} channels, and the limits of the rule "
+            f"total_sparsity {sparsity} requests the removal of {count} channels, but the limits of the rule "
             f"(max_sparsity_per_layer, min_kept, round_to) allow {possible}."
         )
     return _take_first(candidates, count)
@@ -181,8 +181,8 @@ def take_until(
     least = cost(high)
     if least > allowed:
         raise AlgorithmError(
-            f"{what} {budget:g} allows {allowed:,} of {whole:,}, and the least that the selected layers "
-            f"and their limits can reach is {least:,}; select more layers or loosen the limits."
+            f"{what} {budget:g} allows {allowed:,} of {whole:,}, but the selected layers and their limits "
+            f"can reach only {least:,}; select more layers or relax the limits."
         )
     while low < high:  # the cost never grows with the number of units that go
         middle = (low + high) // 2

@@ -54,7 +54,7 @@ class RigLRule(PruneRule, PatternKeys):
     """
 
     total_sparsity: Fraction | None = Field(
-        None, description="Share of the weights of all these layers together to leave out."
+        None, description="Fraction of the weights of all these layers to leave out."
     )
 
     @model_validator(mode="after")
@@ -151,7 +151,7 @@ def _drop(mask: Tensor, size: Tensor, count: int) -> Tensor:
 
 @register_pruner("rigl")
 class RigLPruner(Pruner):
-    """Train a network that is sparse from the start, and move connections to where gradients are.
+    """Train a network that is sparse from the start, and regrow connections where gradients are large.
 
     Pruned weights are zero at each step; which ones are pruned changes every ``update_every`` steps.
 
@@ -219,8 +219,8 @@ class RigLPruner(Pruner):
         self.now_step += 1
         if self.is_wrapped and self._moves_at(self.now_step) and self.optimizer is None:
             raise StageError(
-                "RigLPruner reads gradients before each step, and has no optimizer to see them: give it the "
-                "one that trains the model."
+                "RigLPruner reads gradients before each step and needs an optimizer for this: pass the one "
+                "that trains the model."
             )
 
     def targets(self) -> Targets:

@@ -50,8 +50,8 @@ class SecondOrderMasker(LAMPMasker):
         """Refuse pruners that would ask for masks again and again."""
         if not isinstance(pruner, SecondOrderPruner):
             raise ConfigError(
-                f"{type(pruner).__name__} ranks weights again and again, and {cls.__name__} prunes once, by "
-                "what calibrate() shows; take 'level' there."
+                f"{type(pruner).__name__} ranks weights repeatedly, but {cls.__name__} prunes once, based on "
+                "calibrate(); use 'level' there."
             )
         return super().lay_out(pruner, selection)
 
@@ -83,7 +83,7 @@ class SecondOrderMasker(LAMPMasker):
 
 @register_pruner("second_order", "obs")
 class SecondOrderPruner(OneShotPruner):
-    """Prune single weights, patterns or blocks once, and refit the others by least squares.
+    """Prune weights, patterns or blocks in one shot, and refit the others by least squares.
 
     Call :meth:`calibrate` with a few hundred examples without labels, before or after ``compress()``. It
     changes the weights that stay, biases, and the running means of batch norms after layers without one.
@@ -139,7 +139,9 @@ class SecondOrderPruner(OneShotPruner):
             Whether to show how far it has come.
         """
         if self._wrappers is None:
-            raise StageError("calibrate() came before a model was bound; call compress() first.")
+            raise StageError(
+                "calibrate() was called before a model was bound; call compress() first."
+            )
         wrappers = [w for w in self.get_modules_wrapper() if not w.if_calculated]
         for wrapper in wrappers:
             wrapper.layer_sparsity = None  # by the weights as they are now

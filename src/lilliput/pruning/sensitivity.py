@@ -50,7 +50,7 @@ class SensitivityRule(Rule):
         given = [x for x in (self.quality, self.sparsity) if x is not None]
         if not self.exclude and len(given) != 1:
             raise ValueError(
-                "expected 'quality' (or 'sparsity', its name of 2019), "
+                "expected 'quality' (or 'sparsity', its 2019 name), "
                 f"received {'both' if given else 'neither'}."
             )
         return self
@@ -136,7 +136,7 @@ class SensitivityPruner(Pruner):
         xp = namespace(weight)
         if xp.any(xp.isnan(weight)):
             raise AlgorithmError(
-                f"layer {wrapper.name!r} has NaN among its weights, so there is no threshold; check "
+                f"layer {wrapper.name!r} has NaN among its weights, so no threshold can be computed; check "
                 "the training."
             )
         keep = xp.to_float(keep_above_deviation(weight, quality), like=mask) * mask

@@ -202,8 +202,8 @@ class SensitivityAnalysis:
             scan.baseline = evaluate()
             if not math.isfinite(scan.baseline):
                 raise AlgorithmError(
-                    f"the evaluator returned {scan.baseline} for the model as it is; expected a "
-                    "finite number, since everything is compared with it."
+                    f"the evaluator returned {scan.baseline} for the unpruned model; expected a finite "
+                    "number, since everything is compared with it."
                 )
             self._keep(scan)
         return scan.baseline
@@ -263,5 +263,5 @@ def _check_stop(mode: str | None, value: float | None) -> None:
         )
     if (mode is None) != (value is None):
         raise ConfigError(
-            "early_stop_mode and early_stop_value belong together; give both or none."
+            "early_stop_mode and early_stop_value belong together; give both or neither."
         )

@@ -128,8 +128,8 @@ def _load(path: Path, kind: Any, made_from: Source) -> Any:
             f"{key} {_short(there, key)}, here {_short(here, key)}" for key in changed
         )
         raise StateError(
-            f"{path} was made from something else: {listed}. Use another checkpoint_dir, or delete "
-            "this one to start anew."
+            f"{path} was created with different settings: {listed}. Use another checkpoint_dir, or delete "
+            "this one to start over."
         )
     return document
 

@@ -81,7 +81,7 @@ class Goal:
         if any(ratios[name] > 0 for name in self.sizes):
             return f"{start}its layers are at their limits; lower the sparsity, or add layers to the rule."
         return (
-            f"{start}no layer of the rule can lose even {smallest:.0%} of what it has: "
+            f"{start}no layer of the rule can lose even {smallest:.0%} of its weights: "
             f"acc_drop_threshold={threshold:g} is too strict for a metric of {baseline:.4g}. Raise "
             "it, give smaller 'sparsities' to scan, or a 'finetuner'."
         )
@@ -133,8 +133,8 @@ def goals_of(selection: Selection, by_channel: bool) -> list[Goal]:
         sparsity: float | None = config.get("sparsity", config.get("total_sparsity"))
         if sparsity is None:
             raise ConfigError(
-                f"rule {rule}: SensitivityPruner needs 'sparsity', the share of the rule's layers "
-                "together to remove."
+                f"rule {rule}: SensitivityPruner needs 'sparsity', the overall fraction to remove from the "
+                "rule's layers."
             )
         cap = config.get("max_sparsity_per_layer", 1.0)
         sizes = {name: size for name, size, _ in layers}

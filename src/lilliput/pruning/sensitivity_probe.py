@@ -27,7 +27,7 @@ def one_shot(name: str) -> Any:
     algorithm = pruners.get(name)
     if not issubclass(algorithm, OneShotPruner):
         raise ConfigError(
-            f"{name!r} is {algorithm.__name__}, which does not prune to a given sparsity at once; "
+            f"{name!r} is {algorithm.__name__}, which does not prune to a given sparsity in one shot; "
             "expected a one-shot pruner such as 'level'."
         )
     return algorithm
@@ -60,8 +60,8 @@ class Probe:
         pruner = self.algorithm(model, rules, **given)
         if not pruner.masker.is_ready():
             raise ConfigError(
-                f"{algorithm!r} has to watch the training before it can prune; expected a pruner that "
-                "looks at the weights only, such as 'level' or 'l1'."
+                f"{algorithm!r} has to observe training before it can prune; expected a pruner that uses "
+                "only the weights, such as 'level' or 'l1'."
             )
         self.selection = pruner.selection
         self.by_channel = bool(pruner.removes_channels)

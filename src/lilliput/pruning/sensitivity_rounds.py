@@ -267,10 +267,12 @@ class IterativeSensitivityPruner(PlannedPruner):
         for goal in self._open_goals():
             if goal.missing(removed) > goal.step(self.sparsity_per_iter):
                 raise AlgorithmError(
-                    f"round {number}: {name} removed nothing when asked for {dict(asked)}; raise "
-                    "sparsity_per_iter, so that whole channels are asked for."
+                    f"round {number}: {name} removed nothing when requested to remove {dict(asked)}; raise "
+                    "sparsity_per_iter, so that at least one whole channel is requested."
                 )
-        log.warning("%s: channels that go together leave the sparsity below its target.", name)
+        log.warning(
+            "%s: because channels are removed in groups, the sparsity stays below its target.", name
+        )
 
     def _open_goals(self) -> list[Goal]:
         removed = self.removed()

@@ -70,7 +70,7 @@ class SlimMasker(ChannelMasker):
         """Return how many epochs of the penalty are left."""
         left = self.training_epochs - int(self.pruner.now_epoch)
         return (
-            f"{left} of {self.training_epochs} epochs under the penalty are missing"
+            f"{left} of {self.training_epochs} epochs with the penalty are missing"
             if left > 0
             else ""
         )
@@ -93,7 +93,7 @@ class SlimMasker(ChannelMasker):
 
 @register_pruner("slim")
 class SlimPruner(ChannelPruner):
-    """Prune the channels of small batch-norm scales, after training them under an L1 penalty.
+    """Prune channels with small batch-norm scales, after training with an L1 penalty on them.
 
     Without ``training_epochs`` the masks come at ``compress()``. With it, call ``update_epoch(epoch)``
     at the start of each epoch, counting from 0; the masks come at epoch ``training_epochs``. The

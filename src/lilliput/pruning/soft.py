@@ -111,7 +111,7 @@ class SoftScheduledPruner(ScheduledPruner):
         **criterion: Any,
     ) -> None:
         if hard_epoch is not None and not soft:
-            raise ConfigError("hard_epoch: received without soft=True, which it ends.")
+            raise ConfigError("hard_epoch: received without soft=True, which it requires.")
         self.computes_weights = soft
         self.hard_epoch = None if hard_epoch is None else checked_epoch(hard_epoch)
         super().__init__(model, config_list, optimizer, pruning_algorithm, **criterion)
@@ -123,14 +123,14 @@ class SoftScheduledPruner(ScheduledPruner):
         masker = super().masker_of(algorithm)
         if self.computes_weights and masker.removes_channels:
             raise ConfigError(
-                f"soft: {algorithm!r} removes channels, and a norm behind a channel that is only shrunk "
+                f"soft: {algorithm!r} removes channels, but a norm after a channel that is only shrunk "
                 "scales it up again; expected pruning_algorithm='level', with 'granularity': [1, inputs] in "
                 "the rule for whole filters of a layer."
             )
         if self.computes_weights and not issubclass(masker, LevelMasker):
             raise ConfigError(
-                f"soft: weights are shrunk by magnitude, and {algorithm!r} ranks by something else; expected "
-                "pruning_algorithm='level', for blocks with 'granularity' in the rule."
+                f"soft: weights are shrunk by magnitude, but {algorithm!r} ranks by another criterion; "
+                "expected pruning_algorithm='level', for blocks with 'granularity' in the rule."
             )
         return masker
 

@@ -59,10 +59,10 @@ class SparseVDRule(PruneRule):
     """From which uncertainty on weights are dropped, or how many of the most uncertain."""
 
     total_sparsity: Fraction | None = Field(
-        None, description="Share of the weights of all these layers together to remove."
+        None, description="Fraction of the weights of all these layers to remove."
     )
     threshold: float | None = Field(
-        None, description="Weights with a larger log alpha are dropped; 3 if nothing is given."
+        None, description="Weights with a larger log alpha are dropped; 3 by default."
     )
 
     @model_validator(mode="after")
@@ -147,8 +147,8 @@ class SparseVDMasker(ScoreMasker):
         mask = xp.to_float(certainty >= -wrapper.config.get("threshold", 3.0), like=certainty)
         if not xp.count_nonzero(mask):
             log.warning(
-                "SparseVDPruner: layer %r has lost all its weights; raise its threshold, or give less "
-                "weight to the divergence by a larger training_examples.",
+                "SparseVDPruner: layer %r has lost all its weights; raise its threshold, or reduce the "
+                "weight of the divergence with a larger training_examples.",
                 wrapper.name,
             )
         return {"weight_mask": mask}
@@ -160,9 +160,7 @@ class SparseVDMasker(ScoreMasker):
     def what_is_missing(self) -> str:
         """Return how many epochs under noise are left."""
         left = self.training_epochs - int(self.pruner.now_epoch)
-        return (
-            f"{left} of {self.training_epochs} epochs under noise are missing" if left > 0 else ""
-        )
+        return f"{left} of {self.training_epochs} epochs with noise are missing" if left > 0 else ""
 
     def start(self) -> None:
         """Let layers return noise in training."""
@@ -251,8 +249,8 @@ class SparseVDPruner(OneShotPruner):
         check_counts(0, **options)
         if training_epochs and not training_examples:
             raise ConfigError(
-                "training_examples: received 0, expected how many examples an epoch has; the divergence "
-                "is weighed against them."
+                "training_examples: received 0, expected the number of examples in an epoch, which scales "
+                "the divergence."
             )
         self._learns = training_epochs > 0
         super().__init__(model, config_list, optimizer, options=options)
@@ -272,8 +270,8 @@ class SparseVDPruner(OneShotPruner):
         problems = [
             Problem(
                 f"rule {decision.rule}",
-                f"layer {decision.layer.name!r} ({decision.layer.type}) is {why}, where the noise of a "
-                "weight cannot be learned; exclude it.",
+                f"layer {decision.layer.name!r} ({decision.layer.type}) is {why}, for which the noise of "
+                "a weight cannot be learned; exclude it.",
             )
             for decision in chosen
             if self._learns and (why := _why_not(decision.layer))

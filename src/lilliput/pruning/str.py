@@ -33,7 +33,7 @@ from lilliput.registry import register_pruner
 
 @register_pruner("str")
 class STRPruner(LearningPruner):
-    """Prune by thresholds that are learned, one for each layer.
+    """Prune by learned thresholds, one for each layer.
 
     The optimizer trains the thresholds along with the weights; masks follow after each step, until
     ``harden()`` or ``strip()``. Look at ``sparsity()`` to see how sparse the network is by now.

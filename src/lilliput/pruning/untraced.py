@@ -25,7 +25,9 @@ class UntracedLayers:
 
     def reason(self, tensor: str) -> str:
         """Return why the channels of a parameter cannot be removed."""
-        return "the gates of a recurrent layer lose the same units together, which takes example_inputs"
+        return (
+            "the gates of a recurrent layer must lose the same units, which requires example_inputs"
+        )
 
 
 def _is_recurrent(layer: LayerInfo) -> bool:

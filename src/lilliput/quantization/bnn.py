@@ -60,7 +60,7 @@ class BNNRule(Rule):
     quant_types: Targets = Field(["weight"], description="Tensors to quantize.")
     # There is nothing to choose, so it is not a setting; lists written for NNI still hold it.
     one_bit: One | dict[QuantTarget, One] = Field(
-        1, alias="quant_bits", exclude=True, description="May be left out: always 1."
+        1, alias="quant_bits", exclude=True, description="Optional; always 1."
     )
 
 

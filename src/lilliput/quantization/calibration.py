@@ -47,12 +47,12 @@ def calibrate(
         note.save(count)
     if not source.count:
         raise ConfigError(
-            "calibrate() received no batches: the loader is empty, or an iterator that is used up."
+            "calibrate() received no batches: the loader is empty, or an exhausted iterator."
         )
     if source.count < done:
         raise StateError(
-            f"{checkpoint}: {done} batches were seen before, there are {source.count} now; remove the "
-            "file to start over."
+            f"{checkpoint}: {done} batches were processed before, but there are {source.count} now; remove "
+            "the file to start over."
         )
     _fix_ranges(quantizer, observers)
     quantizer.sample_inputs = tuple(source.kept)
@@ -132,7 +132,7 @@ class _Checkpoint:
             content = json.loads(self.path.read_text())
             if content["observers"] != self.title:
                 raise StateError(
-                    f"{self.path}: this calibration was begun with other layers, weights or observers; "
+                    f"{self.path}: this calibration was started with different layers, weights or observers; "
                     "remove the file to start over."
                 )
             for key, observer in self.observers.items():
@@ -162,8 +162,8 @@ def _check_finite(observers: dict[Key, Observer], count: int) -> None:
     for (name, target), observer in observers.items():
         if not observer.is_finite():
             raise AlgorithmError(
-                f"calibration batch {count}: the {target} of layer {name!r} holds NaN or infinity; check "
-                "the data, and the model in float, first. Nothing was calibrated."
+                f"calibration batch {count}: the {target} of layer {name!r} holds NaN or infinity; check the "
+                "data and the float model first. The calibration was discarded."
             )
 
 
@@ -175,7 +175,8 @@ def _fix_ranges(quantizer: Any, observers: dict[Key, Observer]) -> None:
         if quantizer._who_quantizes(wrappers[name], target) == (wrappers[name], target):
             if observer.is_empty():
                 raise AlgorithmError(
-                    f"nothing was seen of the {target} of layer {name!r}: no batch reached it; exclude it."
+                    f"no data was collected from the {target} of layer {name!r}: no batch reached it; "
+                    "exclude it."
                 )
             ranges[name, target] = observer.range(quantizer.grid(wrappers[name], target))
     for (name, target), (low, high) in ranges.items():

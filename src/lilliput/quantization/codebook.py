@@ -84,7 +84,7 @@ class CodebookRule(BitsRule):
 
 @register_quantizer("codebook")
 class CodebookQuantizer(Quantizer):
-    """Let the weights of a layer share a few values, found by k-means and then trained.
+    """Share a few values among the weights of a layer, found by k-means and then trained.
 
     Parameters
     ----------

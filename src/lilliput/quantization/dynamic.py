@@ -63,8 +63,8 @@ def _fault(layer: LayerInfo, config: Mapping[str, Any], target: str, types: froz
         if not (is_wide and grid_for(config, "input", layer).is_dynamic):
             return ""
         return (
-            f"'dynamic' inputs go with weights per group of {_FEW} bits or less; {layer.name!r} has "
-            f"{grid.bits}: leave 'granularity' out."
+            f"'dynamic' inputs require weights per group of {_FEW} bits or less; {layer.name!r} has "
+            f"{grid.bits}: omit 'granularity'."
         )
     if not grid.is_dynamic:
         return ""

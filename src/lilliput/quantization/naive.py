@@ -30,7 +30,7 @@ class NaiveRule(BitsRule):
     @model_validator(mode="after")
     def _check_grid(self) -> NaiveRule:
         if not self.exclude and bits_of(self.settings(), "weight") < 2:
-            raise ValueError("'quant_bits' is 1; expected 2 or more, or take DoReFaQuantizer.")
+            raise ValueError("'quant_bits' is 1; expected 2 or more, or use DoReFaQuantizer.")
         return self
 
 

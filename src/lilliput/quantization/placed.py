@@ -57,9 +57,9 @@ class PlacedQuantizer(Quantizer):
             return True
         how = "by the flow of tensors" if is_placed else "at the layers themselves"
         log.warning(
-            "%s: in the checkpoint that was loaded, activations of layer %r are quantized %s, here they "
-            "are not, so its ranges are not used; call load_state() with quantizer.state() as well, or "
-            "give the same example_inputs as there.",
+            "%s: in the checkpoint that was loaded, activations of layer %r are quantized %s, but "
+            "not here, so its ranges are not used; call load_state() with quantizer.state() as well, "
+            "or pass the same example_inputs as there.",
             type(self).__name__,
             wrapper.name,
             how,

@@ -211,7 +211,7 @@ class PTQQuantizer(RangeQuantizer):
         With options that need several passes, the first batches are kept, up to 1024 samples.
         """
         if not self.is_wrapped:
-            raise StageError("calibrate() came before compress(); call that first.")
+            raise StageError("calibrate() was called before compress(); call compress() first.")
         if not self._refines:
             super().calibrate(batches, forward, checkpoint, progress)
             self._fix_weights()
@@ -278,8 +278,8 @@ class PTQQuantizer(RangeQuantizer):
     def _weight_qparams(self, wrapper: Any) -> QParams:
         if self._refines and self._refinement is None and not self._is_loaded:
             raise StageError(
-                f"{self._refining()} was asked for, which calibrate(batches) does; call that first, or "
-                "construct the quantizer without it."
+                f"{self._refining()} was requested, which calibrate(batches) performs; call "
+                "calibrate(batches) first, or construct the quantizer without it."
             )
         return super()._weight_qparams(wrapper)
 
@@ -349,8 +349,8 @@ class PTQQuantizer(RangeQuantizer):
         self._is_outdated = self._refinement.undo()
         if not self._is_outdated:
             log.warning(
-                "%s: parameters were trained or loaded after calibrate() had changed them; they stay as "
-                "they are now.",
+                "%s: parameters were trained or loaded after calibrate() changed them; they keep their "
+                "current values.",
                 type(self).__name__,
             )
         self._refinement = None
@@ -378,7 +378,7 @@ class PTQQuantizer(RangeQuantizer):
                 break
         if not kept:
             raise ConfigError(
-                "calibrate() received no batches: the loader is empty, or an iterator that is used up."
+                "calibrate() received no batches: the loader is empty, or an exhausted iterator."
             )
         return kept, chain(kept, source) if source is batches else batches
 

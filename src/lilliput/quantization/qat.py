@@ -63,9 +63,7 @@ class QATQuantizer(RangeQuantizer):
         freeze_norm_step: int | None = None,
     ) -> None:
         if not isinstance(momentum, (int, float)) or not 0 <= momentum < 1:
-            raise ConfigError(
-                f"momentum: received {momentum!r}, expected 0 up to, not including, 1."
-            )
+            raise ConfigError(f"momentum: received {momentum!r}, expected a number in [0, 1).")
         if freeze_norm_step is not None:
             check_count("freeze_norm_step", freeze_norm_step)
         if freeze_norm_step is not None and example_inputs is None:

@@ -51,7 +51,7 @@ class RangeRule(QuantRule):
     """All of the quantization keys, and how ranges are found in calibration."""
 
     observer: ObserverName | dict[Literal["input", "output"], ObserverName] | None = Field(
-        None, description=f"How calibration finds ranges: {', '.join(OBSERVERS)}."
+        None, description=f"How calibration determines ranges: {', '.join(OBSERVERS)}."
     )
 
     @model_validator(mode="after")
@@ -235,7 +235,7 @@ class RangeQuantizer(PlacedQuantizer):
         if not wrapper.is_on:
             raise StageError(
                 f"layer {wrapper.name!r} is not quantized before step "
-                f"{wrapper.config.get('quant_start_step', self.quant_start_step)}; train further first."
+                f"{wrapper.config.get('quant_start_step', self.quant_start_step)}; continue training first."
             )
         if target != "weight":
             other, target = self._who_quantizes(wrapper, target)
@@ -318,7 +318,7 @@ class RangeQuantizer(PlacedQuantizer):
             Whether to show a progress bar on a terminal.
         """
         if not self.is_wrapped:
-            raise StageError("calibrate() came before compress(); call that first.")
+            raise StageError("calibrate() was called before compress(); call compress() first.")
         for wrapper in self.get_modules_wrapper():
             if "weight" in wrapper.roles:
                 wrapper.set_attribute("weight_coarse", self._fine(wrapper))

@@ -161,7 +161,7 @@ def compress(
         raise ConfigError("data: received no batch, expected some.")
     inputs = _first_inputs(batches[0]) if example_inputs is None else example_inputs
     if example_inputs is None and 0 in getattr(inputs, "shape", ()):
-        raise ConfigError("data: the first batch has no examples, expected two at least.")
+        raise ConfigError("data: the first batch has no examples, expected at least two.")
     search = Search(
         model,
         list(DEFAULT_RULES) if config_list is None else config_list,
@@ -186,11 +186,11 @@ def compress(
         if epochs and not work.is_done and not is_late:
             _train(work, choice, data, epochs, end, seed)
     except OutOfTimeError:
-        log.warning("the time is up; the best file so far is kept.")
+        log.warning("time is up; keeping the best file so far.")
     except KeyboardInterrupt:
         if work.best is None:
             raise
-        log.warning("interrupted; the best file so far is kept.")
+        log.warning("interrupted; keeping the best file so far.")
     return work.finish()
 
 
@@ -240,7 +240,7 @@ class _Work:
             best: Trial = self.search.run_strategy(self.task)
         except AlgorithmError as error:
             raise AlgorithmError(
-                f"{error} What is possible without pruning is in {self.path}."
+                f"{error} The best file without pruning is {self.path}."
             ) from error
         self.offer("found by the search", best.choice, self.task.candidate(best.choice), best.costs)
         return best.choice

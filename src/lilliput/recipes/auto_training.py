@@ -111,7 +111,7 @@ def again(data: Any) -> Iterator[Any]:
     found = require_batches(data() if callable(data) else data)
     if iter(found) is found and not callable(data):
         raise ConfigError(
-            "data: received an iterator, which can be read only once; give a list, a loader, or the "
-            "function that makes it."
+            "data: received an iterator, which can be read only once; pass a list, a loader, or the "
+            "function that creates it."
         )
     return iter(found)

@@ -144,7 +144,9 @@ class _Step:
         except LilliputError as error:
             return [self._fault(str(error), "options" if options else str(self.verb))]
         except (TypeError, ValueError) as error:
-            return [self._fault(f"{cls.__name__} does not take these options: {error}.", "options")]
+            return [
+                self._fault(f"{cls.__name__} does not accept these options: {error}.", "options")
+            ]
         return []
 
     def _fault(self, message: str, *keys: str | int) -> Fault:
@@ -153,6 +155,6 @@ class _Step:
 
 def _about_option(key: Any, known: list[str], cls: Any) -> str:
     if key in OURS:
-        return "is given by the recipe itself; remove it from the options."
+        return "is set by the recipe itself; remove it from the options."
     listed = f"It takes: {', '.join(known)}." if known else "It takes none."
     return f"{cls.__name__} has no such option.{nearest(key, known)} {listed}"

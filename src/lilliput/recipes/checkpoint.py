@@ -35,7 +35,7 @@ _SHRUNK = re.compile(r"shrunk-\d+")
 
 
 class CompressorEntry(Strict):
-    """A compressor at work, as its step wrote it, and what it knows."""
+    """An attached compressor as its step wrote it, and what it knows."""
 
     verb: Literal["prune", "quantize"]
     algorithm: str

@@ -66,8 +66,8 @@ def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], folder: An
     if found:
         listed = "".join(f"\n  - {text}" for text in found)
         raise StateError(
-            f"{folder}: this run was started with something else, and cannot be continued:{listed}\n"
-            "Undo the change to continue, or start anew in another folder."
+            f"{folder}: this run was started with different inputs and cannot be continued:{listed}\n"
+            "Undo the change to continue, or start over in another folder."
         )
 
 
@@ -97,7 +97,7 @@ def _version_changes(before: Any, now: Any) -> list[str]:
     if before is None or now is None:
         return []
     return [
-        f"{name} was {old}, is {now.get(name, 'not installed')} (another version rounds otherwise)"
+        f"{name} was {old}, is {now.get(name, 'not installed')} (a different version may round differently)"
         for name, old in before.items()
         if now.get(name) != old
     ]
@@ -115,7 +115,7 @@ def _model_changes(before: Any, now: Any) -> list[str]:
     found += [f"{name} is gone" for name in old if name not in new]
     found += [f"{name} is new" for name in new if name not in old]
     if not found:
-        return ["the model changed: the same layers, but other weights"]
+        return ["the model changed: same layers, different weights"]
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return [f"the model changed: {'; '.join(found[:3])}{more}"]
 

@@ -63,7 +63,7 @@ def stored_files(folder: Path) -> list[Path]:
     gone = [name for name in names if not inside(folder, name).is_file()]
     if gone:
         raise StateError(
-            f"{folder}: the run is finished, but {gone[0]} is gone; run the recipe in another folder."
+            f"{folder}: the run is finished, but {gone[0]} is missing; run the recipe in another folder."
         )
     return [folder / name for name in names]
 
@@ -88,12 +88,12 @@ def _metric_name(function: str | None) -> str:
 
 
 def _about_simulation(session: Session) -> list[str]:
-    """Say that rounding in the framework is not integer arithmetic."""
+    """Note that rounding in the framework is not integer arithmetic."""
     is_simulated = any(entry.verb == "quantize" for entry in session.entry.compressors)
     if not is_simulated or session.log["exports"]:
         return []
     return [
-        "integers are only simulated, which takes longer: size and speed come with an export step"
+        "integers are only simulated, which is slower: add an export step to gain size and speed"
     ]
 
 
@@ -125,12 +125,12 @@ def _is_slow(session: Session) -> bool:
 
 
 def _about_timing(session: Session) -> list[str]:
-    """Say why there is no latency to compare with."""
+    """Explain why there is no latency to compare with."""
     if not _is_slow(session):
         return []
     seconds = session.log["factory_seconds"]
     return [
-        f"making the trained model takes {seconds:.0f} s, so it was not timed together with the result"
+        f"building the trained model takes {seconds:.0f} s, so it was not timed together with the result"
     ]
 
 
@@ -182,7 +182,7 @@ def _write_report(session: Session, receipt: Receipt) -> None:
 
 
 def _quantization(session: Session) -> Any:
-    """Return what quantization does to each tensor, if a quantizer is at work."""
+    """Return what quantization does to each tensor, if a quantizer is attached."""
     from lilliput.report.quantization import quantization_report
 
     samples = session.samples()

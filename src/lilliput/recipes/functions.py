@@ -39,7 +39,7 @@ class Functions:
     def batches(self, epoch: int = 0) -> Any:
         """Return the batches of an epoch, made anew."""
         if self.data is None:
-            raise ConfigError("'data' is missing in the recipe, and this step needs it.")
+            raise ConfigError("'data' is missing from the recipe; this step needs it.")
         return call(self.data, epoch=epoch)
 
     def optimizer_of(self, step: int) -> Function | None:

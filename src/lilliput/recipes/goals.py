@@ -63,12 +63,12 @@ def check_goal(entry: Mapping[str, Any], verb: str) -> Iterator[tuple[str, str]]
 def about_found(step: Any, search: SearchStep | None) -> str:
     """Return why a step cannot take what a search has found, empty if it can."""
     if search is None:
-        return "takes 'found', and no search step comes before it."
+        return "uses 'found', but there is no search step before it."
     asked = search.pruner if step.verb == "prune" else search.quantizer
     registry = pruners if step.verb == "prune" else quantizers
     if registry.get(getattr(step, step.verb)) is not registry.get(asked):
         return (
-            f"takes 'found', which was searched for {asked!r}; use the same here, or write "
+            f"uses 'found', which was searched for {asked!r}; use the same here, or write "
             f"'{step.verb}r: {getattr(step, step.verb)}' in the search step."
         )
     return ""
@@ -113,7 +113,7 @@ def make_search(session: Session, step: Any, evaluate: Evaluate) -> Any:
 
 
 def do_search(session: Session, number: int, evaluate: Evaluate) -> None:
-    """Search; the model stays as it is. A search that was killed goes on where it was."""
+    """Search; the model stays as it is. A killed search resumes where it left off."""
     step: Any = session.recipe.steps[number]
     found = make_search(session, step, evaluate).run(session.folder / f"search-{number + 1}")
     session.log["found"] = {
@@ -163,7 +163,7 @@ def do_auto(session: Session, number: int, evaluate: Evaluate) -> None:
     session.log["exports"].append(export)
     session.log["notes"] += [
         *done.receipt.notes,
-        f"{done.path.name} is what auto has made; the weights of the run are those before it",
+        f"{done.path.name} was written by auto; the weights of the run are those before that step",
     ]
 
 

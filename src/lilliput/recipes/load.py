@@ -121,7 +121,7 @@ def _explain(fault: Any) -> Fault:
     if kind == "verb":
         return Fault(place, _about_verbs(received))
     if kind == "int_parsing_size":
-        return Fault(place, f"should be a valid integer of a usual size. Received: {received}.")
+        return Fault(place, f"should be a valid integer of reasonable size. Received: {received}.")
     text = str(fault["msg"]).removeprefix("Value error, ")
     text = text if text.endswith((".", "?")) else f"{text}."
     shown = "" if isinstance(received, Mapping) else f" Received: {_short(received)}."
@@ -146,7 +146,7 @@ def _about_verbs(step: Any) -> str:
         return f"expected a mapping with one of {known}. Received: {_short(step)}."
     found = [key for key in VERBS if key in step]
     if found:
-        return f"has {len(found)} verbs ({', '.join(found)}); make each of them a step of its own."
+        return f"has {len(found)} verbs ({', '.join(found)}); make each of them a separate step."
     hint = next(filter(None, (nearest(key, VERBS) for key in step)), "")
     return f"has no verb; expected one of {known}.{hint}"
 

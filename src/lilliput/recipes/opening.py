@@ -29,7 +29,7 @@ from lilliput.recipes.units import seed_for
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The result of a run: the model, with the compressors that are still at work on it.
+    """The result of a run: the model, with the compressors that are still attached to it.
 
     Attributes
     ----------

@@ -32,17 +32,17 @@ def check_order(recipe: Recipe) -> list[Fault]:
         if step.verb == "speedup" and is_quantized:
             found = "comes after quantize; cut channels out first, and quantize the smaller model."
         elif step.verb == "speedup" and not has_zeros:
-            found = "comes after training without a prune step, so there is nothing to cut out."
+            found = "comes after training without a prune step, so there is nothing to cut."
         elif step.verb == "export" and step.file in files:
             found = f"writes {step.file!r}, which an earlier step writes too; choose another name."
         elif step.verb in ("prune", "recover") and is_quantized:
             found = f"comes after quantize; {step.verb} first."
         elif step.verb == "recover" and step.recover != "recalibrate" and since:
-            found = f"comes after {since}; it refits a pruned model to the one that the recipe began with."
+            found = f"comes after {since}; it refits a pruned model to the recipe's initial model."
         elif step.verb in GOALS and (is_masked or is_quantized):
             found = "comes after prune or quantize; search first, or cut the pruned channels out before."
         elif step.verb == "auto" and any(x.verb != "analyze" for x in steps[index + 1 :]):
-            found = "makes the file that a run ends with; it has to be the last step."
+            found = "writes the final file of a run; it has to be the last step."
         elif step.verb == "auto" and any(name.startswith("model.") for name in files):
             found = (
                 "writes a file 'model' of the target, and so does an earlier step; rename that one."
@@ -68,10 +68,10 @@ def check_order(recipe: Recipe) -> list[Fault]:
 def _check_data(recipe: Recipe, index: int, step: Any) -> list[Fault]:
     faults = []
     if step.verb in ("analyze", *GOALS) and recipe.evaluate is None:
-        text = "needs 'evaluate' at the top of the recipe, to measure what a layer can lose."
+        text = "needs 'evaluate' at the top of the recipe, to measure how much a layer can lose."
         faults.append(Fault(("steps", index, step.verb), text))
     if teacher_of(step) is not None and uses_labels(step) and recipe.train is not None:
-        text = "joins the loss of the recipe, which has a 'train' of its own; give 'loss' instead of it."
+        text = "joins the loss of the recipe, which has its own 'train'; use 'loss' instead."
         faults.append(Fault(("steps", index, step.verb), f"a teacher {text}"))
     needs_data = step.verb in ("quantize", "finetune", "distill", "recover", *GOALS) or (
         step.verb == "prune" and step.epochs

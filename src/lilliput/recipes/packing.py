@@ -32,8 +32,8 @@ def pack(value: Any, path: str, store: dict[str, Any], is_tensor: Callable[[Any]
         pairs = [[k, pack(x, f"{path}/{k}", store, is_tensor)] for k, x in value.items()]
         return {"dict": pairs}
     raise StateError(
-        f"{path}: a {type(value).__name__} cannot be written into a checkpoint; expected tensors, "
-        "numbers, texts, lists, tuples and dicts."
+        f"{path}: a {type(value).__name__} cannot be written to a checkpoint; expected tensors, numbers, "
+        "strings, lists, tuples and dicts."
     )
 
 

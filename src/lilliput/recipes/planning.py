@@ -117,7 +117,7 @@ def plan(recipe: str | os.PathLike[str] | dict[str, Any] | Recipe, *, trust: boo
         batch, count, notes = _time(session)
     if any(step.verb == "auto" for step in asked.steps):
         notes.append(
-            "auto trains on top, until its budget is met, its epochs or its hours are over"
+            "in addition, auto trains until its budget is met or its epochs or hours are used up"
         )
     steps = [
         PlannedStep(
@@ -186,9 +186,11 @@ def _time(session: Session) -> tuple[float | None, int | None, list[str]]:
     session.seed("data")
     batches = session.functions.batches()
     count = len(batches) if hasattr(batches, "__len__") else None
-    notes = ["writing, checking and measuring files comes on top"]
+    notes = ["not included: writing, checking and measuring files"]
     if count is None:
-        notes.append("'data' does not say how many batches there are, so training is not estimated")
+        notes.append(
+            "the number of batches of 'data' is unknown, so training time is not estimated"
+        )
     if not session.recipe.needs_loss:
         return None, count, notes
     first = next(iter(batches))

@@ -85,15 +85,15 @@ def _import(name: str, what: str, folders: list[str | Path]) -> Any:
             raise ConfigError(f"{what}: importing {name!r} failed: {_place(error)}") from error
         hint = nearest(name, _modules(folders))
         raise ConfigError(
-            f"{what}: there is no module {name!r} in the working directory, beside the recipe or "
+            f"{what}: there is no module {name!r} in the working directory, next to the recipe or "
             f"installed.{hint}"
         ) from error
     except Exception as error:  # whatever the user's module does when it is imported
         raise ConfigError(f"{what}: importing {name!r} failed: {_place(error)}") from error
     except SystemExit as error:
         raise ConfigError(
-            f"{what}: importing {name!r} ended the program; put what it runs behind "
-            "if __name__ == '__main__'."
+            f"{what}: importing {name!r} ended the program; put the code it runs under if __name__ == "
+            "'__main__'."
         ) from error
 
 

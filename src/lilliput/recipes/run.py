@@ -117,11 +117,11 @@ def _check_folder(folder: Path, resume: bool) -> None:
     has_run = (folder / NAME).exists()
     if has_run and not resume:
         raise StateError(
-            f"{folder}: holds a run already; continue it with --resume (resume=True), or choose "
+            f"{folder}: already contains a run; continue it with --resume (resume=True), or choose "
             "another folder."
         )
     if not has_run and not is_ours_only(folder):
-        raise StateError(f"{folder}: holds other files; choose a new or an empty folder.")
+        raise StateError(f"{folder}: contains other files; choose a new or an empty folder.")
 
 
 def _stored(recipe: Recipe, folder: Path) -> RunResult:
@@ -144,8 +144,8 @@ def _open(recipe: Recipe, folder: Path, trust: bool) -> Session:
     check_model(session)  # at once, and not after hours
     if session.made_from["data"] is None:
         session.log["notes"].append(
-            "'data' gave other batches when it was called again with the same seeds: a run that is "
-            "continued will not end bit for bit the same"
+            "'data' returned different batches when called again with the same seeds: a resumed run will "
+            "not be bit-identical"
         )
     return session
 

@@ -163,8 +163,8 @@ class Session:
             raise ConfigError("data: the function returned no batches.")
         if isinstance(batch, Mapping) or (isinstance(batch, (list, tuple)) and len(batch) != 2):
             raise ConfigError(
-                f"data: received a batch of {len(batch)} items, expected (inputs, targets); for others, add "
-                "'inputs: module:function' with what the model is called with, and 'train'."
+                f"data: received a batch of {len(batch)} items, expected (inputs, targets); otherwise add "
+                "'inputs: module:function', which returns the model's arguments, and 'train'."
             )
         rows = self.framework.first_rows(inputs_of(batch), _ROWS)
         self.inputs = self.framework.place(rows, self.model)

@@ -1,4 +1,4 @@
-"""What a recipe may hold: the model and its data by name, and the steps in order.
+"""The schema of a recipe: the model and its data by name, and the steps in order.
 
 >>> recipe = Recipe.model_validate({
 ...     "lilliput": 1,
@@ -78,7 +78,7 @@ def _check_model(text: str) -> str:
 
 def _check_name(text: str) -> str:
     if PurePath(text).name != text or text.startswith(".") or "\\" in text or "\0" in text:
-        raise ValueError("expected the name of a file; it is written into the folder of the run.")
+        raise ValueError("expected the name of a file; it is written to the run folder.")
     return text
 
 
@@ -90,7 +90,7 @@ def _check_format(value: Any) -> Any:
 
 
 def _nothing_is_empty(value: Any) -> Any:
-    """Read ``speedup:`` with nothing behind it like ``speedup: {}``."""
+    """Read ``speedup:`` without a value as ``speedup: {}``."""
     return {} if value is None else value
 
 
@@ -115,7 +115,7 @@ class Strict(BaseModel):
 
 
 class Training(Strict):
-    """How a step trains, where it does not do as the others."""
+    """Training settings of a step that override those of the recipe."""
 
     optimizer: Reference | None = Field(
         None, description="(model) -> optimizer, for this step only."
@@ -126,42 +126,42 @@ class Training(Strict):
 
 
 class Taught(Training):
-    """How a step trains, and who helps."""
+    """Training settings of a step, with an optional teacher."""
 
     teacher: Teacher | None = Field(
         None,
-        description="'original' or module:factory; the distance to its outputs joins the loss.",
+        description="'original' or module:factory; the distance from its outputs is added to the loss.",
     )
 
 
 class CompressStep(Taught):
-    """What an algorithm is told, and for how long the model trains under it."""
+    """The options of an algorithm, and the training with it."""
 
     config: JsonValue = Field(None, description="The config list, or a file with it.")
     options: Options = Field({}, description="Other arguments of the algorithm.")
-    epochs: Annotated[int, Field(ge=0)] = Field(0, description="Epochs of training under it.")
+    epochs: Annotated[int, Field(ge=0)] = Field(0, description="Epochs of training with it.")
     batches: Count | None = Field(
         None,
-        description="Batches that it looks at before; 16 for quantizers without epochs.",
+        description="Number of batches for calibration; 16 for quantizers without epochs.",
     )
 
 
 class PruneStep(CompressStep):
-    """Mask weights or channels, and train under the masks."""
+    """Mask weights or channels, and train with the masks."""
 
     verb: ClassVar[str] = "prune"
     prune: str = Field(description="Name of a pruner; see 'lilliput list'.")
 
 
 class QuantizeStep(CompressStep):
-    """Round weights and activations, after calibration or while training."""
+    """Quantize weights and activations, after calibration or during training."""
 
     verb: ClassVar[str] = "quantize"
     quantize: str = Field(description="Name of a quantizer; see 'lilliput list'.")
 
 
 class RecoverStep(Strict):
-    """Give back what pruning took, from batches and without training."""
+    """Recover accuracy lost to pruning, from batches and without training."""
 
     verb: ClassVar[str] = "recover"
     recover: Literal["reconstruct", "match", "recalibrate"] = Field(
@@ -174,7 +174,7 @@ class SpeedupOptions(Strict):
     """How channels are cut out."""
 
     extend_masks: bool = Field(
-        False, description="Also remove channels of which only the filters are masked."
+        False, description="Also remove channels for which only the filters are masked."
     )
     allow_graph: bool = Field(
         True, description="Whether parts of the model may become captured graphs (torch)."
@@ -195,20 +195,20 @@ class FinetuneOptions(Taught):
 
 
 class FinetuneStep(Strict):
-    """Train the model as it is by now."""
+    """Train the current model."""
 
     verb: ClassVar[str] = "finetune"
     finetune: FinetuneOptions
 
 
 class DistillStep(Training):
-    """Train the model to answer as a teacher does, without labels unless they are asked for."""
+    """Train the model to match a teacher's outputs, optionally with labels."""
 
     verb: ClassVar[str] = "distill"
     distill: Teacher = Field(description="'original', or module:factory of another model.")
     config: JsonValue = Field(None, description="What is compared; by default the outputs.")
     epochs: Count = Field(description="Epochs to train.")
-    labels: bool = Field(False, description="Whether the loss of the recipe counts as well.")
+    labels: bool = Field(False, description="Whether to add the loss of the recipe.")
 
 
 class ExportStep(Strict):
@@ -216,7 +216,7 @@ class ExportStep(Strict):
 
     verb: ClassVar[str] = "export"
     export: Format = Field(description=f"Format of the file: {', '.join(TARGETS)}.")
-    file: FileName = Field(description="Name of the file, in the folder of the run.")
+    file: FileName = Field(description="Name of the file in the run folder.")
     options: Options = Field(
         {}, description="Other arguments of the exporter, such as assume_vnni: false."
     )
@@ -241,29 +241,31 @@ class ExportStep(Strict):
 
 
 class AnalyzeStep(Strict):
-    """Measure what each layer can lose, for the report; the model stays as it is."""
+    """Measure how much each layer can lose, for the report; the model is not changed."""
 
     verb: ClassVar[str] = "analyze"
     analyze: str = Field(description="Name of a one-shot pruner, such as 'l1' or 'level'.")
-    config: JsonValue = Field(None, description="Which layers; by default those of the pruner.")
+    config: JsonValue = Field(
+        None, description="Which layers to analyze; by default those of the pruner."
+    )
     sparsities: Annotated[list[Share], Field(min_length=1)] | None = Field(
-        None, description="Shares to try; 0.1 to 0.9 by default."
+        None, description="Sparsities to try; 0.1 to 0.9 by default."
     )
 
 
 class GoalStep(Strict):
-    """What a step needs that works towards a budget by trials."""
+    """The settings of a step that works towards a budget with trials."""
 
-    config: JsonValue = Field(None, description="Rules in which values may be choices, or a file.")
+    config: JsonValue = Field(None, description="Rules whose values can be choices, or a file.")
     target: str = Field(
         "onnxruntime", description="The runtime: onnxruntime, openvino, executorch."
     )
-    trials: Count = Field(20, description="Config lists that are evaluated at most.")
-    networks: Count = Field(12, description="Networks to time, for a budget of latency.")
+    trials: Count = Field(20, description="Maximum number of config lists to evaluate.")
+    networks: Count = Field(12, description="Number of networks to time for a latency budget.")
 
 
 class SearchStep(GoalStep):
-    """Find the config list that keeps a budget; later steps take it by ``config: found``."""
+    """Find the config list that meets a budget; later steps use it with ``config: found``."""
 
     verb: ClassVar[str] = "search"
     search: str = Field(description="Strategy: knapsack, evolution, netadapt, annealing or bayes.")
@@ -271,21 +273,23 @@ class SearchStep(GoalStep):
     pruner: str = Field("l1", description="Name of the pruner, which removes channels.")
     quantizer: str = Field("ptq", description="Name of the quantizer.")
     recover: Literal["auto", "reconstruct", "recalibrate", "none"] = Field(
-        "auto", description="What gives back what pruning took, in trials."
+        "auto", description="How trials recover the accuracy lost to pruning."
     )
     batches: Count = Field(16, description="Batches for sensitivities, recovery and calibration.")
 
 
 class AutoStep(GoalStep):
-    """Do everything that a budget takes: search, prune, cut, recover, quantize, train and export."""
+    """Do everything needed to meet a budget: search, prune, cut, recover, quantize, train and export."""
 
     verb: ClassVar[str] = "auto"
     auto: Options = Field(description="The budget, such as {latency: 0.5, drop: 0.005}.")
-    epochs: Annotated[int, Field(ge=0)] = Field(10, description="Epochs of training at most.")
-    hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="When to end, at the latest."
+    epochs: Annotated[int, Field(ge=0)] = Field(
+        10, description="Maximum number of training epochs."
     )
-    trials: Count = Field(8, description="Config lists that are evaluated at most.")
+    hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="Time limit."
+    )
+    trials: Count = Field(8, description="Maximum number of config lists to evaluate.")
 
 
 STEPS: tuple[type[Strict], ...] = (
@@ -364,12 +368,12 @@ class Recipe(Strict):
     @model_validator(mode="after")
     def _check_training(self) -> Recipe:
         if self.train is not None and self.loss is not None:
-            raise ValueError("'train' and 'loss' are two ways to train; give one.")
+            raise ValueError("'train' and 'loss' are alternatives; give one of them.")
         return self
 
     @property
     def folder(self) -> Path:
-        """Where the recipe lies; modules beside it can be named in it."""
+        """The folder of the recipe; modules in it can be named in the recipe."""
         return self._folder
 
     @property
@@ -397,7 +401,7 @@ def teacher_of(step: Any) -> str | None:
 
 
 def uses_labels(step: Any) -> bool:
-    """Whether a step trains by the loss of the recipe, and not by the teacher's answers alone."""
+    """Whether a step trains with the loss of the recipe, not only with the teacher's outputs."""
     return not isinstance(step, DistillStep) or step.labels
 
 
@@ -411,5 +415,5 @@ def epochs_of(step: Any) -> int:
 
 
 def training_of(step: Any) -> Any:
-    """Return the part of a step that says how it trains."""
+    """Return the training settings of a step."""
     return step.finetune if isinstance(step, FinetuneStep) else step

@@ -43,7 +43,7 @@ def _set_up(session: Session, unit: Unit) -> None:
     step = session.step_of(unit)
     rules = found_rules(session, step)
     if not is_needed(session, step):
-        note = f"{title_of(step)}: the search has found that no layer needs it"
+        note = f"{title_of(step)}: skipped, since the search found that no layer needs it"
         session.log["notes"].append(note)
         return
     session.framework.evaluation_mode(session.model)

@@ -1,4 +1,4 @@
-"""Steps with a teacher: a distiller is at work on the model for as long as one epoch trains.
+"""Steps with a teacher: a distiller is attached to the model for as long as one epoch trains.
 
 It leaves nothing behind that a checkpoint would have to hold: a projection, where a rule needs one,
 starts in each epoch at the least-squares fit of its first batch.

@@ -37,8 +37,8 @@ def factory_folders(entry: ModelEntry, place: Path, trust: bool) -> list[str]:
     if not _holds(recorded, module):  # installed, or the project was moved
         return []
     raise StateError(
-        f"{place}: its model is {entry.factory} of {recorded}, which is not the working directory; "
-        "importing it executes that code. Work in that folder, or allow it with --trust (trust=True)."
+        f"{place}: its model is {entry.factory} of {recorded}, which is not the working directory; importing "
+        "it would execute that code. Run from that folder, or allow it with --trust (trust=True)."
     )
 
 

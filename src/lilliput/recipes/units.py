@@ -109,7 +109,7 @@ def _parts(step: Any) -> list[tuple[Kind, int, str]]:
     elif step.verb == "export":
         parts.append(("export", 0, f"write {step.file}"))
     elif step.verb == "analyze":
-        return [("analyze", 0, "measure what each layer can lose")]
+        return [("analyze", 0, "measure how much each layer can lose")]
     elif step.verb == "search":
         return [("search", 0, "try config lists")]
     elif step.verb == "auto":

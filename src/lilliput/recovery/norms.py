@@ -36,8 +36,8 @@ class Moments:
         """Take a batch into account, one row per channel."""
         if rows.shape[1] < 2:
             raise AlgorithmError(
-                f"recalibrate(): a batch gives layer {self.name!r} {rows.shape[1]} values per channel, "
-                "expected two or more, or there is no variance; use batches of 16 examples or so."
+                f"recalibrate(): a batch provides layer {self.name!r} {rows.shape[1]} values per channel, "
+                "expected at least two to compute a variance; use batches of about 16 examples."
             )
         self.total = self.total + rows.sum(1)
         self.squares = self.squares + (rows * rows).sum(1)
@@ -49,8 +49,7 @@ class Moments:
         variance = (self.squares / self.count - mean * mean).clip(min=0)
         if not math.isfinite(float(variance.sum())):
             raise AlgorithmError(
-                f"recalibrate(): layer {self.name!r} was given NaN or infinite values; look for them in "
-                "the batches."
+                f"recalibrate(): layer {self.name!r} received NaN or infinite values; check the batches."
             )
         return mean, variance * (self.count / (self.count - freedom))
 
@@ -153,7 +152,7 @@ def check_model(model: Any, norms: Sized, quantizers: Sized) -> None:
         )
     if quantizers:
         raise StageError(
-            "recalibrate() came after a quantizer, whose scales belong to the statistics as they were; "
+            "recalibrate() was called after a quantizer, whose scales depend on the old statistics; "
             "recalibrate first, then quantize."
         )
 
@@ -162,7 +161,7 @@ def check_original(is_same: bool, sizes: Mapping[str, int], original: Mapping[st
     """Raise if the norms of the original, their channels by name, differ from the model's."""
     if is_same:
         raise StageError(
-            "recalibrate(): original is the model itself; give it a copy made before pruning."
+            "recalibrate(): original is the model itself; pass a copy made before pruning."
         )
     if dict(sizes) == dict(original):
         return
@@ -171,7 +170,7 @@ def check_original(is_same: bool, sizes: Mapping[str, int], original: Mapping[st
     raise StageError(
         f"recalibrate(): batch norm {first!r} has {sizes.get(first, 'no')} channels here and "
         f"{original.get(first, 'no')} in the original. Recalibrate the masked model, before speedup(), or "
-        "leave original out."
+        "omit original."
     )
 
 

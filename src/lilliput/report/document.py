@@ -32,7 +32,7 @@ _SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
 
 def _readable(value: Any) -> Any:
-    """Replace what no file of text can hold: halves of characters, and zero bytes."""
+    """Replace characters that a text file cannot contain: surrogates and zero bytes."""
     if not isinstance(value, str):
         return value
     return value.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
@@ -50,7 +50,7 @@ class _Data(BaseModel):
 
 
 class LayerRow(_Data):
-    """One layer, before and after; what is not known is left out."""
+    """One layer, before and after; unknown values are omitted."""
 
     name: Text
     type: Text = ""
@@ -59,25 +59,25 @@ class LayerRow(_Data):
     parameters: Count = 0
     parameters_before: Count | None = None
     nonzeros: Count = 0
-    macs: Count | None = Field(None, description="Multiplications for one example.")
+    macs: Count | None = Field(None, description="Multiply-accumulates for one example.")
     macs_before: Count | None = None
-    bits: int | None = Field(None, description="Of the weight; left out in floating point.")
+    bits: int | None = Field(None, description="Bits of the weight; omitted in floating point.")
     sqnr: dict[Target, float] = Field(
-        {}, description="Signal to noise of each quantized tensor, in dB."
+        {}, description="Signal-to-noise ratio of each quantized tensor, in dB."
     )
-    ms: float | None = Field(None, description="Milliseconds of one call, without layers inside.")
+    ms: float | None = Field(None, description="Milliseconds of one call, excluding nested layers.")
     ms_before: float | None = None
-    kernel: Text = Field("", description="What the runtime executes in its place.")
+    kernel: Text = Field("", description="The kernel that the runtime executes.")
 
     @property
     def kept(self) -> float | None:
-        """The share of the parameters there were that are still there and not zero."""
+        """The fraction of the original parameters that are kept and non-zero."""
         whole = self.parameters if self.parameters_before is None else self.parameters_before
         return min(self.nonzeros / whole, 1.0) if whole else None
 
     @property
     def worst_sqnr(self) -> float | None:
-        """The signal to noise ratio of its worst tensor."""
+        """The signal-to-noise ratio of its worst tensor."""
         return min(self.sqnr.values(), default=None)
 
     @property
@@ -95,7 +95,7 @@ class Curve(_Data):
 
 
 class HistogramPair(_Data):
-    """How a tensor's values were and are spread over equal bins from ``low`` to ``high``.
+    """The distribution of a tensor's values before and after, over equal bins from ``low`` to ``high``.
 
     Zeros are not in the bins of weights: ``zeros`` says how many there are.
     """
@@ -111,7 +111,7 @@ class HistogramPair(_Data):
 
 
 class TriedPoint(_Data):
-    """One model that was tried: what it costs, and how good it is."""
+    """One model that was tried: its cost and its metric."""
 
     name: Text
     bytes: float | None = None
@@ -122,19 +122,21 @@ class TriedPoint(_Data):
 
 
 class ChannelGroup(_Data):
-    """Channels that can only go together, or, with a ``reason``, that stay."""
+    """Channels that can only be removed together or, with a ``reason``, that are kept."""
 
     name: Text
     size: Count
-    rows: Count | None = Field(None, description="Rows of equally many units, if it has some.")
-    makes: list[Text] = Field([], description="Layers that make the channels.")
+    rows: Count | None = Field(
+        None, description="Number of rows that must keep the same number of units, if any."
+    )
+    makes: list[Text] = Field([], description="Layers that produce the channels.")
     reads: list[Text] = []
     passes: list[Text] = Field([], description="Layers that scale or shift them.")
-    reason: Text = Field("", description="Why they stay; empty if they can be removed.")
+    reason: Text = Field("", description="Why they are kept; empty if they can be removed.")
 
 
 class Report(_Data):
-    """Everything that is known of a compressed model; ``save`` it as a page, ``load`` it from JSON.
+    """Everything known about a compressed model; ``save`` it as a page, ``load`` it from JSON.
 
     Sections without data are left out of the page.
     """
@@ -161,7 +163,7 @@ class Report(_Data):
         return value
 
     def to_json(self) -> str:
-        """Return all of it as JSON; what is not known is left out."""
+        """Return the report as JSON; unknown values are omitted."""
         data = self.model_dump(mode="json", exclude_none=True)
         data["layers"] = [
             {key: value for key, value in row.items() if value not in ("", {}, [])}
@@ -170,13 +172,13 @@ class Report(_Data):
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
     def to_html(self) -> str:
-        """Return the page: one file, drawings and data inside, nothing to load."""
+        """Return the page: a single file with drawings and data inline."""
         from lilliput.report.page.render import render
 
         return render(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page, and beside it the same as JSON: ``report.html`` and ``report.json``."""
+        """Write the page, and next to it the same data as JSON: ``report.html`` and ``report.json``."""
         page = Path(path)
         if page.suffix.lower() not in (".html", ".htm"):
             page = page.with_name(f"{page.name}.html")
@@ -194,7 +196,7 @@ class Report(_Data):
             When the file is damaged, is something else, or comes from a newer version.
         """
         place = Path(path)
-        expected = "expected the .json file that Report.save() wrote beside the page"
+        expected = "expected the .json file that Report.save() wrote next to the page"
         try:
             if place.stat().st_size > _LARGEST_FILE:
                 raise StateError(f"{place}: larger than any report; {expected}.")
@@ -207,7 +209,7 @@ class Report(_Data):
         if version != SCHEMA_VERSION or isinstance(version, bool):
             raise StateError(
                 f"{place}: a report of schema_version {str(version)[:40]}, this version reads "
-                f"{SCHEMA_VERSION}; make it again, or use the version of Lilliput that wrote it."
+                f"{SCHEMA_VERSION}; create it again, or use the version of Lilliput that wrote it."
             )
         try:
             return cls.model_validate(data)

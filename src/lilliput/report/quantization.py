@@ -163,7 +163,9 @@ def quantization_report(
         integers.
     """
     if not getattr(quantizer, "is_wrapped", False):
-        raise StageError("quantization_report() needs a quantizer at work; call compress() first.")
+        raise StageError(
+            "quantization_report() needs an attached quantizer; call compress() first."
+        )
     kept = list(batches)
     if not kept:
         raise ConfigError("quantization_report() received no batches.")

@@ -45,13 +45,15 @@ class LayerSnapshot(_Data):
 
     name: str
     type: str
-    shape: list[int] = Field(description="Of its largest parameter; empty if it has none.")
+    shape: list[int] = Field(description="Shape of its largest parameter; empty if it has none.")
     parameters: int
     nonzeros: int = Field(description="Parameters that no mask removes and that are not zero.")
-    macs: int | None = Field(None, description="Multiplications for one example, if known.")
-    bits: int | None = Field(None, description="Of the weight; None in floating point.")
-    ms: float | None = Field(None, description="Milliseconds of one call, without layers inside.")
-    zeros: float = Field(0.0, description="Share of zeros in the weight as it is computed with.")
+    macs: int | None = Field(None, description="Multiply-accumulates for one example, if known.")
+    bits: int | None = Field(None, description="Bits of the weight; None in floating point.")
+    ms: float | None = Field(None, description="Milliseconds of one call, excluding nested layers.")
+    zeros: float = Field(
+        0.0, description="Fraction of zeros in the weight that the layer computes with."
+    )
     histogram: WeightHistogram | None = None
 
 

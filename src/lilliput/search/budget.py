@@ -6,8 +6,8 @@ Limit(name='bytes', value=2000000.0, is_share=False)
 Traceback (most recent call last):
     ...
 lilliput.errors.ConfigError: budget: 2 problems
-  - latency: received 'fast', expected a share of the original such as 0.5, or a text such as '12 ms'.
-  - macs: received -1, expected a share of the original in (0, 1), or a number above 1.
+  - latency: received 'fast', expected a fraction of the original such as 0.5, or a string such as '12 ms'.
+  - macs: received -1, expected a fraction of the original in (0, 1), or a number above 1.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _UNITS = {
     "params": {"k": 1e3, "m": 1e6, "g": 1e9},
 }
 _EXPECTED = {
-    "latency": "a share of the original such as 0.5, or a text such as '12 ms'",
-    "bytes": "a share of the original in (0, 1), a number of bytes, or a text such as '2 MB'",
-    "macs": "a share of the original in (0, 1), or a number above 1",
-    "params": "a share of the original in (0, 1), or a number above 1",
+    "latency": "a fraction of the original such as 0.5, or a string such as '12 ms'",
+    "bytes": "a fraction of the original in (0, 1), a number of bytes, or a string such as '2 MB'",
+    "macs": "a fraction of the original in (0, 1), or a number above 1",
+    "params": "a fraction of the original in (0, 1), or a number above 1",
     "average_bits": "a number of bits from 1 to 32",
-    "drop": "how much of the metric may be lost, a number from 0",
+    "drop": "the largest acceptable drop of the metric, a number from 0",
 }
 _TEXT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ]+)\s*", re.IGNORECASE)
 
@@ -79,7 +79,7 @@ def parse_budget(budget: Any) -> dict[str, Limit]:
         raise ConfigError(problems, title="budget")
     if set(limits) == {"drop"}:
         raise ConfigError(
-            "budget: 'drop' alone does not say what shall become smaller; add latency, bytes, macs, params "
+            "budget: 'drop' alone does not define what to reduce; add latency, bytes, macs, params "
             "or average_bits."
         )
     return limits

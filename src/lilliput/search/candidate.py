@@ -153,7 +153,7 @@ class Maker:
                 reasons.append(str(error))
             else:
                 return way
-        log.warning("what pruning takes is not given back without training: %s", reasons[-1])
+        log.warning("accuracy lost to pruning is not recovered without training: %s", reasons[-1])
         return "none"
 
     def _order(self, choice: Sequence[int]) -> Order:
@@ -226,7 +226,7 @@ def evaluated(evaluate: Callable[[Any], Any], model: Any, what: str) -> float:
         ) from error
     if not math.isfinite(metric):
         raise AlgorithmError(
-            f"evaluate returned {metric} on {what}; expected a finite number, higher being better."
+            f"evaluate returned {metric} on {what}; expected a finite number, higher is better."
         )
     return metric
 

@@ -49,7 +49,7 @@ def outcome(future: Any, order: Order, evaluate: Callable[[Any], Any], what: str
     except LilliputError:  # of the trial itself
         raise
     except Exception as error:  # every engine has others for a worker that died
-        log.warning("a worker was lost (%s); its trial is done again.", type(error).__name__)
+        log.warning("a worker was lost (%s); its trial is repeated.", type(error).__name__)
     return metric_of(order, evaluate, what)
 
 

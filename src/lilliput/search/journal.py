@@ -1,4 +1,4 @@
-"""What a search has found out so far, in one file that is replaced as a whole: a killed search goes on."""
+"""What a search has found out so far, in one file that is replaced as a whole: a killed search can resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FORMAT = 1
 
 
 class Journal:
-    """Findings by name; what is noted is on disk before the search goes on.
+    """Findings by name; entries are on disk before the search continues.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Journal:
         if differing:
             seeded = " A loader that shuffles has to be seeded." if "data" in differing else ""
             raise StateError(
-                f"{self.path}: this search was begun with another {', '.join(differing)}; choose another "
+                f"{self.path}: this search was started with another {', '.join(differing)}; choose another "
                 f"folder, or remove this one to start over.{seeded}"
             )
         return findings

@@ -49,7 +49,7 @@ def repair(
         What loses too much: rules with ``sparsity``, ``quant_bits`` or both, such as
         :attr:`Found.config_list <lilliput.search.result.Found>`.
     drop : float
-        How much of the metric may be lost.
+        Largest acceptable drop of the metric.
     evaluate, data, example_inputs
         See :class:`~lilliput.search.search.Search`.
     folder : path
@@ -89,7 +89,9 @@ def repair(
     if isinstance(drop, bool) or not isinstance(drop, (int, float)) or not 0 <= drop < math.inf:
         raise ConfigError(f"drop: received {drop!r}, expected a number from 0.")
     if trials == 1:
-        raise ConfigError("trials: received 1, expected 2 or more: what is given, and the mildest.")
+        raise ConfigError(
+            "trials: received 1, expected 2 or more: the given config list and the least aggressive one."
+        )
     search = Search(
         model,
         milder(config_list),
@@ -102,8 +104,8 @@ def repair(
     )
     if search.space.narrowed:
         raise ConfigError(
-            f"config_list: the channels of {search.space.narrowed[0]} go together, and their rules have "
-            "different sparsities; give them one."
+            f"config_list: the channels of {search.space.narrowed[0]} are removed together, but their rules "
+            "have different sparsities; use one sparsity."
         )
     search.limits[cost] = Limit(
         cost, math.inf, False
@@ -161,8 +163,8 @@ def _find(task: Task, cost: str, least: float) -> Trial:
     best = task.trial(mildest)
     if best.metric < least:
         raise AlgorithmError(
-            f"even the mildest choices lose {task.baseline - best.metric:.4g}, more than the drop of "
-            f"{task.baseline - least:.4g} that is allowed."
+            f"even the least aggressive choices lose {task.baseline - best.metric:.4g}, more than the drop "
+            f"of {task.baseline - least:.4g} that is allowed."
         )
     low, high = task.score(mildest), task.score(strongest)
     while not task.is_exhausted and high > low * 1.01:

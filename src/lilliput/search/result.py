@@ -102,7 +102,7 @@ def explain(task: Task, best: Trial) -> tuple[str, ...]:
         else:
             lines.append(f"{task.limits[name]}: {value:.4g} of at most {bound:.4g}{estimate}")
     if not is_prepared:
-        lines.append("the search ended before sensitivities and estimates were known")
+        lines.append("the search ended before sensitivities and estimates were available")
     error = task.clock.times.error() if task.clock is not None and is_prepared else None
     if error is not None and task.clock is not None:
         count = len(task.clock.times.networks)

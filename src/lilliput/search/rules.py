@@ -69,7 +69,7 @@ def read_choices(config_list: Any, model: Any, pruner: str, quantizer: str) -> l
         problems += selecting.problems
     if not problems and not any(len(x) > 1 for rule in found for x in rule.choices.values()):
         text = (
-            f"no value is a choice, so there is nothing to search; write a rule such as {_EXAMPLE}."
+            f"no value is a choice, so there is nothing to search; use a rule such as {_EXAMPLE}."
         )
         problems.append(Problem("", text))
     if problems:
@@ -102,7 +102,7 @@ def _read(
     others: dict[str, dict[str, Any]] = {key: {} for key in CHOSEN}
     for key, value in entry.items():
         if isinstance(value, Mapping) and "choose" in value:
-            text = f"only {' and '.join(CHOSEN)} can be a choice; give one value."
+            text = f"only {' and '.join(CHOSEN)} can be a choice; use a single value."
             problems.append(Problem(f"{place} → {printable(key)}", text))
             continue
         owner = next((x for x in reversed(CHOSEN) if key in known[x].model_fields), None)
@@ -111,12 +111,12 @@ def _read(
             text = f"unknown key.{nearest(key, names)}"
             problems.append(Problem(f"{place} → {printable(key)}", text))
         elif owner not in choices:
-            text = f"it goes with {owner!r}, which the rule does not have."
+            text = f"it requires {owner!r}, which the rule does not have."
             problems.append(Problem(f"{place} → {key}", text))
         else:
             others[owner][key] = value
     if not choices and not selecting.get("exclude"):
-        text = "it asks for nothing; expected 'sparsity', 'quant_bits' or 'exclude': True."
+        text = "it requests nothing; expected 'sparsity', 'quant_bits' or 'exclude': True."
         problems.append(Problem(place, text))
     for key, values in choices.items():
         for value in values:

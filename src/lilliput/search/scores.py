@@ -117,7 +117,7 @@ class _Scores:
         """Return the mean squares, never falling within a decision."""
         if not self.batches:
             raise AlgorithmError(
-                "data: received no batch, expected a few to find sensitivities on."
+                "data: received no batch, expected a few to compute sensitivities."
             )
         found: list[Array | None] = []
         for number, decision in enumerate(self.space.decisions):

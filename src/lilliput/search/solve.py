@@ -80,7 +80,7 @@ def solve(scores: Sequence[Array], costs: Costs, budgets: Budgets) -> Choice | N
     costs : mapping of str to sequence of Term
         What is limited.
     budgets : mapping of str to float
-        The most that each cost may come to.
+        The upper bound of each cost.
     """
     return _Program(scores, costs).run(budgets)
 
@@ -166,7 +166,7 @@ class _Program:
             return None
         if found.status == _OUT_OF_TIME:
             log.warning(
-                "the solver stopped after %g s; its choice keeps the budgets, and a better one may exist "
+                "the solver stopped after %g s; its choice meets the budgets, but a better one may exist "
                 "(by at most %.2g of the score).",
                 _SECONDS,
                 found.mip_gap,

@@ -180,8 +180,8 @@ class Space:
             listed = ", ".join(map(repr, names))
             if not choices or (max(choices) == 0 and any(max(x) > 0 for x in lists)):
                 text = (
-                    f"the channels of {listed} go together, and their rules have no sparsity above 0 in "
-                    "common; give them one rule."
+                    f"the channels of {listed} are removed together, but their rules have no sparsity above "
+                    "0 in common; use one rule for them."
                 )
                 problems.append(Problem("sparsity", text))
             if any(set(x) != set(choices) for x in lists):

@@ -1,4 +1,4 @@
-"""What a strategy works with: scores, estimated costs, and trials that measure a choice for real."""
+"""The task of a search strategy: scores, estimated costs, and trials that measure a choice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROUNDS = 8  # of solving, measuring, and solving again with what was learned
 
 
 class OutOfTimeError(LilliputError):
-    """The time is up: what would come next is not begun."""
+    """The time is up: the next step is not started."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Trial:
 
 
 class Task:
-    """One search: a space, its limits, and all that was measured.
+    """One search: a space, its limits, and all measurements.
 
     Parameters
     ----------
@@ -115,18 +115,18 @@ class Task:
 
     @cached_property
     def scores(self) -> list[Array]:
-        """What each alternative is expected to lose."""
+        """The expected loss of each alternative."""
         held = self.journal.get("scores")
         if held is None:
             self.check_time()
-            log.info("finding the sensitivity of %d decisions", len(self.space.decisions))
+            log.info("computing the sensitivity of %d decisions", len(self.space.decisions))
             held = [x.tolist() for x in find_scores(self.space, self.maker.data)]
             self.journal.note("scores", held)
         return [np.asarray(x, float) for x in held]
 
     @cached_property
     def whole(self) -> dict[str, float]:
-        """What the original takes."""
+        """The costs of the original."""
         groups = self.space.groups
         found = {
             "params": float(groups.count_parameters()),
@@ -169,7 +169,7 @@ class Task:
 
     @cached_property
     def bounds(self) -> dict[str, float]:
-        """The most that each cost may come to."""
+        """The upper bound of each cost."""
         found = {}
         for name in self.limited:
             limit = self.limits[name]
@@ -184,11 +184,11 @@ class Task:
     # -- what is estimated -------------------------------------------------------------------------------
 
     def estimate(self, name: str, choice: Sequence[int]) -> float:
-        """Return a cost as estimated, with what measurements have taught."""
+        """Return the estimate of a cost, corrected by measurements."""
         return total(self.costs[name], choice) + self.shift.get(name, 0.0)
 
     def may_fit(self, choice: Sequence[int]) -> bool:
-        """Whether a choice is expected to keep all budgets."""
+        """Whether a choice is expected to meet all budgets."""
         return all(
             self.estimate(name, choice) <= bound + _ROUNDING * abs(bound)
             for name, bound in self.bounds.items()
@@ -208,7 +208,7 @@ class Task:
         return solve(self.scores, self.costs, bounds)
 
     def solve_measured(self, looser: float = 1.0) -> Trial | None:
-        """Solve, measure, and solve again with what was learned, until the budget is really kept."""
+        """Solve, measure, and solve again with corrected estimates, until the budget is really met."""
         for _ in range(_ROUNDS):
             choice = self.solve(looser)
             if choice is None:
@@ -222,7 +222,7 @@ class Task:
         return self.trial(near) if self.keeps(self.measure(near), looser) else None
 
     def learn(self, choice: Choice, costs: Mapping[str, float]) -> None:
-        """Correct estimates by what a choice really takes."""
+        """Correct the estimates with the measured costs of a choice."""
         for name in ("bytes", "latency"):
             if name in self.costs:
                 more = costs[name] - total(self.costs[name], choice)
@@ -263,7 +263,7 @@ class Task:
         return found
 
     def keeps(self, costs: Mapping[str, float], looser: float = 1.0) -> bool:
-        """Whether measured costs keep all budgets."""
+        """Whether measured costs meet all budgets."""
         return all(value <= bound for _, value, bound in self.compared(costs, looser))
 
     def compared(
@@ -282,7 +282,7 @@ class Task:
         return self.trials([choice])[0]
 
     def trials(self, choices: Sequence[Choice]) -> list[Trial]:
-        """Measure several choices; their metrics are found by the executor, if there is one."""
+        """Measure several choices; the executor, if any, computes their metrics."""
         costs = {choice: self.measure(choice) for choice in choices}
         due = [x for x in costs if x not in self.tried and self._metric(x) is None]
         for choice, metric in zip(due, self._evaluated(due), strict=True):
@@ -317,7 +317,7 @@ class Task:
 
     @property
     def left(self) -> int:
-        """How many trials may still be made."""
+        """The number of remaining trials."""
         return max(self.allowed - len(self.tried), 0)
 
     @property
@@ -340,22 +340,22 @@ class Task:
     # -- what cannot be had ------------------------------------------------------------------------------
 
     def refuse(self) -> AlgorithmError:
-        """Return an error that says which budget cannot be met, and what can be had."""
+        """Return an error that names the budget that cannot be met and what is achievable."""
         near = nearest_to(self.scores, self.costs, self.bounds)
         lines = []
         for name, value, bound in self.compared(self.measure(near)):
             mark = "" if value <= bound else "  ← over"
-            lines.append(f"{self.limits[name]}: {self.shown(name, value)} can be had{mark}")
+            lines.append(f"{self.limits[name]}: {self.shown(name, value)} is achievable{mark}")
         return AlgorithmError(
-            f"the budget cannot be met with these choices. The nearest: {'; '.join(lines)}. Loosen the "
-            "budget, or add stronger choices."
+            f"the budget cannot be met with these choices. The closest: {'; '.join(lines)}. Relax the "
+            "budget, or add more aggressive choices."
         )
 
     def refuse_drop(self, best: Trial, nearest: Trial | None) -> AlgorithmError:
-        """Return an error that says how much would be lost, and what can be had for the drop."""
+        """Return an error that reports the loss and what is achievable within the drop."""
         allowed = self.limits["drop"].value
         text = (
-            f"drop {allowed:g}: within the rest of the budget the best that was found loses "
+            f"drop {allowed:g}: within the rest of the budget, the best result loses "
             f"{self.baseline - best.metric:.4g} ({self.baseline:.4g} → {best.metric:.4g})."
         )
         if nearest is not None:
@@ -363,11 +363,11 @@ class Task:
                 f"{name} {self.shown(name, value)}"
                 for name, value, _ in self.compared(nearest.costs)
             )
-            text += f" The nearest that keeps the drop has {had}."
-        return AlgorithmError(f"{text} Loosen the budget, or train the network after the search.")
+            text += f" The closest result that meets the drop has {had}."
+        return AlgorithmError(f"{text} Relax the budget, or train the network after the search.")
 
     def shown(self, name: str, value: float) -> str:
-        """Return a cost in words, and what share of the original's it is."""
+        """Return a cost as text, with its fraction of the original's."""
         whole = self.whole.get(name)
         if name == "latency" and self.clock is not None:
             return f"{value:.3g} of the original's {amount(name, self.clock.milliseconds)}"

@@ -59,7 +59,7 @@ class Clock:
 
     @property
     def times(self) -> Times:
-        """What the table knows of this model."""
+        """The table's entries for this model."""
         return self.table.times(self.id)
 
     @property
@@ -71,7 +71,7 @@ class Clock:
         return self.table.document.models[self.id].milliseconds
 
     def terms(self) -> list[Term]:
-        """Return the estimated latency of choices, in terms of the original's."""
+        """Return the estimated latency of choices relative to the original."""
         times = self.times
         terms = [Term((), np.array(times.overhead))]
         for name, layer in self.layers.items():
@@ -186,7 +186,7 @@ class Clock:
         return max(tried, key=shows)
 
     def measure(self, choice: Sequence[int], candidate: Candidate) -> tuple[float, int]:
-        """Return the latency of a network in terms of the original's, and the bytes of its file."""
+        """Return the latency of a network relative to the original, and the bytes of its file."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"network{self.maker.target.suffix}")
             result = self.maker.write(candidate, path)
@@ -195,7 +195,7 @@ class Clock:
         return ratio, int(result.bytes)
 
     def compare(self, path: Path) -> tuple[float, float]:
-        """Return the latency of a file in terms of the original's, in turns, and that in milliseconds."""
+        """Return the latency of a file relative to the original, timed alternately, and in milliseconds."""
         files = [self.file, open_file(path)]
         calls = [how_to_measure(x).caller(x, self.inputs) for x in files]
         one, two = (float(np.median(x)) for x in time_calls(calls, _RUNS, _SECONDS))
@@ -222,8 +222,8 @@ class Clock:
         }
         if not any(layer.share > 0 for layer in layers.values()):
             raise AlgorithmError(
-                "budget: latency: the profile of the runtime names no layer that the search knows; limit "
-                "macs or bytes instead."
+                "budget: latency: the runtime's profile contains none of the model's layers; limit macs or "
+                "bytes instead."
             )
         self.table.add(
             self.id, milliseconds, Network(choice=list(choice), layers=layers, ratio=ratio)
@@ -231,7 +231,7 @@ class Clock:
 
 
 def architecture_of(path: Path) -> str:
-    """Return a hash of all that decides how long an ONNX file takes: everything but the trained numbers.
+    """Return a hash of everything that determines the latency of an ONNX file: all but the trained values.
 
     Of names only those of layers count, by which the table knows them; others tell how a file was made.
     """
@@ -264,7 +264,7 @@ def check_clock(target: Target) -> None:
     """Refuse a runtime whose layers cannot be timed."""
     if target.runtime != "onnxruntime":
         raise ConfigError(
-            f"budget: latency: {target.title} does not tell what its layers take; expected target "
+            f"budget: latency: {target.title} does not report the time of its layers; expected target "
             "'onnxruntime'."
         )
 

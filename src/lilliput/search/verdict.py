@@ -1,4 +1,4 @@
-"""Whether a written file keeps the budget, by the figures of its receipt: met, not met, or not shown.
+"""Whether an exported file meets the budget, according to its receipt: met, not met, or not shown.
 
 >>> Verdict(("the budget is not met: macs",), ("noisy",)).word, Verdict((), ("noisy",)).word, Verdict().word
 ('not met', 'not shown', 'met')
@@ -19,7 +19,7 @@ MET, NOT_MET, NOT_SHOWN = "met", "not met", "not shown"
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which budgets a file does not keep, and of which it cannot be told, in words."""
+    """The budgets that a file does not meet, and those that could not be decided, as text."""
 
     missed: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Verdict:
 def judge(
     task: Task, costs: Mapping[str, float], before: Figures, after: Figures, drop: float | None
 ) -> Verdict:
-    """Return whether a file keeps its budgets.
+    """Return whether a file meets its budgets.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def judge(
     before, after : Figures
         The original's file and the new one, timed in turns, with their metrics.
     drop : float, optional
-        How much of the metric may be lost.
+        Largest acceptable drop of the metric.
     """
     found = dict(costs)
     if after.bytes is not None:
@@ -59,7 +59,7 @@ def judge(
     if limit is not None and math.isfinite(limit.value):
         doubt = doubt_of(before, after)
         if doubt or not before.p50 or not after.p50:
-            unknown.append(f"the budget of latency is not shown to be met: {doubt or 'not timed'}")
+            unknown.append(f"the latency budget is not shown to be met: {doubt or 'not timed'}")
         else:
             found["latency"] = _latency(task, before.p50, after.p50)
     lines = [

@@ -27,7 +27,7 @@ def channel_groups(model: Any, example_inputs: Any = None) -> ChannelGroups:
     >>> print(channel_groups(model, torch.zeros(2, 4)))
     1 channel group, 8 units can be removed
     0.weight: 8 units
-      made by 0.weight
+      produced by 0.weight
       also in 0.bias, 2.weight
     1 that stay:
       2.weight (dim 0, 2): they are the model's output

@@ -39,7 +39,7 @@ class Preflight:
             lines += ["", "stays, and why:"]
             lines += [f"  {pinned.tensor}: {pinned.reason}" for pinned in groups.pinned]
         if groups.unknown:
-            lines += ["", "ops without a rule (what they see stays):"]
+            lines += ["", "ops without a rule (their channels are kept):"]
             lines += [f"  {name} at {where}" for name, where in groups.unknown.items()]
         if groups.unreached:
             lines += ["", "not reached by the example inputs:", f"  {', '.join(groups.unreached)}"]
@@ -62,7 +62,7 @@ class Preflight:
         return (
             f"{count(len(groups), 'channel group')} with {sum(g.size for g in groups):,} units can be "
             "pruned",
-            f"half of them gone would leave {_share(groups.count_parameters, half)} of the parameters "
+            f"removing half of them would leave {_share(groups.count_parameters, half)} of the parameters "
             f"and {_share(groups.count_macs, half)} of the MACs",
         )
 
@@ -88,7 +88,7 @@ def preflight(model: Any, example_inputs: Any = None) -> Preflight:
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> print(preflight(model, torch.zeros(2, 4)))
     1 channel group with 8 units can be pruned
-    half of them gone would leave 52% of the parameters and 50% of the MACs
+    removing half of them would leave 52% of the parameters and 50% of the MACs
     <BLANKLINE>
       units  masked  group
           8       –  0.weight

@@ -206,8 +206,8 @@ def _describe(model: Any, inputs: Any, is_needed: bool) -> JsonValue:
         if not is_needed:
             return None
         raise StateError(
-            f"a model that runs as a captured graph is saved with its example inputs, and these cannot "
-            f"be written: {error}."
+            "a model that runs as a captured graph is saved with its example inputs, which cannot be "
+            f"written: {error}."
         ) from error
     return described
 

@@ -44,7 +44,7 @@ def speedup(
         A file written by ``export_model(mask_path=…)``, or masks by parameter or variable,
         ``{'conv1.weight': tensor of 0 and 1, …}``, in place of those that pruners hold on the model.
     extend_masks : bool
-        Also remove channels of which only the filters are masked. What they still gave to later
+        Also remove channels for which only the filters are masked. What they still gave to later
         layers (norm shifts, activations of zero) is lost: the result differs from the masked model,
         and is checked against the model with these masks completed.
     allow_graph : bool
@@ -73,8 +73,8 @@ def speedup(
     start = time.perf_counter()
     if optimizer is not None and not inplace:
         raise ConfigError(
-            "speedup: received an optimizer together with inplace=False, whose new model it does not "
-            "train; expected one of them. Make a new optimizer for result.model."
+            "speedup: received an optimizer together with inplace=False, which creates a new model; "
+            "expected one of them. Create a new optimizer for result.model."
         )
     options = Options(optimizer, masks, extend_masks, allow_graph, inplace)
     part: Shrinking = part_for(model, "shrink")

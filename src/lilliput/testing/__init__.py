@@ -1,4 +1,4 @@
-"""The conformance battery: find out at once everything that is wrong with a pruner or quantizer.
+"""The conformance battery: report every fault of a pruner or quantizer in one run.
 
 >>> from lilliput.testing import check_pruner
 >>> from lilliput.torch import LevelPruner

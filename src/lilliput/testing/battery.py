@@ -1,4 +1,4 @@
-"""Run every check on a class, and report all that is wrong at once."""
+"""Run every check on a class, and report all failures together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARED_CHECKS: dict[str, tuple[Check, ...]] = {
 
 
 def run_checks(subject: Subject, kind: str, checks: Iterable[Check], skip: Sequence[str]) -> Report:
-    """Run every check that is not left out; raise a ConformanceError that lists all failures."""
+    """Run every check that is not skipped; raise a ConformanceError that lists all failures."""
     _expect_kind(subject.cls, kind)
     by_name = {check.__name__: check for check in checks}
     skipped = _full_names(skip, list(by_name))

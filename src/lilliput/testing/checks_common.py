@@ -1,4 +1,4 @@
-"""Promises of every compressor: leave no trace, refuse nonsense, compute with what is shown."""
+"""Checks for every compressor: it leaves no trace, rejects invalid configs, and its weights are used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lilliput.testing.subject import Check, Subject, seeded
 
 @seeded
 def check_strip_restores_model(subject: Subject) -> None:
-    """Strip gives back the same parameters, classes, attributes and optimizer; all still works."""
+    """strip() restores the same parameters, classes, attributes and optimizer, and everything still works."""
     lab = subject.lab
     for model in subject.models():
         optimizer = lab.optimizer(model)
@@ -34,7 +34,7 @@ def check_strip_restores_model(subject: Subject) -> None:
 
 @seeded
 def check_compressing_again_changes_nothing(subject: Subject) -> None:
-    """A second compress() is harmless; compress after strip continues where it was."""
+    """A second compress() changes nothing; compress() after strip() continues where it left off."""
     lab, model = subject.lab, subject.model()
     compressor = subject.compress(model)
     before, keys = lab.outputs(model), list(lab.weights(model))
@@ -50,7 +50,7 @@ def check_compressing_again_changes_nothing(subject: Subject) -> None:
 
 @seeded
 def check_bad_config(subject: Subject) -> None:
-    """A config list that makes no sense is a ConfigError, and the model is left untouched."""
+    """An invalid config list raises a ConfigError, and the model is left untouched."""
     bad: dict[str, Any] = {
         "an unknown layer type": subject.rules(op_types=["Conv9d"]),
         "an unknown layer name": subject.rules(op_names=["no.such.layer"]),
@@ -95,7 +95,7 @@ def check_repeated_updates(subject: Subject) -> None:
 
 @seeded
 def check_models_compute_with_compressed_weights(subject: Subject) -> None:
-    """Each kind of model computes what a plain one computes with the weights that its layers show."""
+    """Each kind of model gives the outputs of a plain model with the weights that its layers show."""
     others = ("attention", "recurrent", "tied")
     for model in subject.models(*(kind for kind in subject.lab.SPECIMENS if kind not in others)):
         _check_against_twin(subject, model)
@@ -103,21 +103,21 @@ def check_models_compute_with_compressed_weights(subject: Subject) -> None:
 
 @seeded
 def check_attention(subject: Subject) -> None:
-    """Attention computes with compressed weights, on fast paths of its own too."""
+    """Attention uses compressed weights, also in its fast paths."""
     for model in subject.models("attention"):
         _check_against_twin(subject, model)
 
 
 @seeded
 def check_recurrent(subject: Subject) -> None:
-    """Recurrent layers compute with compressed weights."""
+    """Recurrent layers use compressed weights."""
     for model in subject.models("recurrent"):
         _check_against_twin(subject, model)
 
 
 @seeded
 def check_tied_weights(subject: Subject) -> None:
-    """A weight with two owners is compressed once, for both, and still shared afterwards."""
+    """A weight with two owners is compressed once for both, and is still shared afterwards."""
     for model in subject.models("tied"):
         compressor = _check_against_twin(subject, model)
         by_weight: dict[int, list[Any]] = {}
@@ -171,7 +171,7 @@ def check_layers_know_of_training(subject: Subject) -> None:
 
 @seeded
 def check_activation_collectors(subject: Subject) -> None:
-    """Collectors see what each layer is called with and returns, until they are removed."""
+    """Collectors receive the inputs and outputs of each layer until they are removed."""
     for model in subject.models("cnn", "mlp"):
         anatomy = Anatomy(subject.lab, model)
         compressor = subject.build(model)

@@ -1,4 +1,4 @@
-"""The promise of pruners, quantizers and distillers on one model: each does what it does alone.
+"""Checks for pruners, quantizers and distillers on one model: each behaves as it does alone.
 
 References are computed here in NumPy: the grid of a weight, and the distances to the teacher.
 """
@@ -54,7 +54,7 @@ _RULES = {
 def check_together(
     pruner: Subject, quantizer: Subject, kinds: Sequence[str] = ("cnn", "mlp")
 ) -> str:
-    """Check that a pruner and a quantizer keep their promises on one model, which learns from a teacher.
+    """Check a pruner and a quantizer together on one model that is distilled from a teacher.
 
     A small network is pruned, quantized and trained for two steps with a distiller that compares it with
     the original, by each of its losses. What is masked must be exactly zero in what the layers compute
@@ -102,7 +102,7 @@ def check_together(
 
 
 class Trio:
-    """A model under a pruner, a quantizer and a distiller.
+    """A model with a pruner, a quantizer and a distiller attached.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class Trio:
         self.quantizer: Any = None
 
     def compress(self) -> str:
-        """Compress the model by all three; return why they refuse, and leave the model plain then."""
+        """Compress the model with all three; if they refuse, return the reason and leave the model plain."""
         reason = self._attach()
         if reason:
             for compressor in (self.distiller, self.quantizer, self.pruner):
@@ -178,7 +178,7 @@ class Trio:
 
     @property
     def _holds_zeros(self) -> bool:
-        """Whether what is pruned stays so, and is zero in the raw weights, too."""
+        """Whether pruned weights stay pruned, and are zero in the raw weights too."""
         return not (self.pruner.regrows or self.pruner.computes_weights)
 
     def _masked(self) -> list[Entry]:

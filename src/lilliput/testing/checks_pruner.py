@@ -1,4 +1,4 @@
-"""Promises of pruners: exact counts, zeros that stay zero, and all masks or none."""
+"""Checks for pruners: exact counts, zeros that stay zero, and all masks or none."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def check_quantizing_keeps_zeros(subject: Subject) -> None:
 
 @seeded
 def check_pruning_again(subject: Subject) -> None:
-    """A second pruner, on top of the first or after strip, brings none of its zeros back."""
+    """A second pruner, on top of the first or after strip(), restores none of its zeros."""
     lab = subject.lab
     more = {subject.sparsity_key: 0.7} if subject.sparsity_key else {}
     for is_stripped in (False, True):
@@ -211,7 +211,7 @@ def check_pruning_again(subject: Subject) -> None:
 
 @seeded
 def check_strip_keeps_outputs(subject: Subject) -> None:
-    """The plain model that strip leaves computes what the pruned one computed."""
+    """The plain model after strip() gives the same outputs as the pruned one."""
     lab = subject.lab
     for model in subject.models():
         optimizer = lab.optimizer(model)

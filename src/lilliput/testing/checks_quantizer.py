@@ -1,4 +1,4 @@
-"""Promises of quantizers: few levels, float weights that keep training, honest gradients."""
+"""Checks for quantizers: few levels, float weights that keep training, correct gradients."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_forward_leaves_float_weights_alone(subject: Subject) -> None:
 
 @seeded
 def check_quantized_weights_follow(subject: Subject) -> None:
-    """A layer computes with its float weight as it is now, not as it was."""
+    """A layer uses its current float weight, not an outdated one."""
     lab = subject.lab
     for model in subject.models("cnn", "mlp"):
         quantizer = subject.compress(model)

@@ -1,4 +1,4 @@
-"""Promises of every compressor: repeat exactly, and continue from files."""
+"""Checks for every compressor: reproducible results, and resuming from files."""
 
 from __future__ import annotations
 

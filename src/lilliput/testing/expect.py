@@ -1,4 +1,4 @@
-"""What a check says when it fails, and what the whole battery says in the end.
+"""Failure messages of the checks, and the report of the whole battery.
 
 Values are compared as NumPy arrays, so that one set of words does for every framework.
 """
@@ -37,7 +37,7 @@ class ConformanceError(LilliputError, AssertionError):
 
 @dataclass(frozen=True)
 class Report:
-    """What the battery found out about one class.
+    """The battery's report on one class.
 
     Parameters
     ----------

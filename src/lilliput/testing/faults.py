@@ -1,4 +1,4 @@
-"""Make an algorithm fail on purpose, to see what is left behind."""
+"""Make an algorithm fail deliberately, to check what it leaves behind."""
 
 from __future__ import annotations
 

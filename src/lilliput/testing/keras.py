@@ -1,4 +1,4 @@
-"""The conformance battery for models of Keras, on TensorFlow, JAX or torch.
+"""The conformance battery for Keras models, on TensorFlow, JAX or torch.
 
 It has the names of :mod:`lilliput.testing`, and most of its checks. It runs on the backend of the
 process::
@@ -67,7 +67,7 @@ __getattr__ = lazily_from(__name__, dict.fromkeys(_MODELS, "lilliput.frameworks.
 
 
 class Subject(subject.Subject):
-    """As for torch, with models of Keras."""
+    """As for torch, with Keras models."""
 
     lab: ClassVar[Lab] = part_of("keras", "lab")
 
@@ -83,7 +83,7 @@ def quantizer_checks() -> list[Check]:
 
 
 def check_pruner(cls: Any, config: Any = None, make: Make | None = None, skip: Any = ()) -> Report:
-    """Check that a pruner keeps every promise Lilliput makes to users of Keras.
+    """Run all conformance checks on a pruner with Keras models.
 
     The parameters are those of :func:`lilliput.testing.check_pruner`.
 
@@ -109,7 +109,7 @@ def check_pruner(cls: Any, config: Any = None, make: Make | None = None, skip: A
 def check_quantizer(
     cls: Any, config: Any = None, make: Make | None = None, skip: Any = ()
 ) -> Report:
-    """Check that a quantizer keeps every promise Lilliput makes to users of Keras.
+    """Run all conformance checks on a quantizer with Keras models.
 
     The parameters are those of :func:`lilliput.testing.check_quantizer`.
 

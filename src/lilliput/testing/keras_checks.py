@@ -1,4 +1,4 @@
-"""Promises that only Keras can ask for: every way to train, compiled functions, policies, its files."""
+"""Checks specific to Keras: every way to train, compiled functions, precision policies, model files."""
 
 from __future__ import annotations
 

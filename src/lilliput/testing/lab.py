@@ -1,4 +1,4 @@
-"""What the checks ask of a framework: tiny models, a way to train them, and their weights as NumPy.
+"""The framework interface of the checks: tiny models, their training, and their weights as NumPy arrays.
 
 A lab is a module (or any object) with these names. The checks are written once, in terms of a lab, and
 know nothing else of a framework.
@@ -22,7 +22,7 @@ Weight = Any  # what a framework trains: a Parameter, or a Variable
 
 
 class Lab(Protocol):
-    """What the checks ask of a framework.
+    """The framework interface of the checks.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Lab(Protocol):
         """Return a fresh plain model of the same kind and dtype, with other weights."""
 
     def outputs(self, model: Model, training: bool = False) -> Array:
-        """Return what a model computes for its test batch."""
+        """Return the outputs of a model for its test batch."""
 
     def gradients(self, model: Model, distiller: Any = None) -> dict[int, Array | None]:
         """Return the gradient of a loss in training for each weight, by the weight's id.
@@ -88,7 +88,7 @@ class Lab(Protocol):
     # -- weights
 
     def weights(self, model: Model) -> dict[str, Weight]:
-        """Return all that a model keeps in its files, or would without a compressor."""
+        """Return everything that a model saves to its files, or would save without a compressor."""
 
     def raw(self, layer: Any, name: str) -> Weight:
         """Return the weight behind an attribute of a layer."""

@@ -1,4 +1,4 @@
-"""Look at models from outside: what their layers compute with, and whether anything was touched."""
+"""Observe models from outside: the weights their layers use, and whether anything changed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def test_missing_output_is_noted_with_its_cost(tmp_path):
     result, _ = export(quantizer, tmp_path, x)
     assert result.layers[0].reason == "its output is not quantized"
     assert result.layers[0].kernel in ("Conv", "FusedConv")
-    assert "0.94" in result.notes[0] and "'output' in quant_types" in result.notes[0]
+    assert "0.94" in result.notes[0] and "'output' to quant_types" in result.notes[0]
 
 
 def test_weights_alone_are_noted(tmp_path):
@@ -55,7 +55,7 @@ def test_ragged_groups_are_refused_for_openvino(tmp_path):
     model, x = nn.Sequential(nn.Linear(80, 8)), torch.randn(2, 80)
     quantizer = quantized(model, x, [rule(["weight"], weight=4)], granularity="per_group")
     with pytest.raises(
-        ExportError, match="0.weight: OpenVINO cannot cut 80 weights into groups of 32"
+        ExportError, match="0.weight: OpenVINO cannot split 80 weights into groups of 32"
     ):
         export(quantizer, tmp_path, x, "openvino")
     assert list(tmp_path.iterdir()) == []

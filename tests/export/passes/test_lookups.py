@@ -99,7 +99,7 @@ def test_a_table_that_no_kernel_looks_up_is_noted(tmp_path):
     quantizer, ids = lookup({"quant_bits": 4, "granularity": "per_group", "group_size": 12})
     result, graph = export(quantizer, tmp_path, ids)
     assert operators(graph)[:2] == ["DequantizeLinear", "Gather"]
-    assert any(note.startswith("0.weight: all of this table") for note in result.notes)
+    assert any(note.startswith("0.weight: the whole table") for note in result.notes)
 
 
 class Tied(nn.Module):

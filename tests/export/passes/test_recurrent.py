@@ -216,7 +216,7 @@ def test_an_input_that_eight_bits_would_ruin_keeps_its_lstm_in_float(tmp_path):
     result, _, _ = exported(model, tmp_path, rules=ALL, scale=spread)
     assert not result.layers[0].integer
     assert "8 bits are too coarse for its inputs" in result.layers[0].reason
-    assert "exclude them from quantization" in " ".join(result.notes)
+    assert "exclude it from quantization" in " ".join(result.notes)
     assert result.runtimes["onnxruntime"].sqnr > 30
 
 

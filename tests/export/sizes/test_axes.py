@@ -49,8 +49,8 @@ def test_sizes_that_the_model_fixes_are_said(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)).eval()
     result = export_onnx(model, tmp_path / "net.onnx", torch.randn(4, 3, 8, 8))
     assert shapes_of(result.path) == {"input": ["batch", 3, 8, 8]}
-    assert result.sizes["height"] == "8 only (the model takes no other)"
-    assert "sizes: batch any, height 8 only (the model takes no other)" in str(result)
+    assert result.sizes["height"] == "8 only (the model accepts no other size)"
+    assert "sizes: batch any, height 8 only (the model accepts no other size)" in str(result)
 
 
 class Loop(nn.Module):
@@ -89,8 +89,8 @@ def test_a_branch_on_the_length_fixes_it_and_says_so(tmp_path: Path) -> None:
     model, x = Long().eval(), torch.randn(2, 8, 4)
     result = export_onnx(model, tmp_path / "net.onnx", x)
     assert shapes_of(result.path) == {"x": ["batch", 8, 4]}
-    assert "takes another way there" in result.sizes["sequence"]
-    with pytest.raises(ExportError, match=r"for a sequence of \d+ the file does not compute"):
+    assert "takes another branch there" in result.sizes["sequence"]
+    with pytest.raises(ExportError, match=r"for a sequence of \d+ the file does not match"):
         export_onnx(model, tmp_path / "net.onnx", x, dynamic_shapes={0: "batch", 1: "sequence"})
 
 

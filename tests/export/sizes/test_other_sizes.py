@@ -38,9 +38,9 @@ def odd(y, rows):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (above_six, r"for 7 rows the file does not compute .* traced for \d to 6 rows"),
-        (only_nine, r"for 9 rows the file does not compute .* traced for Ne\(rows, 9\)"),
-        (odd, r"for 1 row the file does not compute .* traced for Eq\(Mod\(rows, 2\), 0\)"),
+        (above_six, r"for 7 rows the file does not match .* traced for \d to 6 rows"),
+        (only_nine, r"for 9 rows the file does not match .* traced for Ne\(rows, 9\)"),
+        (odd, r"for 1 row the file does not match .* traced for Eq\(Mod\(rows, 2\), 0\)"),
     ],
 )
 def test_a_branch_on_the_batch_size_is_refused(tmp_path, function, message, is_quantized):
@@ -71,7 +71,7 @@ def test_sizes_that_the_model_refuses_are_noted(tmp_path):
 def test_a_limit_that_is_too_large_to_try_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(other_sizes, "_LARGEST", 10_000)
     model = Branching(lambda y, rows: y if rows < 5000 else -y).eval()
-    with pytest.raises(ExportError, match=r"\d to 4999 rows, .* cannot be tried"):
+    with pytest.raises(ExportError, match=r"\d to 4999 rows, .* cannot be tested"):
         export_onnx(model, tmp_path / "model.onnx", torch.randn(4, 8))
 
 

@@ -120,8 +120,8 @@ def test_padding_of_its_own_and_negative_batch_norms_stay_on_integers(tmp_path):
 def test_what_xnnpack_does_not_have_is_refused(tmp_path):
     x = torch.randn(4, 8)
     for rule, message in (
-        ({"observer": "dynamic"}, "its scale is found in each call"),
-        ({"quant_bits": 16}, "no activations with 16 bits"),
+        ({"observer": "dynamic"}, "its scale is computed in each call"),
+        ({"quant_bits": 16}, "does not support activations with 16 bits"),
     ):
         model = nn.Sequential(nn.Linear(8, 4))
         quantizer = PTQQuantizer(

@@ -133,7 +133,7 @@ def test_a_checkpoint_with_something_else_than_a_mask_is_refused():
     LevelPruner(model, HALF).compress()
     state = model.state_dict()
     state["0.lilliput.0.weight_mask"] = torch.full((4, 4), 0.5)
-    with pytest.raises(RuntimeError, match="weight_mask: received other values than 0 and 1"):
+    with pytest.raises(RuntimeError, match="weight_mask: received values other than 0 and 1"):
         model.load_state_dict(state)
 
 

@@ -150,5 +150,5 @@ def test_masks_of_every_pruner_on_the_model_are_exported(tmp_path):
     assert list(torch.load(tmp_path / "masks.pth", weights_only=True)) == ["0.weight_mask"]
     alone = NaiveQuantizer(make_model(), [{"quant_bits": 4}])
     alone.compress()
-    with pytest.raises(ExportError, match="no pruner is at work"):
+    with pytest.raises(ExportError, match="no pruner is attached"):
         alone.export_model(str(tmp_path / "n.pth"), str(tmp_path / "o.pth"))

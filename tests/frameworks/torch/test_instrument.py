@@ -232,7 +232,7 @@ def test_containers_with_weights_of_their_own_are_refused():
             self.weight = nn.Parameter(torch.ones(2, 2))
 
     model = Odd()
-    with pytest.raises(UnsupportedModelError, match="is a Odd with weights of its own"):
+    with pytest.raises(UnsupportedModelError, match="is a Odd with its own weights"):
         LevelPruner(model, [{"op_types": ["Odd", "Linear"], "sparsity": 0.5}]).compress()
     assert type(model) is Odd and type(model[0]) is nn.Linear
 

@@ -70,7 +70,7 @@ def test_loss_of_a_call_in_training_is_the_formula():
 def test_a_call_of_inference_is_not_compared_and_a_forgotten_loss_is_noticed():
     distiller = attached(model := make())
     model(X, training=False)
-    with pytest.raises(StageError, match="no forward to compare"):
+    with pytest.raises(StageError, match="no forward pass to compare"):
         distiller.loss()
     model(X, training=True)
     with pytest.raises(StageError, match="ran again"):

@@ -239,7 +239,7 @@ def test_what_cannot_be_followed_is_refused():
         LevelPruner(model, [{"sparsity": 0.5}], "adam")
     other = make_model()
     other.optimizer.build(other.trainable_variables)
-    with pytest.raises(ConfigError, match="holds none of the weights"):
+    with pytest.raises(ConfigError, match="contains none of the weights"):
         LevelPruner(model, [{"sparsity": 0.5}], other.optimizer)
     with pytest.raises(StageError, match="before a model was bound"):
         LevelPruner(config_list=[{"sparsity": 0.5}]).callback()

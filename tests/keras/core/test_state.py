@@ -56,8 +56,8 @@ def assert_refused(compressor, state, words):
         (np.ones(16, "float32"), r"a → bias_mask: shape \[16\], the bias has \[5\]"),
         (np.ones(1, "float32"), r"a → bias_mask: shape \[1\], the bias has \[5\]"),
         (np.ones((), "float32"), r"a → bias_mask: shape \[\], the bias has \[5\]"),
-        (np.full(5, 0.5, "float32"), "a → bias_mask: received other values than 0 and 1"),
-        (np.full(5, np.nan, "float32"), "a → bias_mask: received other values than 0 and 1"),
+        (np.full(5, 0.5, "float32"), "a → bias_mask: received values other than 0 and 1"),
+        (np.full(5, np.nan, "float32"), "a → bias_mask: received values other than 0 and 1"),
     ],
 )
 def test_a_bias_mask_that_does_not_fit_is_refused_and_changes_nothing(mask, words):

@@ -168,7 +168,7 @@ def test_bad_arguments_are_refused(others, message):
 
 
 def test_latency_in_a_runtime_that_does_not_tell_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="LiteRT does not tell what its layers take"):
+    with pytest.raises(ConfigError, match="LiteRT does not report the time of its layers"):
         search_of(SIDES["keras"], {"latency": 0.5}, [CHANNELS], target="litert").run(tmp_path)
 
 
@@ -192,6 +192,6 @@ def test_one_model_is_one_architecture_however_often_it_is_written(tmp_path):
 
 
 def test_a_budget_that_cannot_be_met_names_the_nearest(tmp_path):
-    with pytest.raises(AlgorithmError, match="cannot be met with these choices. The nearest: 0.01"):
+    with pytest.raises(AlgorithmError, match="cannot be met with these choices. The closest: 0.01"):
         search_of(SIDES["keras"], {"macs": 0.01}, [CHANNELS]).run(tmp_path)
     assert not list(tmp_path.glob("model*"))

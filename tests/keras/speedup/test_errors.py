@@ -119,7 +119,7 @@ def test_masks_of_filters_alone_are_completed_on_request(shaken):
         speedup(model, masks=masks)
     result = speedup(model, masks=masks, extend_masks=True)
     assert result.model.get_layer("hidden").units == 4
-    assert any("completed" in note for note in result.notes)
+    assert any("extended" in note for note in result.notes)
 
 
 def test_of_a_layer_that_is_masked_altogether_one_channel_stays(shaken):
@@ -148,4 +148,4 @@ def test_zeros_that_stay_are_mentioned(group_masks, shaken):
     masks = group_masks(model)
     masks["head.kernel"][np.flatnonzero(masks["head.kernel"].any(axis=1))[0], 0] = False
     notes = speedup(model, masks=masks).notes
-    assert any("head.kernel" in note and "no longer held" in note for note in notes)
+    assert any("head.kernel" in note and "no longer enforced" in note for note in notes)

@@ -1,4 +1,4 @@
-"""``lilliput analyze``: what each layer can lose, by pruning and by quantization."""
+"""``lilliput analyze``: how much each layer can lose through pruning and quantization."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def analyze(
     sparsities: Annotated[
         str | None,
         typer.Option(
-            "--sparsities", metavar="0.3,0.5", help="Shares to try, 0.1 to 0.9 by default."
+            "--sparsities", metavar="0.3,0.5", help="Sparsities to try; 0.1 to 0.9 by default."
         ),
     ] = None,
     quantizer: Annotated[str, typer.Option("--quantizer", help="A quantizer.")] = "ptq",
     bits: Annotated[int, typer.Option("--bits", "-b", min=1, max=16, help="Bits to try.")] = 8,
     batches: Annotated[
-        int, typer.Option("--batches", min=1, help="Batches of --data to quantize with.")
+        int, typer.Option("--batches", min=1, help="Number of batches of --data for quantization.")
     ] = 4,
 ) -> None:
-    """Measure what each layer can lose.
+    """Measure how much each layer can lose.
 
-    By pruning it alone (needs --evaluate), and by quantizing it alone (needs --data).
+    Each layer is pruned alone (needs --evaluate) and quantized alone (needs --data).
     """
     if evaluate is None and sources.data is None:
         raise ConfigError(
-            "give --evaluate module:function (pruning), --data module:function (quantization) or both."
+            "pass --evaluate module:function (pruning), --data module:function (quantization) or both."
         )
     folder = run.output or Path("analyze-run")
     check_folder(folder, run.resume)
@@ -71,7 +71,7 @@ def analyze(
 
 
 def _plan(terminal: Terminal, scans: dict[str, Any], model: Any, metric: Any) -> None:
-    """Say how many measurements there are, and how long they take by timing one evaluation."""
+    """Report how many measurements there are, and how long they take by timing one evaluation."""
     from lilliput.recipes.planning import peak_memory
 
     seconds = None
@@ -82,10 +82,10 @@ def _plan(terminal: Terminal, scans: dict[str, Any], model: Any, metric: Any) ->
     steps = [f"{kind}: {scan.units} measurements" for kind, scan in scans.items()]
     total = None if seconds is None else seconds * sum(scan.units for scan in scans.values())
     if total is not None:
-        steps[-1] += f" (one evaluation takes {seconds:.2g} s; about {total:.0f} s in all)"
+        steps[-1] += f" (one evaluation takes {seconds:.2g} s; about {total:.0f} s in total)"
     memory = peak_memory()
     if memory is not None:
-        steps.append(f"memory: {memory / 1e6:,.0f} MB so far, and a copy of one layer at a time")
+        steps.append(f"memory: {memory / 1e6:,.0f} MB so far, plus a copy of one layer at a time")
     terminal.would(steps, seconds=total, memory_bytes=memory)
 
 
@@ -125,7 +125,7 @@ def _parts(found: dict[str, Any], folder: Path) -> list[Any]:
         cells = [
             [row["layer"], *(_cell(row["metrics"].get(share)) for share in shares)] for row in rows
         ]
-        title = f"metric with one layer pruned (as it is: {found['pruning']['baseline']:.4g})"
+        title = f"metric with one layer pruned (unpruned:  {found['pruning']['baseline']:.4g})"
         parts += [Table(["layer", *(f">{share}" for share in shares)], cells, title), ""]
     if "quantization" in found:
         rows = sorted(found["quantization"]["layers"], key=lambda row: row["sqnr"] or 0)

@@ -1,4 +1,4 @@
-"""``lilliput auto``: say the goal, and get a file that meets it."""
+"""``lilliput auto``: produce a file that meets a goal."""
 
 from __future__ import annotations
 
@@ -35,27 +35,28 @@ def auto(
         typer.Option(
             "--target",
             metavar="NAME=AMOUNT",
-            help="latency=0.5, latency='12 ms', bytes=0.25, macs=…, params=…; may be given again.",
+            help="latency=0.5, latency='12 ms', bytes=0.25, macs=…, params=…; repeatable.",
         ),
     ] = None,
     drop: Annotated[
-        float | None, typer.Option("--drop", min=0, help="How much of the metric may be lost.")
+        float | None, typer.Option("--drop", min=0, help="Largest acceptable drop of the metric.")
     ] = None,
     hours: Annotated[
-        float | None, typer.Option("--hours", help="When to end: nothing new is begun afterwards.")
+        float | None, typer.Option("--hours", help="Time limit; no new step starts afterwards.")
     ] = None,
     epochs: Annotated[
-        int, typer.Option("--epochs", min=0, help="Epochs of training at most, without --hours.")
+        int,
+        typer.Option("--epochs", min=0, help="Maximum number of training epochs, without --hours."),
     ] = 10,
     config: options.Config = None,
     runtime: Annotated[
-        str, typer.Option("--runtime", help="What executes the file.")
+        str, typer.Option("--runtime", help="The runtime that executes the file.")
     ] = "onnxruntime",
 ) -> None:
     """Search, prune, cut, recover, quantize and export, until the goal is met.
 
-    The first file comes early and better ones replace it; Ctrl-C keeps the best so far, and
-    --resume goes on with a search that was interrupted.
+    The first file is ready early and better ones replace it; Ctrl-C keeps the best so far, and --resume
+    continues an interrupted search.
     """
     budget = parse_targets(target or [], drop)
     parse_budget(budget)  # before anything is imported
@@ -64,7 +65,8 @@ def auto(
     folder = run.output or Path("auto-run")
     if (folder / JOURNAL).exists() and not run.resume:
         raise ConfigError(
-            f"{folder}: holds a search; continue it with --resume, or choose another folder with --output."
+            f"{folder}: already contains a search; continue it with --resume, or choose another folder with "
+            "--output."
         )
     metric, data = load_function(evaluate, "--evaluate"), load_function(sources.data, "--data")
     loaded, _, example = open_model(model, sources, run.trust)
@@ -104,13 +106,13 @@ def auto(
         raise typer.Exit(FAILED)  # one document, which says so
     if not done.is_met:
         raise AlgorithmError(
-            f"the budget is not met; {done.path} is the nearest that was found. Allow more --hours or "
-            "--epochs, or loosen it."
+            f"the budget is not met; {done.path} is the closest result. Allow more --hours or --epochs, or "
+            "relax the budget."
         )
 
 
 def _measure_again(path: Path, sources: Sources) -> list[str]:
-    """Say how to find out what a busy machine did not show."""
+    """Return the command to measure again on an idle machine."""
     words = ["compare", str(path.with_name(f"original{path.suffix}")), str(path)]
     given = {
         "--inputs": sources.inputs,
@@ -119,8 +121,9 @@ def _measure_again(path: Path, sources: Sources) -> list[str]:
     }
     words += [word for name, value in given.items() if value for word in (name, str(value))]
     return [
-        "the budget is not shown to be met: the latency was too noisy to tell. Measure again on a quiet "
-        "machine, or add --resume to the command:",
+        "the budget is not shown to be met: the latency was too "
+        "noisy. Measure again on an idle machine, or add --resume to "
+        "the command:",
         f"lilliput {shlex.join(words)}",
     ]
 
@@ -154,7 +157,7 @@ def parse_targets(targets: list[str], drop: float | None) -> dict[str, Any]:
 def _plan(
     terminal: Terminal, model: Any, metric: Any, data: Any, budget: dict[str, Any], given: Any
 ) -> None:
-    """Say how many trials there are, and how long they take by timing one evaluation."""
+    """Report how many trials there are, and how long they take by timing one evaluation."""
     from lilliput.recipes.auto import DEFAULT_RULES
     from lilliput.search.search import Search
 
@@ -170,7 +173,7 @@ def _plan(
         f"time {networks} networks for the latency table",
         f"choose from {search.space.count:,} config lists: {len(search.space.decisions)} decisions",
         f"evaluate at most 8 of them (one evaluation takes {seconds:.2g} s)",
-        "train what was found, with the original as teacher, until the drop is kept",
+        "train the result, with the original as teacher, until the metric drop is acceptable",
     ]
     terminal.would(steps if networks else steps[1:], decisions=len(search.space.decisions))
 

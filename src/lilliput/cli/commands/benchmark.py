@@ -36,25 +36,28 @@ def benchmark(
         typer.Option(
             "--format",
             "-f",
-            help=f"{', '.join(all_formats())}; several with commas.",
+            help=f"{', '.join(all_formats())}; separate several with commas.",
         ),
     ] = None,
     evaluate: options.Evaluate = None,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Calls to time, at most.")] = 50,
+    runs: Annotated[
+        int, typer.Option("--runs", min=1, help="Maximum number of calls to time.")
+    ] = 50,
     batches: Annotated[
-        int, typer.Option("--batches", min=1, help="Batches of --data to calibrate int8 on.")
+        int,
+        typer.Option("--batches", min=1, help="Number of batches of --data for int8 calibration."),
     ] = 8,
     trust: options.Trust = False,
     table: Annotated[
         Path | None,
         typer.Option(
-            "--table", metavar="FOLDER", help="Instead: show the latency tables of searches."
+            "--table", metavar="FOLDER", help="Show the latency tables of searches instead."
         ),
     ] = None,
 ) -> None:
     """Measure a model in several formats, and files.
 
-    Calls take turns, so that all rows meet the same machine.
+    Calls alternate, so that all rows are measured under the same conditions.
     """
     if table is not None:
         _show_tables(terminal, table, targets)
@@ -67,15 +70,17 @@ def benchmark(
     models = [x for x in targets if not is_file(x)]
     if len(models) > 1:
         raise ConfigError(
-            f"received the models {', '.join(models)}; benchmark one at a time, with any number of "
-            "files beside it."
+            f"received the models {', '.join(models)}; benchmark one at a time, along with any number of "
+            "files."
         )
     if formats and not models:
-        raise ConfigError(f"--format {formats[0]} needs a model to write; files are as they are.")
+        raise ConfigError(
+            f"--format {formats[0]} needs a model to export; files are measured as they are."
+        )
     if terminal.dry_run:
         known = formats or ["every format of its framework"]
         steps = [f"write {x} as {', '.join(known)} into a temporary folder" for x in models]
-        terminal.would([*steps, f"execute each row {runs} times, in turns, and evaluate it"])
+        terminal.would([*steps, f"execute each row {runs} times, alternating, and evaluate it"])
         return
     from lilliput.cli.executed import open_all
 
@@ -100,7 +105,7 @@ def _show_tables(terminal: Terminal, folder: Path, targets: list[str] | None) ->
     from lilliput.search.latency import LatencyTable
 
     if targets:
-        raise ConfigError(f"--table shows what was timed before; leave {targets[0]} out.")
+        raise ConfigError(f"--table shows earlier timings; leave {targets[0]} out.")
     files = [folder] if folder.is_file() else sorted(folder.glob("latency-*.json"))
     if not files:
         raise ConfigError(f"--table {folder}: there is no latency table; a search writes one.")
@@ -129,7 +134,9 @@ def _show_tables(terminal: Terminal, folder: Path, targets: list[str] | None) ->
         ]
         for row in rows
     ]
-    note = "fastest: of all networks, in terms of the original; error: of estimates, on average"
+    note = (
+        "fastest: the fastest network, relative to the original; error: mean error of the estimates"
+    )
     terminal.result({"rows": rows}, Table(columns, cells), "", note)
 
 
@@ -141,7 +148,7 @@ def _write(
 
     rows: list[Row] = []
     if not writer.batches and any("int8" in kind for kind in formats):
-        terminal.note("note: int8 is calibrated on the example inputs; --data gives real ones")
+        terminal.note("note: int8 is calibrated on the example inputs; pass --data for real ones")
     for kind in formats:
         terminal.note(f"preparing {name} as {kind} …")
         try:

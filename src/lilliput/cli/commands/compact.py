@@ -20,18 +20,18 @@ def compact(
     ],
     output: options.OutputFile = None,
 ) -> None:
-    """Write a safetensors file as a compact one, or a compact one as safetensors."""
+    """Convert a safetensors file to a compact file, or back."""
     if not source.is_file():
-        raise ConfigError(f"{source}: there is no such file; give a file of weights.")
+        raise ConfigError(f"{source}: no such file; pass a weights file.")
     from lilliput.compact.saving import convert, is_compact_file
 
     suffix = ".safetensors" if is_compact_file(source) else ".lil"
     target = output or source.with_suffix(suffix)
     if target.resolve() == source.resolve():
-        raise ConfigError(f"--output {target}: that is the file to read; give another name.")
+        raise ConfigError(f"--output {target}: this is the input file; pass another name.")
     if target.exists():
         raise ConfigError(
-            f"{target}: there is a file already; remove it, or give another name with --output."
+            f"{target}: already exists; remove it, or pass another name with --output."
         )
     options.check_folder_of(target)
     if terminal.dry_run:

@@ -1,4 +1,4 @@
-"""``lilliput compare``: the receipt between two models, files, runs or reports."""
+"""``lilliput compare``: the receipt for two models, files, runs or reports."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def compare(
     runs: Annotated[int, typer.Option("--runs", min=0, help="Calls to time; 0 for none.")] = 50,
     trust: options.Trust = False,
 ) -> None:
-    """Print the receipt between two models, files or runs.
+    """Print the receipt for two models, files or runs.
 
-    Size, speed, metric, and how far the outputs are apart. Files without --inputs get random numbers.
+    Compares size, speed, metric and outputs. Files are run on random numbers without --inputs.
     """
     stored = [_written(source) for source in (before, after)]
     written = [None if x is None else x[0] for x in stored]
@@ -54,7 +54,7 @@ def compare(
     metrics = [x[1] for x in stored if x is not None]
     name = evaluate.rpartition(":")[2] if evaluate else (metrics or ["metric"])[0]
     one, two = figures
-    notes = ("latencies of runs are left out: name their files to time them together",)
+    notes = ("latencies of runs are omitted: pass their files to time them together",)
     receipt = Receipt(one, two, name, difference, notes if metrics else (), one.name)
     terminal.result(receipt.to_dict(), receipt)
 
@@ -103,7 +103,7 @@ def _written(source: str) -> Any:
         found = Receipt.from_dict(receipt)
     except (OSError, ValueError, TypeError, AttributeError, StateError) as error:
         raise ConfigError(
-            f"{source}: holds no receipt ({error}); expected report.json or receipt.json of a run."
+            f"{source}: contains no receipt ({error}); expected report.json or receipt.json of a run."
         ) from error
     # Its latency was measured at another time: a ratio with one of today would mean nothing.
     untimed: dict[str, Any] = {"p50": None, "p95": None, "runs": 0, "readings": ()}

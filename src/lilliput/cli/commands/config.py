@@ -19,14 +19,14 @@ File = Annotated[
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", "-m", metavar="module:factory", help="The model it is for."),
+    typer.Option("--model", "-m", metavar="module:factory", help="The model it applies to."),
 ]
 
 
 def check(
     terminal: Terminal, file: File, algorithm: Algorithm = None, model: ModelOption = None
 ) -> None:
-    """Check a config list or a recipe, and show all that is wrong with it."""
+    """Check a config list or a recipe, and list all its mistakes."""
     if terminal.dry_run:
         terminal.would([f"read {file}", "check every key of it"])
         return
@@ -51,12 +51,12 @@ def check(
 def explain(
     terminal: Terminal, file: File, model: ModelOption = None, algorithm: Algorithm = None
 ) -> None:
-    """Show which rule takes which layer of a model, and what it asks for."""
+    """Show which rule selects which layer of a model, and what it requests."""
     if is_recipe(file):
         _explain_recipe(terminal, file, model)
         return
     if model is None:
-        raise ConfigError("--model is missing: rules are explained by the layers they take.")
+        raise ConfigError("--model is missing: explaining rules requires the layers they select.")
     if algorithm is None:
         fits = check_rules(file, None)[1]
         if len(fits) != 1:

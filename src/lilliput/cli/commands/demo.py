@@ -16,19 +16,20 @@ from lilliput.errors import ConfigError
 _STEPS = (
     "train a small CNN on 1,347 handwritten digits (they come with scikit-learn)",
     "prune 70% of its channels over 15 epochs, on AGP's schedule",
-    "cut them out, and fine-tune the smaller network",
-    "train it with the rounding of 8-bit integers (QAT), and write an ONNX file",
-    "execute it in ONNX Runtime, and print the receipt (about a minute in all)",
+    "cut the channels out, and fine-tune the smaller network",
+    "train it with simulated 8-bit integers (QAT), and export an ONNX file",
+    "run it in ONNX Runtime, and print the receipt (about a minute in total)",
 )
 
 
 def demo(
     terminal: Terminal,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where files and report go.")
+        Path,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Folder for files and the report."),
     ] = Path("lilliput-demo"),
 ) -> None:
-    """Show the whole journey, in about a minute."""
+    """Run the whole workflow on a small model, in about a minute."""
     if output.exists() and not output.is_dir():
         raise ConfigError(f"--output {output}: is a file, expected a folder to write into.")
     if terminal.dry_run:

@@ -1,4 +1,4 @@
-"""``lilliput inspect``: layers, shapes, parameters, MACs, and what of it can be compressed."""
+"""``lilliput inspect``: layers, shapes, parameters, MACs, and what can be compressed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inspect(
 ) -> None:
     """Show layers, costs, and what can be compressed.
 
-    With inputs also multiplications, and which channels can only be removed together.
+    With inputs, also MACs and the channels that can only be removed together.
     """
     if terminal.dry_run:
         terminal.would([f"load {model}", "run it once, if there are inputs", "list its layers"])
@@ -73,7 +73,7 @@ def _parts(result: dict[str, Any], missing: str) -> list[Any]:
     units = sum(group["units"] for group in result["groups"])
     parts.append(f"{len(result['groups'])} channel groups with {units:,} units can be cut out")
     rows = [[g["name"], str(g["units"]), ", ".join(g["made_by"])] for g in result["groups"]]
-    return [*parts, "", Table(["channel group", ">units", "made by"], rows)] if rows else parts
+    return [*parts, "", Table(["channel group", ">units", "produced by"], rows)] if rows else parts
 
 
 def _channels(row: dict[str, Any]) -> str:
@@ -136,7 +136,7 @@ def _groups(model: Any, example: Any, framework: str) -> tuple[Any, str]:
     from lilliput.speedup.channels import channel_groups
 
     if example is None and framework == "torch":
-        return None, "give --inputs, --data or --input-shape to see them"
+        return None, "pass --inputs, --data or --input-shape to see them"
 
     try:
         return channel_groups(model, example), ""

@@ -1,4 +1,4 @@
-"""``lilliput repair``: make a config list milder where it hurts, until a drop is kept."""
+"""``lilliput repair``: relax a config list until the metric drop is acceptable."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def repair(
     sources: Sources,
     run: options.Run,
     drop: Annotated[
-        float, typer.Option("--drop", min=0, help="How much of the metric may be lost.")
+        float, typer.Option("--drop", min=0, help="Largest acceptable drop of the metric.")
     ],
     evaluate: options.Evaluate = None,
     cost: Annotated[
-        str, typer.Option("--cost", help="What is spent: latency, bytes, macs or params.")
+        str, typer.Option("--cost", help="The cost to minimize: latency, bytes, macs or params.")
     ] = "latency",
     trials: Annotated[
-        int, typer.Option("--trials", min=2, help="Config lists to evaluate, at most.")
+        int, typer.Option("--trials", min=2, help="Maximum number of config lists to evaluate.")
     ] = 10,
 ) -> None:
-    """Raise bits and restore channels where a config list hurts most.
+    """Relax a config list that loses too much of the metric.
 
     CONFIG is a YAML or JSON file, such as found.json of 'lilliput auto'.
     """
@@ -52,7 +52,9 @@ def repair(
     loaded, _, example = open_model(model, sources, run.trust)
     folder = run.output or Path("repair-run")
     if terminal.dry_run:
-        terminal.would([f"evaluate at most {trials} config lists that are milder than {config}"])
+        terminal.would(
+            [f"evaluate at most {trials} config lists that are less aggressive than {config}"]
+        )
         return
     from lilliput.search.repair import repair
 

@@ -27,7 +27,7 @@ def report(
         raise ConfigError(f"--output {page}: expected a name that ends in .html.")
     options.check_folder_of(page)
     if terminal.dry_run:
-        terminal.would([f"read {data}", f"write {page} and its JSON twin"], page=page)
+        terminal.would([f"read {data}", f"write {page} and its JSON file"], page=page)
         return
     from lilliput.report.document import Report
 
@@ -44,7 +44,7 @@ def find_report(source: Path) -> Path:
     place = source / "report.json" if source.is_dir() else source
     if source.is_dir() and not place.is_file():
         raise ConfigError(
-            f"{source}: holds no report.json; give the folder of a finished 'lilliput run'."
+            f"{source}: contains no report.json; give the folder of a finished 'lilliput run'."
         )
     if not place.is_file():
         raise ConfigError(f"{source}: there is no such file or folder; give a run or report.json.")

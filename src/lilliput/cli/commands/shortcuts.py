@@ -24,13 +24,13 @@ Finetune = Annotated[int, typer.Option("--finetune", min=0, help="Epochs of trai
 
 @dataclass(frozen=True)
 class Rules:
-    """What a pruner or quantizer is told, and how long the model trains under it."""
+    """The options of a pruner or quantizer, and of the training with it."""
 
     op_types: options.OpTypes = None
     config: options.Config = None
     option: options.Options = None
     epochs: Annotated[
-        int, typer.Option("--epochs", min=0, help="Epochs of training under the compression.")
+        int, typer.Option("--epochs", min=0, help="Epochs of training with compression.")
     ] = 0
 
     def to_step(self, rule: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class File:
-    """What is written in the end."""
+    """Options of the exported file."""
 
     export: Annotated[
         str | None,
@@ -52,7 +52,7 @@ class File:
     def to_steps(self) -> list[dict[str, Any]]:
         """Return the step that writes it, if one was asked for."""
         if self.export is None and self.assume_vnni is not None:
-            raise ConfigError("--assume-vnni is about the file that --export writes; give both.")
+            raise ConfigError("--assume-vnni applies to the file written by --export; pass both.")
         return [] if self.export is None else [_export_step(self.export, self.assume_vnni)]
 
 
@@ -67,16 +67,16 @@ def prune(
         str, typer.Option("--algorithm", "-a", help="A pruner: see 'lilliput list'.")
     ] = "l1",
     sparsity: Annotated[
-        float | None, typer.Option("--sparsity", "-s", help="Share to remove, in [0, 1).")
+        float | None, typer.Option("--sparsity", "-s", help="Fraction to remove, in [0, 1).")
     ] = None,
     speedup: Annotated[
         bool, typer.Option("--speedup", help="Cut the masked channels out of the model.")
     ] = False,
     finetune: Finetune = 0,
 ) -> None:
-    """Remove weights or channels, with training if asked.
+    """Remove weights or channels, optionally with training.
 
-    Masks alone make nothing smaller: --speedup cuts masked channels out.
+    Masks alone make nothing smaller; --speedup cuts out masked channels.
     """
     rule = {} if sparsity is None else {"sparsity": sparsity}
     steps = [{"prune": algorithm, **rules.to_step(rule)}]
@@ -99,12 +99,12 @@ def quantize(
         int | None, typer.Option("--bits", "-b", min=1, max=16, help="Bits, 8 by default.")
     ] = None,
     batches: Annotated[
-        int | None, typer.Option("--batches", min=1, help="Batches to calibrate on.")
+        int | None, typer.Option("--batches", min=1, help="Number of batches for calibration.")
     ] = None,
 ) -> None:
     """Quantize to integers, by calibration or by training.
 
-    ptq is calibrated on --data; qat, lsq and others train with rounding for some --epochs.
+    ptq calibrates on --data; qat, lsq and others train with simulated quantization for some --epochs.
     """
     rule = {} if bits is None else {"quant_bits": bits}
     step = {"quantize": algorithm, **rules.to_step(rule), **_nonempty(batches=batches)}
@@ -120,7 +120,9 @@ def speedup(
     run: options.SavedRun,
     extend_masks: Annotated[
         bool,
-        typer.Option("--extend-masks", help="Also remove channels whose filters alone are zero."),
+        typer.Option(
+            "--extend-masks", help="Also remove channels for which only the filters are zero."
+        ),
     ] = False,
     finetune: Finetune = 0,
 ) -> None:
@@ -173,8 +175,8 @@ def _rules(config: str | None, op_types: list[str] | None, rule: dict[str, Any])
     if config is not None:
         if op_types or rule:
             raise ConfigError(
-                "--config and the options --sparsity, --bits and --op-types are alternatives; write all "
-                "of it into the file, or leave --config out."
+                "--config and the options --sparsity, --bits and --op-types are alternatives; put "
+                "everything into the file, or omit --config."
             )
         return {"config": config}
     return {"config": [{"op_types": op_types or ["default"], **rule}]} if op_types or rule else {}

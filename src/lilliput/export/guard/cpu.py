@@ -1,4 +1,4 @@
-"""Which CPUs a file is for: with VNNI, or without, where sums of 8-bit products saturate in 16 bits."""
+"""The CPUs a file targets: with VNNI, or without, where sums of 8-bit products saturate in 16 bits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Cpu:
 
 
 def cpu_for(assume_vnni: Any, target: str) -> Cpu | None:
-    """Return the CPUs to write a file for; None for a file that is to be exactly as simulated.
+    """Return the CPUs to export for; None for a file that must match the simulation exactly.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def cpu_for(assume_vnni: Any, target: str) -> Cpu | None:
 
 
 def cpu_has_wide_dot() -> bool:
-    """Whether this CPU adds products of 8-bit integers in 32 bits; False if that is not known."""
+    """Whether this CPU accumulates products of 8-bit integers in 32 bits; False if unknown."""
     machine = platform.machine().lower()
     if machine not in _X86 or not _CPUINFO.is_file():
         return machine not in {"", *_X86}

@@ -27,13 +27,13 @@ _SCALES = ("weight_scale", "weight_coarse")
 
 
 def quantizers_on(model: Any) -> list[Any]:
-    """Return the quantizers at work on a model."""
+    """Return the quantizers attached to a model."""
     wrappers = backend_of(model).quantizers_in(model)
     return list({id(w.compressor): w.compressor for w in wrappers if w.compressor}.values())
 
 
 def sample_inputs(model: Any) -> list[Inputs]:
-    """Return what the model was called with in calibration, as far as it was kept."""
+    """Return the calibration inputs that were kept."""
     return [
         x for quantizer in quantizers_on(model) for x in getattr(quantizer, "sample_inputs", ())
     ]
@@ -59,7 +59,7 @@ def guard_model(simulation: Simulation, batches: Sequence[Inputs], change: bool)
 def simulate_guarded(
     part: Simulating, model: Any, inputs: Inputs, batches: Sequence[Inputs], cpu: Cpu | None
 ) -> tuple[Simulation, list[Guarded]]:
-    """Run a model as it is simulated, with weights that do not saturate on the CPUs that a file is for."""
+    """Simulate a model with weights that do not saturate on the target CPUs."""
     simulation = part.simulate(model, inputs)
     guarded = guard_model(simulation, [inputs, *batches], not cpu.has_vnni) if cpu else []
     if any(row.is_changed for row in guarded):
@@ -68,13 +68,13 @@ def simulate_guarded(
 
 
 def may_saturate(model: Any) -> bool:
-    """Whether any layer multiplies 8-bit integers, so that it matters which CPU does."""
+    """Whether any layer multiplies 8-bit integers, so that the CPU matters."""
     return any(True for quantizer in quantizers_on(model) for _ in candidates(quantizer))
 
 
 @contextmanager
 def kept_if_done(model: Any) -> Iterator[None]:
-    """Put the scales of all weights back if something goes wrong."""
+    """Restore the scales of all weights if an error occurs."""
     held = scales_of(model)
     try:
         yield
@@ -84,7 +84,7 @@ def kept_if_done(model: Any) -> Iterator[None]:
 
 
 def scales_of(model: Any) -> Scales:
-    """Return what a guard may change, by the name of the layer and of the tensor."""
+    """Return the scales that the guard may change, by layer and tensor name."""
     return {
         (wrapper.name, name): np.array(to_array(tensor)) for wrapper, name, tensor in _held(model)
     }

@@ -1,4 +1,4 @@
-"""How large sums of two products get in integer kernels that add them up in 16 bits; see saturation."""
+"""Bounds on sums of two products in integer kernels that accumulate in 16 bits; see saturation."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def watch_inputs(
         for handle in handles:
             handle.remove()
     if not given.count:
-        raise ConfigError("the saturation guard received no batches: is an iterator used up?")
+        raise ConfigError("the saturation guard received no batches: is an iterator exhausted?")
     return {name: largest for name, largest in seen.items() if counts[name] >= enough}
 
 
@@ -134,7 +134,7 @@ def candidates(quantizer: Any) -> Iterator[tuple[Any, Sums, QParams]]:
 
 
 def _weight_of(wrapper: Any) -> Tensor:
-    """Return what a layer computes with."""
+    """Return the weight that a layer computes with."""
     weight = getattr(wrapper.module, wrapper.layer_info.weight_name)
     return namespace(weight).detach(weight)
 
@@ -155,7 +155,7 @@ def _examine(quantizer: Any, wrapper: Any, sums: Sums, largest: Array | None) ->
 def _watcher(
     wrapper: Any, sums: Sums, qparams: QParams, seen: dict[str, Array], counts: Counter[str]
 ) -> Callable[[list[Tensor]], None]:
-    """Return a function that notes the largest integers among what a layer is called with."""
+    """Return a function that records the largest integers among a layer's inputs."""
     scale, zero = (to_array(x) for x in (qparams.scale, qparams.zero_point))
     grid = qparams.grid
     shift = 128 * grid.is_signed

@@ -119,8 +119,8 @@ def _save_quantizers(model: Any, folder: Path) -> list[dict[str, Any]]:
         if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
             raise ExportError(
                 f"exporting needs TensorFlow, and {cls.__name__} cannot be moved there from Keras on "
-                f"{_backend()}: its class is not in a module that can be imported. Put it "
-                "into one, or run with KERAS_BACKEND=tensorflow."
+                f"{_backend()}: its class is not in an importable module. Move it to one, or run with "
+                "KERAS_BACKEND=tensorflow."
             )
         quantizer.state().save(folder / f"quantizer_{number}")
         found.append(
@@ -205,9 +205,9 @@ def _compare(model: Any, inputs: Inputs, received: Mapping[str, Array]) -> None:
         found = sqnr(output, received[f"output {number}"])
         if not found >= _SAME:
             raise ExportError(
-                f"{type(model).__name__} computes something else on TensorFlow than on "
-                f"{_backend()}: output {number} is {found:.1f} dB apart. Does it use "
-                "functions of one backend, or weights that its file does not hold?"
+                f"{type(model).__name__} computes different outputs on TensorFlow than on {_backend()}: "
+                f"output {number} is {found:.1f} dB apart. Does it use functions of one backend, or weights "
+                "that are not saved in its file?"
             )
 
 

@@ -135,7 +135,7 @@ def _give_depth(weight: Stored, scale: Array, bias: Array, axis: int) -> Stored:
     """Store small integers as multiples of a power of two, so that the bias has finer steps.
 
     Four bits go into eight in any case; shifted to the left, with a scale that is as much smaller, they
-    stand for the same numbers. No further than 32 bits hold the bias.
+    represent the same numbers. No further than 32 bits hold the bias.
     """
     dtype = _EIGHT_BITS.get(weight.dtype, weight.dtype)
     rows = np.moveaxis(weight.integers, axis, 0).reshape(len(weight.scale), -1)

@@ -40,7 +40,7 @@ def _quantizer(value: ir.Value | None) -> ir.Node | None:
 
 
 def _move_integers(draft: Draft) -> None:
-    """Transpose and reshape integers, not what they stand for: attention does so with its inputs."""
+    """Transpose and reshape integers, not what they represent: attention does so with its inputs."""
     for node in [node for node in draft.graph if node.op_type in _SHAPERS]:
         source, output = producer(node.inputs[0], "DequantizeLinear"), node.outputs[0]
         if source is None or _quantizer(node.inputs[0]) is None:
@@ -93,7 +93,7 @@ def _multiply(draft: Draft, node: ir.Node, quantize: ir.Node, weight: Stored) ->
 
 
 def _keep_integers(draft: Draft) -> None:
-    """Compare the integers themselves where nobody reads what they stand for any more."""
+    """Compare the integers themselves where nobody reads what they represent any more."""
     for key, value in draft.tensors.items():
         source = producer(value, "DequantizeLinear")
         quantize = None if source is None else producer(source.inputs[0], DYNAMIC)

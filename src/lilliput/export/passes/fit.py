@@ -112,8 +112,8 @@ def widen_weights(draft: Draft) -> None:
             widened.append(str(node.name))
     if widened:
         draft.notes.append(
-            f"{some_of(widened)}: weights of four bits or less are stored in eight, because integer "
-            "kernels multiply eight bits; export_onnx(…, target='generic') packs them."
+            f"{some_of(widened)}: weights of four bits or fewer are stored in eight, because integer kernels "
+            "multiply 8-bit values; export_onnx(…, target='generic') packs them."
         )
 
 
@@ -125,7 +125,7 @@ def refuse_ragged(draft: Draft) -> None:
             size = stored.integers.shape[stored.axis]
             if size % stored.block_size:
                 raise ExportError(
-                    f"{name_of(node.outputs[0])}: OpenVINO cannot cut {size} weights into groups of "
+                    f"{name_of(node.outputs[0])}: OpenVINO cannot split {size} weights into groups of "
                     f"{stored.block_size}; choose a group_size that divides {size}."
                 )
 
@@ -166,43 +166,43 @@ def _add_apart(draft: Draft, node: ir.Node, product: ir.Value, bias: ir.Value) -
 
 
 def find_notes(layers: list[Layer], draft: Draft, target: str) -> list[str]:
-    """Return what keeps a file from being as fast as it could be, and the remedy."""
+    """Return notes on what makes a file slower than necessary, with the remedy."""
     notes = note_defaults(draft.places)
     if target == "generic":
         return notes
     signed = [str(n.name) for n in layers_of(draft.graph) if integer_type(n.inputs[0]) in _SIGNED]
     if signed:
         notes.append(
-            f"{some_of(signed)}: signed activations. CPUs without VNNI add up pairs of products in 16 "
-            "bits and saturate (measured 12 dB instead of 32 on ResNet-18), and ONNX Runtime leaves "
-            "layers in float; use quant_dtype 'uint' for inputs and outputs."
+            f"{some_of(signed)}: signed activations. CPUs without VNNI add pairs of products in 16 bits and "
+            "saturate (measured 12 dB instead of 32 on ResNet-18), and ONNX Runtime leaves layers in float; "
+            "use quant_dtype 'uint' for inputs and outputs."
         )
     open_ended = [x.name for x in layers if x.reason == "its output is not quantized"]
     if open_ended and target == "onnxruntime":
         notes.append(
-            f"{some_of(open_ended)}: the output is not quantized, so ONNX Runtime computes these in "
-            "float (ResNet-18: 0.94 times the speed of float instead of 1.86). Give example_inputs to "
-            "the quantizer, or 'output' in quant_types."
+            f"{some_of(open_ended)}: the output is not quantized, so ONNX Runtime computes these in float "
+            "(ResNet-18: 0.94 times the speed of float instead of 1.86). Pass example_inputs to the "
+            "quantizer, or add 'output' to quant_types."
         )
     only = [x.name for x in layers if x.weight_only and x.op != "MatMul"]
     if only:
         notes.append(
-            f"{some_of(only)}: only the weight is quantized: a smaller file, but no faster. Add 'input' "
-            "and 'output' to quant_types."
+            f"{some_of(only)}: only the weight is quantized: the file is smaller, but not faster. Add "
+            "'input' and 'output' to quant_types."
         )
     unpacked = [x.name for x in layers if x.op == "MatMul" and x.weight_only]
     if unpacked:
         notes.append(
-            f"{some_of(unpacked)}: only the weight is quantized. This is faster for single rows, as in "
-            "generating text (2 to 4 times in ONNX Runtime), but not for many: without VNNI, four bits are "
-            "as fast as float with 16 rows and slower with 128 (0.8; eight bits 0.6). Dynamic inputs (in "
+            f"{some_of(unpacked)}: only the weight is quantized. This is faster for single rows, as in text "
+            "generation (2 to 4 times in ONNX Runtime), but not for many: without VNNI, four bits are as "
+            "fast as float with 16 rows and slower with 128 (0.8; eight bits 0.6). Dynamic inputs (in "
             "PyTorch: observer 'dynamic', 'input' in quant_types) are faster than float for both."
         )
     whole = whole_tables(draft.graph)
     if whole and target == "onnxruntime":
         notes.append(
-            f"{some_of(whole)}: all of this table is dequantized in each call, because ONNX Runtime cannot "
-            "look up its integers; give it 8 bits, or 4 in groups of 16, 32, 64 or 128."
+            f"{some_of(whole)}: the whole table is dequantized in each call, because ONNX Runtime cannot "
+            "look up its integers; use 8 bits, or 4 in groups of 16, 32, 64 or 128."
         )
     return notes
 

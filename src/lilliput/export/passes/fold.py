@@ -91,7 +91,7 @@ def _scaled_weight(
 
 
 def scale_channels(stored: Stored, factor: Array, axis: int) -> Stored | None:
-    """Return integers that stand for one factor per channel times what they stood for.
+    """Return integers that represent one factor per channel times what they represented.
 
     None if a sign cannot be turned: int8 has -128 but not 128.
 

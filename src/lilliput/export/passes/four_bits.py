@@ -3,7 +3,7 @@
 The kernel that multiplies four bits (``MatMulNBits``) is as fast as float with 16 rows and slower with more,
 on CPUs without VNNI. Those for eight bits are nearly as fast with one row, and much faster with many. So the
 file holds four bits in groups, and a few nodes without inputs make eight of them, which the runtime computes
-once, when it opens the file: ``Cast → Sub → Mul`` to what the groups stand for, then ``QuantizeLinear``.
+once, when it opens the file: ``Cast → Sub → Mul`` to what the groups represent, then ``QuantizeLinear``.
 
 stories15M, speed over float in ONNX Runtime 1.31 on AVX2, one thread, with 1, 16 and 128 tokens:
 ``MatMulNBits`` 2.8, 1.2 and 0.9 in blocks of 32, 2.5, 1.0 and 0.9 in blocks of 128, with activations in float
@@ -128,6 +128,6 @@ def _check(
     made = np.rint(reals / np.expand_dims(columns, 1 - axis))
     if not np.array_equal(made, wide):
         raise ExportError(
-            f"{place.name}: {int((made != wide).sum())} integers of its groups do not round to those of "
-            "the simulation; the weight has changed since it was quantized."
+            f"{place.name}: {int((made != wide).sum())} integers of its groups do not match the simulation "
+            "after rounding; the weight has changed since it was quantized."
         )

@@ -37,7 +37,7 @@ class Draft:
     model : onnx_ir.Model
         The graph that the passes edit.
     places : list of Place
-        What the ``Site`` nodes of the graph stand for.
+        What the ``Site`` nodes of the graph represent.
     tensors : dict
         From (place, position, call) to the tensor of the file that holds the quantized activation.
     notes : list of str
@@ -100,7 +100,7 @@ class Draft:
         return output
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:
-        """Let everybody who reads one tensor read another, model outputs included."""
+        """Redirect all readers of one tensor to another, including model outputs."""
         if old.is_graph_output():
             name, old.name = old.name, f"{old.name}_inner"
             if new.is_graph_output() or new.is_graph_input() or new.is_initializer():
@@ -118,7 +118,7 @@ class Draft:
                 self.tensors[key] = new
 
     def sweep(self) -> None:
-        """Take out nodes and initializers that nobody reads."""
+        """Remove unused nodes and initializers."""
         outputs = set(self.graph.outputs)
         for node in reversed(list(self.graph)):
             if not any(x.uses() or x in outputs for x in node.outputs):
@@ -179,7 +179,7 @@ def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
 
 
 def bounds_of(node: ir.Node) -> tuple[float, float] | None:
-    """Return between which numbers a node leaves its input as it is, None if it is no clip."""
+    """Return between which numbers a node leaves its input as it is, None if it is not a clip."""
     if node.op_type == "Relu":
         return 0.0, math.inf
     if node.op_type != "Clip":

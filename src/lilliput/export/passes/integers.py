@@ -68,7 +68,7 @@ class Stored:
         return spread(values, self.integers.shape, self.axis, self.block_size)
 
     def reals(self) -> Array:
-        """Return the numbers that the integers stand for, as DequantizeLinear computes them."""
+        """Return the numbers represented by the integers, as DequantizeLinear computes them."""
         steps = (self.integers - self.spread(self.zero_point)).astype(self.scale.dtype)
         return np.asarray(steps * self.spread(self.scale))
 

@@ -43,7 +43,7 @@ class Moved:
         return self.scale[..., 0].astype(np.float32)
 
     def reals(self) -> Array:
-        """Return the numbers that the integers stand for."""
+        """Return the real values represented by the integers."""
         return self.steps.astype(np.float32) * self.scale.astype(np.float32)
 
     def flat(self) -> Stored:

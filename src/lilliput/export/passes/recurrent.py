@@ -95,7 +95,7 @@ def unpack_recurrent(draft: Draft) -> None:
     if unpacked:
         draft.notes.append(
             f"{some_of(unpacked)}: quantized weights are stored as float, because runtimes would unpack "
-            "integers at every call, which is slower, or cannot; target='generic' packs them."
+            "integers in every call, which is slower, or do not support them; target='generic' packs them."
         )
 
 
@@ -125,7 +125,7 @@ def _refusal(node: ir.Node, weights: list[Moved]) -> str:
     if node.op_type != "LSTM":
         return f"no integer kernel for {node.op_type}"
     if integer_attribute(node, "layout", 0):
-        return "no integer kernel for LSTM with examples in front"
+        return "no integer kernel for batch-first LSTM"
     for weight in weights:
         if weight.dtype not in _BITS:
             return f"no integer kernel for {weight.dtype.name.lower()} weights of LSTM"

@@ -32,8 +32,8 @@ def replace_sites(draft: Draft) -> None:
     if left:
         place = draft.places[left[0].attributes["id"].as_int()]
         raise ExportError(
-            f"layer {place.wrapper.name!r} is quantized inside a branch or loop of the graph, which "
-            "cannot be exported; move it out of torch.cond and the like."
+            f"layer {place.wrapper.name!r} is quantized inside a branch or loop of the graph, which cannot "
+            "be exported; move it out of torch.cond or similar operators."
         )
     draft.model.opset_imports.pop(DOMAIN, None)
 

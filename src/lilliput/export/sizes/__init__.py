@@ -1,1 +1,1 @@
-"""Which sizes of its inputs a file leaves open, and whether it is right at others."""
+"""Dynamic input sizes of a file, and checks at other sizes."""

@@ -1,4 +1,4 @@
-"""Which sizes of the inputs a model leaves open, found by running it at others.
+"""Find the dynamic input sizes of a model by running it at other sizes.
 
 A model says nowhere that its sequences may be of any length, or that its images must be 224 pixels wide;
 but it runs at another length, and fails at another width. So it is run with another size of one axis after
@@ -21,7 +21,7 @@ _STRIDE = 32  # many networks take multiples of it only
 
 
 def choose_axes(simulation: Simulation, dynamic_batch: bool, dynamic_shapes: Any) -> list[Axis]:
-    """Return the sizes of the inputs to leave open."""
+    """Return the input sizes to make dynamic."""
     tensors = simulation.tensors(simulation.inputs)
     if not isinstance(dynamic_shapes, bool):
         names, part = simulation.input_names(), part_for(simulation.model, "export.sizes")
@@ -55,7 +55,7 @@ def batch_axis(tensors: Sequence[Tensor]) -> list[Axis]:
 def find_axes(
     tensors: Sequence[Tensor], names: Sequence[str], runs_at: Callable[[list[Axis]], bool]
 ) -> list[Axis]:
-    """Return the axes besides the batch at which a model takes other sizes.
+    """Return the axes, other than the batch, at which a model accepts other sizes.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def _others(size: int) -> list[int]:
 
 
 def named(axes: Sequence[Axis], tensors: Sequence[Tensor], names: Sequence[str]) -> list[Axis]:
-    """Return axes with names that a reader knows, each its own."""
+    """Return axes with unique, familiar names."""
     taken = {BATCH, *(axis.name for axis in axes if axis.name)}
     result = []
     for axis in axes:
@@ -131,7 +131,7 @@ def named(axes: Sequence[Axis], tensors: Sequence[Tensor], names: Sequence[str])
 
 
 def _name(axis: Axis, axes: Sequence[Axis], tensor: Tensor, number: int, dim: int) -> str:
-    """Return what a size is usually called, by the number of axes and those that are open."""
+    """Return the usual name of a size, given the number of axes and the dynamic ones."""
     rank: int = tensor.ndim
     if sum(i == number for i, _ in axis.places) > 1 and rank in _SPATIAL:
         return "size"  # square images only
@@ -149,7 +149,7 @@ def _name(axis: Axis, axes: Sequence[Axis], tensor: Tensor, number: int, dim: in
 
 
 def expected_axes(tensors: Sequence[Tensor], names: Sequence[str]) -> list[Axis]:
-    """Return the axes besides the batch that a reader expects to be open: images, sequences."""
+    """Return the axes, other than the batch, that users expect to be dynamic: images, sequences."""
     found = []
     for i, x in enumerate(tensors):
         count = len(_SPATIAL.get(x.ndim, ()))

@@ -1,4 +1,4 @@
-"""Leave as many sizes open as the model allows: what fails at other sizes is fixed, and said."""
+"""Make as many sizes dynamic as the model allows; fix and report those that fail."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from lilliput.export.passes.graph import Draft
 
 Result = TypeVar("Result")
-_REFUSED = "the model takes no other"
+_REFUSED = "the model accepts no other size"
 _CONSTANT = "a constant in torch's trace of the model"
 
 
 @dataclass(frozen=True)
 class Opening:
-    """The axes to leave open, and others with why they are fixed."""
+    """The dynamic axes, and the reasons why others are fixed."""
 
     axes: tuple[Axis, ...]
     fixed: tuple[tuple[Axis, str], ...] = ()
 
 
 def write_open(axes: Sequence[Axis], write: Callable[[Opening], Result]) -> Result:
-    """Write a file with these axes open; those that nobody asked for are fixed if that does not work."""
+    """Write a file with these dynamic axes; axes that were not requested are fixed if they fail."""
     opening = Opening(tuple(axes))
     while True:
         free = [axis.name for axis in opening.axes if not axis.is_asked]
@@ -50,7 +50,7 @@ def write_open(axes: Sequence[Axis], write: Callable[[Opening], Result]) -> Resu
 def size_texts(
     simulation: Simulation, draft: Draft, opening: Opening, is_chosen: bool
 ) -> dict[str, str]:
-    """Return what a file takes for each size that is open, or that a reader expects to be.
+    """Return the accepted range of each size that is dynamic, or expected to be.
 
     ``is_chosen``: the user chose which are.
     """
@@ -68,7 +68,7 @@ def size_texts(
 
 
 def untried(sizes: OpenSizes | None) -> list[str]:
-    """Return what is not known of a file that was not executed."""
+    """Return notes on what was not verified for a file that was not executed."""
     found = {} if sizes is None else {name: str(x) for name, x in sizes.assumed.items()}
     return [
         f"traced for {'batches of ' if name == BATCH else ''}{text}; other sizes were not tried."
@@ -78,7 +78,7 @@ def untried(sizes: OpenSizes | None) -> list[str]:
 
 
 def _range(assumed: Assumed, limit: int | None) -> str:
-    """Return the range that a trace is right for, and that the model takes."""
+    """Return the range that is valid for the trace and accepted by the model."""
     low = max((x for x, _ in assumed.ranges), default=0)
     ends = [x for _, x in assumed.ranges if x is not None] + ([] if limit is None else [limit])
     start = low if low > 2 else 1  # torch itself begins at two

@@ -1,4 +1,4 @@
-"""Execute a file at other sizes than the example's, wherever it leaves them open."""
+"""Execute a file at sizes other than the example's, where it has dynamic sizes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lilliput.frameworks.exporting.sizes import BATCH
 Sizes = dict[str, int]
 _LARGEST = 2**28  # bytes of inputs to try a batch size with
 _COSTLY = 4  # times the numbers in the example: other sizes than the batch are not tried beyond
-_FIXED = "Pass dynamic_batch=False for a file that takes the example's batch size only."
+_FIXED = "Pass dynamic_batch=False for a file that only accepts the example's batch size."
 
 
 class OtherSizeError(ExportError):
-    """The file does not do what the model does at other sizes than the example's."""
+    """The file does not match the model at sizes other than the example's."""
 
     def __init__(self, message: str, axes: Sequence[str]) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class OtherSizeError(ExportError):
 
 @dataclass
 class OtherSizes:
-    """The sizes to execute a file at, and what came of it.
+    """The sizes at which to execute a file, and the outcomes.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class OtherSizes:
     _known: dict[tuple[tuple[str, int], ...], Simulation | None] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise if the file computes something else than the model at any size that is tried."""
+        """Raise if the file differs from the model at any tested size."""
         for sizes in self._usual():
             self._try(sizes)
         for name, assumed in (self.opened.assumed if self.opened else {}).items():
@@ -61,8 +61,9 @@ class OtherSizes:
                 if self._is_too_large({name: size}):
                     if name == BATCH:
                         raise OtherSizeError(
-                            f"the model was traced for batches of {assumed}, and whether it takes another "
-                            f"way beyond cannot be tried: {size} rows are too many. {_FIXED}",
+                            f"the model was traced for batches of {assumed}, and whether "
+                            "it takes another branch beyond that cannot be tested: "
+                            f"{size} rows are too many. {_FIXED}",
                             [name],
                         )
                     continue
@@ -83,12 +84,12 @@ class OtherSizes:
             listed = ", ".join(str(size) for size in sizes)
             texts.append(
                 f"the model itself refuses {what.format(listed)} (it was traced for "
-                f"{assumed}): give the file only sizes that the model takes."
+                f"{assumed}): call the file only with sizes that the model accepts."
             )
         return texts
 
     def _usual(self) -> Iterator[Sizes]:
-        """Yield sizes that every file is tried at: all axes smaller at once, and larger."""
+        """Yield the sizes at which every file is tested: all axes smaller together, and larger."""
         if self.opened is None:
             yield {BATCH: 1 if self.rows > 1 else 2}
             return
@@ -110,7 +111,7 @@ class OtherSizes:
             yield {**rows, **larger}
 
     def _other(self, axis: Any) -> int:
-        """Return another size that the model takes, as far as is known."""
+        """Return another size that the model is assumed to accept."""
         if axis.other:
             return int(axis.other)
         if axis.name == BATCH:
@@ -139,7 +140,7 @@ class OtherSizes:
         return self._simulated(sizes) is not None
 
     def _simulated(self, sizes: Sizes) -> Simulation | None:
-        """Return the model on inputs of these sizes, None if it does not take them."""
+        """Return the model's outputs for inputs of these sizes, or None if it does not accept them."""
         key = tuple(sorted(sizes.items()))
         if key not in self._known:
             inputs = self._inputs(sizes)
@@ -151,7 +152,7 @@ class OtherSizes:
         return self._known[key]
 
     def _try(self, sizes: Sizes) -> bool:
-        """Execute the file at other sizes; return whether the model takes them."""
+        """Execute the file at other sizes; return whether the model accepts them."""
         simulation = self._simulated(sizes)
         if simulation is None:
             return False
@@ -175,18 +176,16 @@ class OtherSizes:
         traced = f" (it was traced for {held})" if held else ""
         advice = _FIXED if [*sizes] == [BATCH] else "Leave it out of dynamic_shapes."
         return (
-            f"for {' and '.join(texts)} the file {fault}: the model takes another way there{traced}. "
+            f"for {' and '.join(texts)} the file {fault}: the model takes another branch there{traced}. "
             f"{advice}"
         )
 
 
 def explain_fault(error: BaseException | None, ratio: float) -> str:
-    """Return what a file does wrong: it does not run, or it computes something else."""
+    """Return the fault of a file: it does not run, or its outputs differ."""
     if error is not None:
-        return f"does not run ({first_line(error)}), and the model does"
-    return (
-        f"does not compute what the model does ({ratio:.1f} dB), as it does for the example's sizes"
-    )
+        return f"does not run ({first_line(error)}), but the model does"
+    return f"does not match the model ({ratio:.1f} dB), although it does for the example's sizes"
 
 
 def _rows(count: int) -> str:

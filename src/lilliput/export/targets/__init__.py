@@ -1,1 +1,1 @@
-"""The files that Lilliput writes and executes, one file here for each; ``table`` lists them."""
+"""The file formats that Lilliput writes and executes, one module each; ``table`` lists them."""

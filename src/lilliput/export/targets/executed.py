@@ -1,4 +1,4 @@
-"""A written file that is called like the model it came from, so that one evaluation fits both.
+"""An exported file that is called like its model, so that one evaluation function fits both.
 
 >>> import tempfile, torch
 >>> from lilliput.torch import export_onnx
@@ -32,7 +32,7 @@ else:  # "lilliput doctor" reads the targets where NumPy is missing
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a file takes or returns: ``kind`` is input or output, None in the shape is an open size."""
+    """An input or output of a file: ``kind`` is input or output, None in the shape is an open size."""
 
     kind: str
     name: str
@@ -40,13 +40,13 @@ class TensorInfo:
     dtype: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; open sizes are question marks."""
+        """Return plain data; dynamic sizes are question marks."""
         shape = ["?" if size is None else size for size in self.shape]
         return {"kind": self.kind, "name": self.name, "shape": shape, "dtype": self.dtype}
 
 
 def open_file(path: str | os.PathLike[str], threads: int | None = None) -> ExecutedFile:
-    """Open a written file in its runtime, to call it: ``.onnx``, ``.tflite``, ``.xml`` or ``.pte``.
+    """Open an exported file (``.onnx``, ``.tflite``, ``.xml`` or ``.pte``) in its runtime, to call it.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def open_file(path: str | os.PathLike[str], threads: int | None = None) -> Execu
 
 
 class ExecutedFile:
-    """A file in its runtime. Call it with torch tensors or NumPy arrays; it answers in kind.
+    """A file in its runtime. Call it with torch tensors or NumPy arrays; it returns the same kind.
 
     ``eval``, ``train`` and ``to`` do nothing, and ``predict`` runs in batches, so that functions
     written for a torch or Keras model take it as it is.
@@ -79,7 +79,7 @@ class ExecutedFile:
 
     @property
     def bytes(self) -> int:
-        """The size of the file, with the weights that an ONNX file may have beside it."""
+        """The size of the file, including external weights of an ONNX file."""
         return self.path.stat().st_size
 
     def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
@@ -87,15 +87,15 @@ class ExecutedFile:
         raise NotImplementedError
 
     def tensors(self) -> list[TensorInfo]:
-        """Return what the file takes and returns."""
+        """Return the inputs and outputs of the file."""
         raise NotImplementedError
 
     def operations(self) -> dict[str, int]:
-        """Return how often each operation occurs; empty where the file does not tell."""
+        """Return how often each operation occurs; empty if unknown."""
         return {}
 
     def counts(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> dict[str, Any]:
-        """Return parameters, nonzeros and macs on such inputs; empty where the file does not tell."""
+        """Return parameters, nonzeros and macs for such inputs; empty if unknown."""
         return {}
 
     def __call__(self, *inputs: Any, training: bool = False, **named: Any) -> Any:
@@ -131,12 +131,12 @@ class ExecutedFile:
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> ExecutedFile:
-        """Return itself: it stays where its runtime is."""
+        """Return itself: a file cannot be moved."""
         return self
 
 
 def check_count(path: Path, received: int, expected: int) -> None:
-    """Raise if a file is called with another number of inputs than it takes."""
+    """Raise if a file is called with the wrong number of inputs."""
     if received != expected:
         raise ConfigError(f"{path.name} takes {expected} inputs, received {received}.")
 

@@ -118,7 +118,7 @@ class ExecuTorchFile(ExecutedFile):
         self.runtime = f"ExecuTorch {version('executorch')}"
 
     def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
-        """Return the outputs; the inputs of a program have no names, they come in their order."""
+        """Return the outputs; the inputs of a program have no names and are passed in order."""
         check_count(self.path, len(arrays), sum(x.kind == "input" for x in self.tensors()))
         try:
             outputs: list[Array] = self.execution.run(arrays)
@@ -127,10 +127,10 @@ class ExecuTorchFile(ExecutedFile):
             shapes = [tuple(x.shape) for x in arrays]
             takes = [x.shape for x in self.tensors() if x.kind == "input"]
             raise ConfigError(
-                f"{self.path.name}: it does not run on inputs of shapes {shapes}, and takes {takes}, "
-                f"or smaller batches where they were left open ({error})."
+                f"{self.path.name}: it does not run on inputs of shapes {shapes}; it accepts {takes}, or "
+                f"smaller batches if the batch size is dynamic ({error})."
             ) from error
 
     def tensors(self) -> list[TensorInfo]:
-        """Return the inputs and outputs; a batch that is open has its largest size."""
+        """Return the inputs and outputs; a dynamic batch has its largest size."""
         return [TensorInfo(*x) for x in self.execution.tensors()]

@@ -1,4 +1,4 @@
-"""What a written file holds and costs."""
+"""The contents and cost of an exported file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MeasuredFile:
         self.file = file
 
     def counts(self, model: ExecutedFile, inputs: Any) -> dict[str, Any]:
-        """Return the bytes, and what the file tells of parameters, nonzeros and macs."""
+        """Return the bytes and, if known, the parameters, nonzeros and macs."""
         named, arrays = _given(inputs)
         return {**model.counts(arrays, named), "bytes": model.bytes}
 

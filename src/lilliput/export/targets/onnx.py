@@ -77,7 +77,7 @@ class OnnxFile(ExecutedFile):
 
     @property
     def bytes(self) -> int:
-        """The size of the file, and of weights beside it."""
+        """The size of the file and its external weights."""
         from lilliput.export.packed import external_files
 
         return sum(x.stat().st_size for x in (self.path, *external_files(self.path)))

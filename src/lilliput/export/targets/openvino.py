@@ -126,7 +126,7 @@ class IR(Packed):
         return []
 
     def write(self, place: Path) -> None:
-        """Write both files. Whatever happens, no ``.xml`` is left beside weights that are not its own."""
+        """Write both files. Whatever happens, no ``.xml`` is left next to the wrong weights."""
         graph, weights = self.files
         try:
             place.unlink(missing_ok=True)
@@ -168,7 +168,7 @@ def _read_onnx(core: Any, data: Packed) -> Any:
 
 
 def fill_kernels(data: Packed, layers: list[Layer]) -> None:
-    """Enter into each layer what OpenVINO executes in its place."""
+    """Record for each layer the kernel that OpenVINO executes."""
     found: dict[str, tuple[str, str]] = {}
     names = sorted((layer.name for layer in layers), key=len, reverse=True)
     for op in compiled(data).get_runtime_model().get_ops():
@@ -187,19 +187,19 @@ def fill_kernels(data: Packed, layers: list[Layer]) -> None:
         if layer.integer:
             layer.reason = ""
         elif layer.weight_only and not layer.reason:
-            layer.reason = "its integer weights are unpacked, and multiplied in float"
+            layer.reason = "its integer weights are unpacked and multiplied in float"
         elif not layer.reason:
             layer.reason = "OpenVINO has no integer kernel for this combination of types"
 
 
 def note_precision() -> list[str]:
-    """Return what to tell the user of a CPU on which OpenVINO does not compute in float32 by default."""
+    """Return a note for CPUs on which OpenVINO does not compute in float32 by default."""
     core: Any = import_module("openvino").Core()
     default = core.get_property("CPU", "INFERENCE_PRECISION_HINT").to_string()
     if default == "f32":
         return []
     return [
-        f"on this CPU, OpenVINO computes what is in float in {default} by default; it was checked in f32: "
+        f"on this CPU, OpenVINO computes float tensors in {default} by default; the file was checked in f32: "
         'core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).'
     ]
 

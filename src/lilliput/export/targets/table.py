@@ -1,4 +1,4 @@
-"""All targets, and how to find one: the only list of them.
+"""The table of all targets, and functions to look one up.
 
 >>> [target.name for target in targets_of("torch")]
 ['onnx', 'openvino', 'executorch']
@@ -25,7 +25,7 @@ SUFFIXES = {target.suffix: target for target in _ALL}
 
 
 def target_named(name: str) -> Target:
-    """Return a target by the name it has in a recipe."""
+    """Return a target by its name in recipes."""
     if name not in TARGETS:
         raise ConfigError(
             f"export: received {name!r}, expected {', '.join(TARGETS)}.{nearest(name, TARGETS)}"
@@ -34,7 +34,7 @@ def target_named(name: str) -> Target:
 
 
 def target_for(path: str | os.PathLike[str]) -> Target:
-    """Return the target of a file by how its name ends."""
+    """Return the target of a file by its suffix."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise ConfigError(

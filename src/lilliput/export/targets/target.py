@@ -1,4 +1,4 @@
-"""What the package knows of one kind of file: its name, what it needs, who writes it, who executes it.
+"""The interface of a target: its name, requirements, writer and runtime.
 
 A new target is one file in this folder with a subclass of :class:`Target`, and its line in ``table.py``.
 Recipes, the command line, ``open_file``, ``doctor`` and receipts find it there.
@@ -48,7 +48,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Writer:
-    """How the models of one framework become such a file.
+    """The function that writes the models of one framework to this format.
 
     Parameters
     ----------
@@ -94,11 +94,11 @@ class Target(ABC):
         """Open a file in its runtime."""
 
     def find_writer(self, framework: str) -> Writer | None:
-        """Return how a framework's models are written, None if they are not."""
+        """Return the writer for a framework's models, or None if there is none."""
         return next((x for x in self.writers if x.framework == framework), None)
 
     def writer(self, framework: str) -> Writer:
-        """Return how a framework's models are written, or say that they are not."""
+        """Return the writer for a framework's models, or raise if there is none."""
         found = self.find_writer(framework)
         if found is None:
             from lilliput.export.targets.table import targets_of

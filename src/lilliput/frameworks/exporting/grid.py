@@ -43,7 +43,7 @@ class OnGrid:
         return spread(values, self.integers.shape, self.axis, self.block_size)
 
     def reals(self) -> Array:
-        """Return the numbers that the integers stand for."""
+        """Return the real values represented by the integers."""
         steps = (self.integers - self.spread(self.zero_point)).astype(self.scale.dtype)
         return np.asarray(steps * self.spread(self.scale))
 
@@ -73,7 +73,7 @@ def on_grid(place: Place) -> OnGrid:
 
 
 def _check(place: Place, weight: Array, levels: Array, steps: Array) -> None:
-    """Refuse if integers, without their zero points, stand for other numbers than the layer's weight."""
+    """Raise if the integers do not represent the layer's weight."""
     error = np.abs(weight - levels.astype(np.float32) * steps)
     rounding = 8 * np.finfo(np.float32).eps
     if place.is_half:
@@ -84,5 +84,5 @@ def _check(place: Place, weight: Array, levels: Array, steps: Array) -> None:
         raise ExportError(
             f"layer {place.wrapper.name!r}: its weight is not on the grid that "
             f"{type(place.wrapper.quantizer).__name__}.qparams() gives (off by up to {worst:.3g} "
-            "steps), so integers would not be what was simulated; correct qparams()."
+            "steps), so integers would not match the simulation; correct qparams()."
         )

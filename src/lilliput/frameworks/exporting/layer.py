@@ -1,4 +1,4 @@
-"""What is said of one layer of a file, whatever its format."""
+"""The description of one layer of a file, in any format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Layer:
     integer : bool
         Whether the runtime computes it on integers.
     kernel : str
-        What the runtime executes in its place.
+        The kernel that the runtime executes.
     reason : str
         Why it stays in floating point.
     weight_only : bool

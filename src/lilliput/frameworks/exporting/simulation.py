@@ -1,4 +1,4 @@
-"""Where a model is quantized, and how it is run in its own framework: the same for torch and Keras."""
+"""Quantizer placements of a model, and its simulation in torch or Keras."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Place:
 
     @property
     def key(self) -> Key:
-        """What this place has in common with itself in another run."""
+        """The identity of this placement across runs."""
         return key_of(self.wrapper, self.quant_type)
 
     @property
@@ -103,7 +103,7 @@ class Site:
 
 @dataclass(eq=False)
 class Simulation(ABC):
-    """What the model does in its framework: its places, and its outputs on the example inputs."""
+    """The simulation of a model: its quantizer placements, and its outputs for the example inputs."""
 
     model: Any
     inputs: Inputs
@@ -152,7 +152,7 @@ class Simulation(ABC):
         return other
 
     def run(self, marker: Marker) -> list[Tensor]:
-        """Run the model on the inputs with a marker in place of the quantizers of activations."""
+        """Run the model on the inputs with a marker instead of the quantizers of activations."""
         return self.tensors(self.run_with(self.marker(marker)))
 
     def look_at(self, inputs: Inputs) -> None:
@@ -160,7 +160,7 @@ class Simulation(ABC):
         self._seen.append((inputs, replace(self, inputs=inputs).run(as_simulated)))
 
     def forget(self) -> None:
-        """Give back the memory of what was computed on the way."""
+        """Release the memory of intermediate results."""
         self._seen.clear()
 
     def takes(self, inputs: Inputs) -> bool:
@@ -171,13 +171,13 @@ class Simulation(ABC):
             return False
 
     def run_with(self, marker: Marker) -> Any:
-        """Return what the model returns with a marker in place of all quantizers."""
+        """Return what the model returns with a marker instead of all quantizers."""
         with marking(marker, backend_of(self.model).quantizers_in(self.model)):
             return self.call()
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Say on which inputs the model does not run."""
+        """Raise an error that describes the inputs on which the model does not run."""
         try:
             yield
         except LilliputError:
@@ -190,11 +190,11 @@ class Simulation(ABC):
             ) from error
 
     def check_outputs(self) -> None:
-        """Raise if there is nothing to compare a file with."""
+        """Raise if the model has no outputs to compare a file with."""
         if not _are_numbers(self.outputs):
             raise ExportError(
-                f"{type(self.model).__name__} returns nothing, NaN or infinity for the example inputs; "
-                "give inputs as they occur."
+                f"{type(self.model).__name__} returns nothing, NaN or infinity for the example inputs; pass "
+                "realistic inputs."
             )
 
     def by_name(self, names: Sequence[str], inputs: Inputs | None = None) -> dict[str, Tensor]:
@@ -210,12 +210,12 @@ class Simulation(ABC):
         return dict(zip(names, tensors, strict=True))
 
     def reason_of(self, error: BaseException) -> str:
-        """Return what an error says in one line."""
+        """Return an error message as one line."""
         return f"{type(error).__name__}: {first_line(error)}"
 
     @abstractmethod
     def call(self) -> Any:
-        """Return what the model makes of the inputs, in inference."""
+        """Return the model's outputs for the inputs, in inference mode."""
 
     @abstractmethod
     def marker(self, others: Marker) -> Marker:
@@ -231,18 +231,18 @@ class Simulation(ABC):
 
     @abstractmethod
     def input_names(self) -> list[str]:
-        """Return what to call the inputs in the file."""
+        """Return the names of the inputs in the file."""
 
     @abstractmethod
     def output_names(self, output: Any) -> list[str]:
-        """Return what to call the outputs in the file: the keys of a dict, or numbers."""
+        """Return the names of the outputs in the file: the keys of a dict, or numbers."""
 
 
 class Simulating(Protocol):
     """The module ``export.simulation`` of a framework."""
 
     def model_of(self, quantizer_or_model: Any) -> Any:
-        """Return the model to export, or say why it cannot be."""
+        """Return the model to export, or raise an error with the reason."""
 
     def as_inputs(self, example_inputs: Any) -> Inputs:
         """Return example inputs as the arguments of a call."""
@@ -251,7 +251,7 @@ class Simulating(Protocol):
         """Return a batch, which may hold labels, as the arguments of such a call."""
 
     def simulate(self, model: Any, inputs: Inputs) -> Simulation:
-        """Run a model for inference, and note where it is quantized."""
+        """Run a model in inference mode, and record where it is quantized."""
 
     def plain_source(self, model: Any, example_inputs: Any) -> tuple[Any, Any]:
         """Return a copy of a model without compressors, and inputs to time it with."""
@@ -269,12 +269,12 @@ def numbered(count: int, word: str) -> list[str]:
 
 
 def model_under(quantizer_or_model: Any) -> Any:
-    """Return the model that a compressor is at work on; anything else is returned as it is."""
+    """Return the model that a compressor is attached to; anything else is returned unchanged."""
     model = getattr(quantizer_or_model, "bound_model", quantizer_or_model)
     if model is not quantizer_or_model and not getattr(quantizer_or_model, "is_wrapped", False):
         raise ExportError(
-            f"{type(quantizer_or_model).__name__} is not at work on a model; call compress() before "
-            "exporting, or give the model itself to export it without compression."
+            f"{type(quantizer_or_model).__name__} is not attached to a model; call compress() before "
+            "exporting, or pass the model itself to export it without compression."
         )
     return model
 
@@ -299,6 +299,6 @@ def _qparams_of(place: Place) -> QParams | None:
 
 
 def first_line(error: BaseException, skip: int = 0) -> str:
-    """Return the first line of what an error says, or one further down."""
+    """Return the first informative line of an error message."""
     lines = [line for line in str(error).splitlines() if line.strip()][skip:]
     return shorten(lines[0], 300, placeholder=" …") if lines else ""

@@ -1,4 +1,4 @@
-"""Sizes of inputs that a file may leave open, and which of them a trace is right for."""
+"""Dynamic input sizes of a file, and the sizes for which a trace is valid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST = 3  # sizes to execute that a trace excludes
 
 
 class TraceError(ExportError):
-    """The framework cannot trace the model with these sizes open."""
+    """The framework cannot trace the model with these dynamic sizes."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Assumed:
     ends: tuple[int, ...] = ()
 
     def allows(self, size: int) -> bool:
-        """Whether the trace is right for a size; torch itself sets 0 and 1 apart."""
+        """Whether the trace is valid for a size; torch itself treats 0 and 1 specially."""
         return self.is_in_range(size) and all(holds(x, size) for x in self.conditions)
 
     def is_in_range(self, size: int) -> bool:
@@ -101,7 +101,7 @@ class Assumed:
 
 @dataclass(frozen=True)
 class OpenSizes:
-    """What became of the sizes that were to be open.
+    """The outcome for the sizes that were requested to be dynamic.
 
     Parameters
     ----------

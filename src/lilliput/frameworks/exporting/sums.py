@@ -1,4 +1,4 @@
-"""What a layer adds up: which axes of its kernel, and of what it is called with."""
+"""The axes of a layer's kernel and inputs over which it accumulates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lilliput.frameworks.exporting.simulation import Array, Tensor
 
 @dataclass(frozen=True)
 class Sums:
-    """What a layer adds up.
+    """The axes over which a layer accumulates.
 
     ``outputs`` and ``inputs`` are axes of its kernel, the others are positions; ``data`` are the axes of
     what it is called with that go with ``inputs``. ``channels`` of data are in ``groups``. Where it
@@ -48,7 +48,7 @@ class AddingUp(Protocol):
     """The module ``export.sums`` of a framework."""
 
     def sums_of(self, wrapper: Any) -> Sums | None:
-        """Return what a layer adds up, None for one of a kind that never saturates."""
+        """Return the axes over which a layer accumulates, or None if it can never saturate."""
 
     def on_inputs(self, wrapper: Any, task: Callable[[list[Tensor]], None]) -> list[Any]:
         """Call ``task(tensors)`` with what a layer is called with, quantized; return removable handles."""

@@ -228,7 +228,7 @@ class KerasBackend(Backend):
         weights = [raw(w.module, name) for w in wrappers if (name := w.layer_info.weight_name)]
         if optimizer.built and weights and not any(id(v) in held for v in weights):
             raise ConfigError(
-                "optimizer: it holds none of the weights to compress; was it made for another model?"
+                "optimizer: it contains none of the weights to compress; was it created for another model?"
             )
 
     def add_to_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
@@ -579,7 +579,9 @@ class KerasBackend(Backend):
     def stored_types(self, model: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return the weights by their paths; refuse a model under a compressor."""
         if models.compressors_of(model):
-            raise StateError("the model is under a compressor; strip() it before loading.")
+            raise StateError(
+                "a compressor is attached to the model; call its strip() before loading."
+            )
         found = files.plain_weights(model)
         return {name: (str(v.dtype), tuple(v.shape)) for name, v in found.items()}
 

@@ -433,7 +433,7 @@ def _expect_one_replica(wrapper: Any) -> None:
     if replicas() > 1:
         raise UnsupportedModelError(
             f"layer {wrapper.name!r}: its activations are collected, but {replicas()} devices train "
-            "together and each sees only its own part of a batch; train on one device, or calibrate."
+            "together and each sees only part of a batch; train on one device, or calibrate."
         )
 
 

@@ -75,9 +75,9 @@ def checked_way(model: Any, ways: Sequence[str] = ()) -> str:
         for way, (layer, fault) in faults.items()
     )
     raise KernelError(
-        f"the channels_first kernels of {_TITLES[keras.backend.backend()]} cannot be relied on here, so no "
-        f"output of this model can be checked. {told}. Build the model with "
-        "data_format='channels_last', or use another backend of Keras."
+        f"the channels_first kernels of {_TITLES[keras.backend.backend()]} are unreliable here, so no output "
+        f"of this model can be checked. {told}. Build the model with data_format='channels_last', or use "
+        "another backend of Keras."
     )
 
 

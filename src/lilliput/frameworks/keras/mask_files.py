@@ -32,7 +32,7 @@ def read_masks(given: Masks, tensors: Tensors) -> dict[str, Flags]:
         elif array.shape != expected:
             faults.append(f"{key!r}: received {array.shape}, expected {expected}")
         elif not np.isin(array, (0, 1)).all():
-            faults.append(f"{key!r}: received other values than 0 and 1")
+            faults.append(f"{key!r}: received values other than 0 and 1")
         else:
             found[name] = array != 0
     if faults:

@@ -109,7 +109,7 @@ def fault_of(wrapper: Any, key: str, mask: Any) -> str | None:
     if tuple(mask.shape) != expected:
         return f"received shape {tuple(mask.shape)}, expected {expected}."
     if not np.isin(to_array(mask), (0, 1)).all():
-        return "received other values than 0 and 1."
+        return "received values other than 0 and 1."
     return None
 
 

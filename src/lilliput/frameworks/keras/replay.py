@@ -25,7 +25,9 @@ from lilliput.graph.removal import removal_of
 def saved_tensors(model: Any) -> dict[str, Any]:
     """Return the variables of a plain model by name, those of random layers included."""
     if compressors_of(model):
-        raise StateError("the shrunk model is under a compressor again; strip() it before saving.")
+        raise StateError(
+            "a compressor is attached to the shrunk model; call its strip() before saving."
+        )
     sync(model)
     return {name: variable.value for name, variable in _variables(model).items()}
 
@@ -61,7 +63,7 @@ def as_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def replay(model: Any, plan: Plan, source: Shapes, tensors: Any, inputs: Any, folder: Path) -> Any:
     """Shrink a model in place by a plan and load its variables."""
     if compressors_of(model):
-        raise StateError("the model is under a compressor; strip() it before loading.")
+        raise StateError("a compressor is attached to the model; call its strip() before loading.")
     names = _new_names(source, shapes_of(Tensors(model)))
     source = {names.get(name, name): shape for name, shape in source.items()}
     tensors = {names.get(name, name): array for name, array in tensors.items()}

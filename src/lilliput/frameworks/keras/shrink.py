@@ -61,8 +61,8 @@ def shrink(model: Any, example_inputs: Any, options: Options) -> Shrunk:
     """
     if options.optimizer is not None:
         raise ConfigError(
-            "optimizer: a Keras optimizer is built for the variables it trains, and speedup makes new "
-            "ones; leave it out, and compile the shrunk model with a new optimizer."
+            "optimizer: a Keras optimizer is built for the variables it trains, and speedup creates new "
+            "ones; omit it, and compile the shrunk model with a new optimizer."
         )
     _check_model(model)
     sync(model)
@@ -109,9 +109,9 @@ def _check_model(model: Any) -> None:
     if function_of(model) is None:
         state = "a subclassed model" if model.built else "not built"
         raise UnsupportedModelError(
-            f"{type(model).__name__} is {state}: Keras has no graph of it that could be rebuilt "
-            "with smaller layers. Make it of keras.Input and layers, keras.Model(inputs, outputs), or as a "
-            "built keras.Sequential; as it is, it can only be masked."
+            f"{type(model).__name__} is {state}: Keras has no graph of it that could be rebuilt with smaller "
+            "layers. Build it from keras.Input and layers, keras.Model(inputs, outputs), or as a built "
+            "keras.Sequential; otherwise it can only be masked."
         )
     for layer in model._flatten_layers():
         sidecar = sidecar_of(layer)
@@ -123,7 +123,7 @@ def _check_model(model: Any) -> None:
                 )
             if wrapper.order == 1:
                 raise StageError(
-                    f"layer {wrapper.name!r} is under {type(wrapper.compressor).__name__}; shrink first "
+                    f"layer {wrapper.name!r} has {type(wrapper.compressor).__name__} attached; shrink first "
                     "and quantize the smaller model."
                 )
 
@@ -153,7 +153,7 @@ class _Work:
         if self.groups.unreached:
             self.notes.append(
                 f"{', '.join(self.groups.unreached[:4])}"
-                f"{' …' if len(self.groups.unreached) > 4 else ''} are of layers that are never called"
+                f"{' …' if len(self.groups.unreached) > 4 else ''} belong to layers that are never called"
             )
 
     def extend(self) -> None:
@@ -171,7 +171,7 @@ class _Work:
         change = relative_error(before, answers(self._full(self._arrays()), self.inputs))
         if change > rounding_of(self.model):
             self.notes.append(
-                "masks covered only filters and were completed; this changes the outputs by up to "
+                "masks covered only filters and were extended; this changes the outputs by up to "
                 f"{change:.1%} of the largest"
             )
             log.warning("speedup: %s.", self.notes[-1])
@@ -183,15 +183,15 @@ class _Work:
         if rigid:
             removed[_touched(self.analysis, rigid)] = False
             self.notes.append(
-                f"the channels in {', '.join(sorted(rigid))} stay: it is a subclassed model, which cannot "
-                "be built again with other sizes"
+                f"the channels in {', '.join(sorted(rigid))} stay: it is a subclassed model, which cannot be "
+                "rebuilt with other sizes"
             )
         removed &= unseen_by_norms(self.analysis, self.kept)
         removed = balance(self.analysis, removed)
         self.cuts = tuple(find_cuts(self.analysis, removed))
         if not self.cuts:
             raise NothingToCutError(
-                "there is nothing to cut: no channel is zero in all the variables that make, scale or "
+                "there is nothing to cut: no channel is zero in all the variables that produce, scale or "
                 "read it. Prune with L1NormPruner or another structured pruner (masks then cover whole "
                 "groups) and a sparsity of at least one channel, or allow extend_masks=True; a model that "
                 "was shrunk already has nothing left to cut."
@@ -211,7 +211,7 @@ class _Work:
         if left:
             more = " …" if len(left) > 4 else ""
             self.notes.append(
-                f"the zeros that stay in {', '.join(left[:4])}{more} are no longer held in training"
+                f"the zeros that stay in {', '.join(left[:4])}{more} are no longer enforced in training"
             )
 
     def shrink(self, removed: Flags) -> tuple[Any, float]:
@@ -306,5 +306,5 @@ def _check(error: float, tolerance: float) -> None:
     if not error <= tolerance:
         raise UnsupportedModelError(
             f"the shrunk model does not give the outputs of the masked one: they differ by {error:.1e} "
-            f"of the largest, at most {tolerance:.0e} is expected. The model is as it was."
+            f"of the largest, at most {tolerance:.0e} is expected. The model is unchanged."
         )

@@ -81,7 +81,7 @@ def answers(model: Any, inputs: list[Any]) -> list[Array]:
     if not any(np.isfinite(x).any() for x in arrays if np.issubdtype(x.dtype, np.floating)):
         raise UnsupportedModelError(
             f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
-            "checked; expected inputs like those it is used with."
+            "checked; pass realistic inputs."
         )
     return arrays
 

@@ -271,7 +271,7 @@ class PrunerModuleWrapper(LearningWrapper):
         faults = super().find_faults(tensors, values)
         for key in ("weight_mask", "bias_mask"):
             if key in tensors and not np.isin(np.asarray(tensors[key]), (0, 1)).all():
-                faults[key] = "received other values than 0 and 1"
+                faults[key] = "received values other than 0 and 1"
         if "bias_mask" in tensors and self.bias is None:
             faults["bias_mask"] = "the layer has no bias"
         elif "bias_mask" in tensors and tensors["bias_mask"].shape != tuple(self.bias.shape):

@@ -22,13 +22,13 @@ def check_layer(layer: LayerInfo, holds_masks: bool) -> None:
     for owner in layer.owners:
         child = owner.module._modules.get(SIDECAR)
         if child is not None and not isinstance(child, Sidecar):
-            _refuse(layer, f"has a submodule called {SIDECAR!r}, a name that is needed; rename it")
+            _refuse(layer, f"has a submodule called {SIDECAR!r}, a reserved name; rename it")
         for hook in owner.module._forward_pre_hooks.values():
             if type(hook).__module__.startswith("torch.nn.utils."):
                 _refuse(
                     layer,
-                    f"is under {type(hook).__module__} ({type(hook).__name__}), which computes its "
-                    "weight from others; call its remove function first",
+                    f"is under {type(hook).__module__} ({type(hook).__name__}), which computes its weight; "
+                    "call its remove function first",
                 )
     if layer.weight_name is not None:
         _check_weight(layer, layer.weight_name, holds_masks)
@@ -50,7 +50,8 @@ def _check_weight(layer: LayerInfo, name: str, holds_masks: bool) -> None:
         _refuse(layer, "has its weight on the meta device; load the weights first")
     if weight.is_inference():
         _refuse(
-            layer, "was made in inference mode and cannot be trained or masked; copy it outside"
+            layer,
+            "was created in inference mode and cannot be trained or masked; copy it outside inference mode",
         )
     if not is_sharded(weight) and 0 in weight.stride() and weight.numel() > 1 and holds_masks:
         _refuse(layer, "has an expanded weight, whose entries share memory; clone() it")
@@ -75,7 +76,7 @@ def hold_zeros(
         parametrization.load_state_dict(originals)
     if not is_exact:
         raise UnsupportedModelError(
-            f"layer {layer!r}: its parametrization of {name!r} cannot hold a masked weight exactly; "
+            f"layer {layer!r}: its parametrization of {name!r} cannot represent a masked weight exactly; "
             "call torch.nn.utils.parametrize.remove_parametrizations before pruning."
         )
 

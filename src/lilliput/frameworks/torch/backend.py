@@ -351,7 +351,7 @@ class TorchBackend(Backend):
         if not hasattr(optimizer, "register_step_post_hook"):
             raise ConfigError(
                 f"optimizer: received {type(optimizer).__name__!r}, expected a torch.optim.Optimizer "
-                "(or none, and call step() yourself)."
+                "(or omit it and call step() yourself)."
             )
         held = _held_by(optimizer)
         weights = [
@@ -362,8 +362,8 @@ class TorchBackend(Backend):
         own = [p for wrapper in wrappers for p in wrapper.parameters()]
         if weights and not any(id(p) in held for p in [*weights, *own]):
             raise ConfigError(
-                "optimizer: it holds none of the weights to compress; was it made for another model, "
-                "or before the model was moved or wrapped? Make it from this model's parameters()."
+                "optimizer: it contains none of the weights to compress; was it created for another model, "
+                "or before the model was moved or wrapped? Create it from this model's parameters()."
             )
 
     def check_mask(self, wrapper: ModuleWrapper, key: str, mask: Any) -> str | None:
@@ -378,7 +378,7 @@ class TorchBackend(Backend):
         if tuple(mask.shape) != expected:
             return f"received shape {tuple(mask.shape)}, expected {expected}."
         if not is_binary(mask):
-            return "received other values than 0 and 1."
+            return "received values other than 0 and 1."
         return None
 
     @torch.no_grad()
@@ -632,7 +632,9 @@ class TorchBackend(Backend):
     def stored_types(self, model: nn.Module) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return the tensors of the state dict; refuse a model under a compressor."""
         if any(isinstance(module, Sidecar) for module in model.modules()):
-            raise StateError("the model is under a compressor; strip() it before loading.")
+            raise StateError(
+                "a compressor is attached to the model; call its strip() before loading."
+            )
         state = self.model_tensors(unwrapped(model))
         files.check_storable(state)
         return {name: (files.type_of(t), tuple(t.shape)) for name, t in state.items()}

@@ -58,7 +58,9 @@ def _arguments(model: nn.Module, batch: Sequence[Any], example_inputs: Any) -> S
     least, most = (count, count) if count else _demanded(model)
     if least < 2:
         if not batch:
-            raise ConfigError(f"received an empty batch, expected what {_title(model)} takes.")
+            raise ConfigError(
+                f"received an empty batch, expected the arguments of {_title(model)}."
+            )
         return batch[:1]
     first = batch[0] if batch else None
     if isinstance(first, (tuple, list)) and len(first) == least:
@@ -66,8 +68,8 @@ def _arguments(model: nn.Module, batch: Sequence[Any], example_inputs: Any) -> S
     if len(batch) == least or (len(batch) == least + 1 and most == least):
         return batch[:least]
     raise ConfigError(
-        f"a batch has {len(batch)} parts, and {_title(model)}; which of them are arguments, and which are "
-        "targets, cannot be told. Say how to call it: forward=lambda model, batch: "
+        f"a batch has {len(batch)} parts, and {_title(model)}; which of them are arguments and which are "
+        "targets is ambiguous. Specify how to call it: forward=lambda model, batch: "
         f"model({', '.join(f'batch[{i}]' for i in range(least))})."
     )
 

@@ -127,8 +127,8 @@ def as_inputs(example_inputs: Any) -> Inputs:
     if isinstance(example_inputs, (tuple, list)) and len(example_inputs):
         return tuple(example_inputs), {}
     raise UnsupportedModelError(
-        f"example_inputs: received {type(example_inputs).__name__}, expected what the model is called "
-        "with: a tensor, a tuple of arguments, or a dict of named arguments."
+        f"example_inputs: received {type(example_inputs).__name__}, expected the model's arguments: a "
+        "tensor, a tuple of arguments, or a dict of named arguments."
     )
 
 
@@ -203,9 +203,9 @@ def check_copies(model: nn.Module, example_inputs: Any) -> None:
         limit = 0.05
     if not error <= limit and relative_error(wanted, again) <= limit:  # no chance in its answers
         raise UnsupportedModelError(
-            f"{type(model).__name__} keeps tensors beside its state, in dicts or attributes called caches, "
-            f"and answers otherwise without them (by {error:.1e} of the largest). They are taken for tables "
-            "that can be made again. Register what has to stay as a buffer."
+            f"{type(model).__name__} keeps tensors outside its state, in dicts or attributes called caches, "
+            f"and its outputs change without them (by {error:.1e} of the largest). They are assumed to be "
+            "tables that can be recomputed. Register tensors that must be kept as buffers."
         )
 
 

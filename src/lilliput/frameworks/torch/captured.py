@@ -48,7 +48,7 @@ class CapturedModule(fx.GraphModule):
 
     def __reduce__(self) -> Any:
         raise StateError(
-            "a captured graph cannot be pickled; write it by save(folder) of the SpeedupResult, or keep "
+            "a captured graph cannot be pickled; save it with save(folder) of the SpeedupResult, or save "
             "its state_dict()."
         )
 
@@ -119,8 +119,8 @@ class InputCheck:
         leaves, structure = tree_flatten((args, kwargs))
         if structure != self.structure:
             raise StageError(
-                "this part of the model runs as a graph, captured from a call with other arguments; "
-                "shrink the model with example inputs like those it is used with."
+                "this part of the model runs as a graph that was captured from a call with different "
+                "arguments; shrink the model with realistic example inputs."
             )
         for received, expected in zip(leaves, self.leaves, strict=True):
             if not isinstance(expected, Sizes):
@@ -134,7 +134,7 @@ class InputCheck:
                 shown = tuple(received.shape) if isinstance(received, Tensor) else received
                 raise StageError(
                     f"this part of the model runs as a graph, captured for {expected}, and received "
-                    f"{shown}; shrink the model with example inputs like those it is used with."
+                    f"{shown}; shrink the model with realistic example inputs."
                 )
 
 

@@ -98,8 +98,8 @@ class ComputedWeight(Tensor):
 def _refuse(tensor: ComputedWeight, method: str) -> NoReturn:
     _, name, way = tensor.origin
     raise StageError(
-        f"{method}: this {name!r} is computed from the raw Parameter at each read, so an edit of it "
-        f"would be lost. {way.format(name=name)}; to change a copy, clone() it first."
+        f"{method}: this {name!r} is computed from the raw Parameter at each read, so an edit would be lost. "
+        f"{way.format(name=name)}; to change a copy, clone() it first."
     )
 
 

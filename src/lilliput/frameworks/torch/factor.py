@@ -24,11 +24,14 @@ def problem_of(model: nn.Module, layer: LayerInfo) -> str:
     """Return what the user has to change before a layer can be replaced, '' if nothing."""
     module = layer.module
     if SIDECAR in module._modules:
-        return "is under a pruner or a quantizer; strip() that one first, or factorize before it"
+        return (
+            "has a pruner or a quantizer attached; call its strip() first, or factorize before "
+            "attaching it"
+        )
     if module is unwrapped(model):
         return "is the whole model, and has no parent to be replaced in; put it into a Sequential"
     if is_sharded(module._parameters.get(str(layer.weight_name))):
-        return "is divided among processes; factorize before fully_shard()"
+        return "is sharded across processes; factorize before fully_shard()"
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         return "has hooks, which would be lost; remove them or exclude it"
     for parent, path in _holders(model, layer):
@@ -36,7 +39,7 @@ def problem_of(model: nn.Module, layer: LayerInfo) -> str:
         for read in () if is_torch else reads_of(parent, path):
             if not hasattr(_SEQUENTIAL, read.attribute):
                 return (
-                    f"is not only called: {read.place} reads its {read.attribute!r}, which two layers in its "
+                    f"is used directly: {read.place} reads its {read.attribute!r}, which two layers in its "
                     "place do not have; exclude it"
                 )
     return ""

@@ -39,21 +39,21 @@ def frozen_copy(model: nn.Module) -> nn.Module:
     at_work = next((m for m in plain.modules() if isinstance(m, ModuleWrapper)), None)
     if at_work is not None:
         raise StageError(
-            f"teacher: the model is already under {type(at_work.compressor).__name__}, so a copy of it is "
-            "not the original. Make the distiller before the other compressors are attached, or give it "
-            "the original: Distiller(model, teacher=original)."
+            f"teacher: {type(at_work.compressor).__name__} is already attached to the model, so a copy of it "
+            "is not the original. Create the distiller before attaching other compressors, or pass the "
+            "original: Distiller(model, teacher=original)."
         )
     if any(is_sharded(p) for p in plain.parameters()):
         raise StageError(
-            "teacher: the parameters are sharded, so the model cannot be copied; make the distiller "
-            "before fully_shard(), or give it a teacher."
+            "teacher: the parameters are sharded, so the model cannot be copied; create the distiller "
+            "before fully_shard(), or pass a teacher."
         )
     try:
         teacher = copy.deepcopy(plain)
     except Exception as error:
         raise UnsupportedModelError(
-            f"teacher: the model cannot be copied ({type(error).__name__}: {error}); give the distiller "
-            "a teacher."
+            f"teacher: the model cannot be copied ({type(error).__name__}: {error}); pass a teacher to the "
+            "distiller."
         ) from error
     return teacher.eval().requires_grad_(False)
 
@@ -160,9 +160,9 @@ def check_inputs(run: Run) -> None:
     """Raise if inputs were written to in place: the teacher would see others than the student saw."""
     if any(tensor._version != version for tensor, version in run.stamps):
         raise StageError(
-            "loss() would show the teacher other inputs than the model saw: a tensor of the batch was "
-            "written to in place in the meantime (x.add_(), or a first layer with inplace=True); work on "
-            "a copy of it."
+            "loss() would give the teacher different inputs than the model: a tensor of the batch was "
+            "modified in place in the meantime (x.add_(), or a first layer with inplace=True); work on a "
+            "copy of it."
         )
 
 
@@ -170,8 +170,8 @@ def check_trainable(tensor: Tensor, name: str) -> None:
     """Raise if a tensor was computed without gradients."""
     if torch.is_grad_enabled() and not tensor.requires_grad:
         raise StageError(
-            f"no gradient goes through what layer {name!r} returned: all that feeds it is frozen or "
-            "detached, or it is recomputed by checkpoint(use_reentrant=True); use use_reentrant=False."
+            f"no gradient reaches the output of layer {name!r}: everything before it is frozen or detached, "
+            "or it is recomputed by checkpoint(use_reentrant=True); use use_reentrant=False."
         )
 
 

@@ -78,7 +78,7 @@ def check_tied(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> No
         first = known.setdefault((own.data_ptr(), own.dtype, own.shape, own.stride()), name)
         if first != name and not _is_same(tensors[first], tensors[name]):
             raise StateError(
-                f"{first!r} and {name!r} are one tensor in this model, and differ in the file; untie them "
+                f"{first!r} and {name!r} are one tensor in this model, but differ in the file; untie them "
                 "in the model, or save a model in which they are tied."
             )
 

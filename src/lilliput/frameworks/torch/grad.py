@@ -108,7 +108,7 @@ def with_gradient(
         return straight_through(tensor, quantized)
     if forward_ad._current_level >= 0:
         raise StageError(
-            f"{rule.__name__} says how to go backward; forward-mode AD is not possible."
+            f"{rule.__name__} defines only a backward pass; forward-mode AD is not possible."
         )
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return quantized

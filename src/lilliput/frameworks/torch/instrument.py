@@ -37,8 +37,8 @@ def attach(module: nn.Module, wrapper: Any, weight: str | None, bias: str | None
     """Put a wrapper in charge of attributes of a module."""
     if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         raise UnsupportedModelError(
-            f"layer {wrapper.name!r} is a {type(module).__name__} with weights of its own; move them "
-            "into a submodule, since containers iterate over all their children."
+            f"layer {wrapper.name!r} is a {type(module).__name__} with its own weights; move them to a "
+            "submodule, since containers iterate over all their children."
         )
     device = None if weight is None else peek(module, weight).device
     wrapper.to(device).train(module.training)

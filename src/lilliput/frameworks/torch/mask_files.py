@@ -82,6 +82,6 @@ def check_masks(model: nn.Module, masks: Mapping[str, Any]) -> None:
             shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             faults.append(f"{name!r}: received {shape}, expected {tuple(parameters[name].shape)}")
         elif not is_binary(mask):
-            faults.append(f"{name!r}: received other values than 0 and 1")
+            faults.append(f"{name!r}: received values other than 0 and 1")
     if faults:
         raise StateError("masks do not fit the model:" + "".join(f"\n  - {x}" for x in faults))

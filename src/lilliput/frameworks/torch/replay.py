@@ -27,7 +27,9 @@ _FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErr
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict of a plain model."""
     if _is_compressed(model):
-        raise StateError("the shrunk model is under a compressor again; strip() it before saving.")
+        raise StateError(
+            "a compressor is attached to the shrunk model; call its strip() before saving."
+        )
     state = model.state_dict()
     for name, value in state.items():
         if not isinstance(value, Tensor):
@@ -61,7 +63,7 @@ def replay(
 ) -> nn.Module:
     """Shrink a model in place by a plan and load its state; a captured graph is a new module."""
     if _is_compressed(model):
-        raise StateError("the model is under a compressor; strip() it before loading.")
+        raise StateError("a compressor is attached to the model; call its strip() before loading.")
     plain = plain_copy(model)
     compare_shapes(source, shapes_of(plain), folder)
     check_cuts(plan, source, folder)

@@ -139,7 +139,7 @@ class _Work:
         if not self.cuts:
             raise NothingToCutError(
                 f"{find_unready(model)}there is nothing to cut: no channel is zero in all the parameters "
-                "that make, scale or read it. Prune with example_inputs (masks then cover whole groups) "
+                "that produce, scale or read it. Prune with example_inputs (masks then cover whole groups) "
                 "and a sparsity of at least one channel, or allow extend_masks=True; a model that was "
                 "shrunk already has nothing left to cut."
             )
@@ -151,7 +151,7 @@ class _Work:
             )
         left = find_left_masks(model)
         if left:
-            self.notes.append(f"the zeros of {', '.join(left)} are no longer held in training")
+            self.notes.append(f"the zeros of {', '.join(left)} are no longer enforced in training")
         self.noise = Noise(unwrapped(self.masked), self.cuts)
         self.reference, self.elsewhere = make_references(
             unwrapped(self.masked), example_inputs, has_casts(self.analysis), self.noise.add
@@ -177,7 +177,7 @@ class _Work:
         change = before.error(Twin(copy_model(masked), before.precision).model)
         if change > before.tolerance:
             self.notes.append(
-                "masks covered only filters and were completed; this changes the outputs by up to "
+                "masks covered only filters and were extended; this changes the outputs by up to "
                 f"{change:.1%} of the largest"
             )
             log.warning("speedup: %s.", self.notes[-1])

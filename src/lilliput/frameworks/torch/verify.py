@@ -217,7 +217,7 @@ def _run(model: nn.Module, inputs: Inputs, precision: Precision, tolerance: floa
     if not any(x.is_floating_point() and x.isfinite().any() for x in answers[0]):
         raise UnsupportedModelError(
             f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
-            "checked; expected inputs like those it is used with."
+            "checked; pass realistic inputs."
         )
     return Reference(inputs, answers, precision, tolerance)
 

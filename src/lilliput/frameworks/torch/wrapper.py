@@ -243,7 +243,7 @@ class PrunerModuleWrapper(ModuleWrapper):
         faults = super().find_faults(tensors, values)
         for key in ("weight_mask", "bias_mask"):
             if key in tensors and not is_binary(tensors[key]):
-                faults[key] = "received other values than 0 and 1"
+                faults[key] = "received values other than 0 and 1"
         if "bias_mask" in tensors and self.bias is None:
             faults["bias_mask"] = "the layer has no bias"
         elif "bias_mask" in tensors and tensors["bias_mask"].shape != self.bias.shape:

@@ -73,7 +73,7 @@ def depthwise(walk: Walk, a: SimpleNamespace) -> Value:
     """Each channel makes as many: the weight is (channels, outputs of each, window)."""
     channels, weight = a.input.axes[-_dims(a) - 1], a.weight
     walk.same(channels, weight.axes[0])
-    walk.pin(weight.axes[1], because="every channel is multiplied as often")
+    walk.pin(weight.axes[1], because="every channel is repeated equally often")
     walk.makes(weight, 0)
     return _result(walk, a, _each(weight.axes[0], weight.shape[1]))
 

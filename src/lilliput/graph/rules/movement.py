@@ -76,7 +76,7 @@ def _follow(walk: Walk, source: Value, dim: int, axes: list[Axis]) -> None:
 
 def _run(walk: Walk, array: Array) -> Array:
     if walk.op.run is None:
-        raise TypeError("nothing is known of how to run it")
+        raise TypeError("it is not known how to run it")
     return walk.op.run(array)
 
 

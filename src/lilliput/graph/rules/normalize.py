@@ -23,7 +23,7 @@ def batch_norm(walk: Walk, a: SimpleNamespace) -> Any:
     axes = list(a.input.axes)
     held = [x.axes[0] for x in (a.running_mean, a.running_var) if x is not None]
     walk.same(axes[1], *held)
-    walk.pin(*axes[2:], because="statistics are taken over it")
+    walk.pin(*axes[2:], because="statistics are computed over it")
     axes[1] = zero(axes[1], _affine(walk, axes[1], a))
     shape = a.shapes if isinstance(a.shapes, tuple) else a.shapes[0]
     value = Value(shape, tuple(axes))
@@ -50,7 +50,7 @@ def layer_norm(walk: Walk, a: SimpleNamespace) -> Any:
 def group_norm(walk: Walk, a: SimpleNamespace) -> Value:
     """Normalize over each group of channels; groups keep equally many."""
     axes = list(a.input.axes)
-    walk.pin(*axes[2:], because="statistics are taken over it")
+    walk.pin(*axes[2:], because="statistics are computed over it")
     masked = _affine(walk, axes[1], a)
     if a.num_groups < a.input.shape[1]:
         if a.num_groups > 1 and not walk.balance(axes[1], a.num_groups):

@@ -62,7 +62,7 @@ def unbind(walk: Walk, a: SimpleNamespace) -> list[Value]:
 def select(walk: Walk, a: SimpleNamespace) -> Value:
     """Take one entry of a dimension."""
     dim = a.dim % len(a.input.shape)
-    walk.pin(a.input.axes[dim], because="one of its entries is picked by number")
+    walk.pin(a.input.axes[dim], because="one of its entries is selected by index")
     return Value(a.shapes, tuple(x for d, x in enumerate(a.input.axes) if d != dim))
 
 
@@ -70,7 +70,7 @@ def select(walk: Walk, a: SimpleNamespace) -> Value:
 def index(walk: Walk, a: SimpleNamespace) -> Value:
     """Look up entries of some dimensions; the others pass."""
     picked = [d for d, x in enumerate(a.indices) if x is not None]
-    walk.pin(*(a.input.axes[d] for d in picked), because="its entries are looked up by number")
+    walk.pin(*(a.input.axes[d] for d in picked), because="its entries are looked up by index")
     for x in a.indices:
         if isinstance(x, Value):
             walk.pin(*x.axes)
@@ -84,7 +84,7 @@ def index(walk: Walk, a: SimpleNamespace) -> Value:
 @rule("embedding")
 def embedding(walk: Walk, a: SimpleNamespace) -> Value:
     """Look up rows of a table; its columns are the new channels."""
-    walk.pin(a.weight.axes[0], because="its rows are looked up by number")
+    walk.pin(a.weight.axes[0], because="its rows are looked up by index")
     walk.makes(a.weight, 1)
     where = [FIXED] * (len(a.shapes) - 1)
     return Value(a.shapes, (*where, zero(a.weight.axes[1], a.weight.is_parameter)))
@@ -93,7 +93,7 @@ def embedding(walk: Walk, a: SimpleNamespace) -> Value:
 @rule("embedding_bag")
 def embedding_bag(walk: Walk, a: SimpleNamespace) -> Any:
     """Look up rows of a table and add them up."""
-    walk.pin(a.weight.axes[0], because="its rows are looked up by number")
+    walk.pin(a.weight.axes[0], because="its rows are looked up by index")
     walk.makes(a.weight, 1)
     first = Value(a.shapes[0], (FIXED, zero(a.weight.axes[1], a.weight.is_parameter)))
     return [first, *(None if x is None else Value.fixed(x) for x in a.shapes[1:])]

@@ -45,7 +45,7 @@ def search(task: Task) -> Trial:
 
 
 class _Study:
-    """What Optuna knows of a task."""
+    """The Optuna study of a task."""
 
     def __init__(self, task: Task) -> None:
         import optuna
@@ -98,7 +98,7 @@ class _Study:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Optuna's notes of single trials back."""
+    """Suppress Optuna's messages about single trials."""
     import optuna
 
     before = optuna.logging.get_verbosity()

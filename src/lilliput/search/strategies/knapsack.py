@@ -1,4 +1,4 @@
-"""The default: the exact best by scores, then exchanges that are judged by the real metric.
+"""The default strategy: the exact optimum of the scores, then exchanges judged by the real metric.
 
 The scores of all decisions (:mod:`lilliput.search.scores`) are added up, and the choice of least total
 within the budget is found exactly (:mod:`lilliput.search.solve`). Scores of layers do not really add up, so

@@ -1,4 +1,4 @@
-"""Steps from one choice to another that strategies have in common."""
+"""Moves between choices, shared by the strategies."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def moved(choice: Choice, decision: int, step: int) -> Choice:
 
 
 def steps(task: Task, choice: Choice, step: int) -> list[Choice]:
-    """Return every choice that is one alternative stronger (1) or milder (-1) in one decision."""
+    """Return every choice that is one alternative more (1) or less (-1) aggressive in one decision."""
     return [
         moved(choice, d, step) for d, n in enumerate(task.space.sizes) if 0 <= choice[d] + step < n
     ]
 
 
 def exchanges(task: Task, choice: Choice) -> Iterator[Choice]:
-    """Return choices with one decision milder, and at most one other stronger."""
+    """Return choices with one decision less aggressive, and at most one other more aggressive."""
     for milder in steps(task, choice, -1):
         yield milder
         yield from (x for x in steps(task, milder, 1) if x != choice)

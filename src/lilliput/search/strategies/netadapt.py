@@ -1,4 +1,4 @@
-"""NetAdapt: step by step to the budget, each step where the metric loses least.
+"""NetAdapt: approach the budget step by step, each time where the metric drops least.
 
 Yang et al., "NetAdapt: platform-aware neural network adaptation for mobile applications", 2018. From the
 mildest choice on, each round makes one decision stronger, by so many alternatives that the round saves its
@@ -20,7 +20,7 @@ _EVALUATED = 2  # proposals of each round, as long as trials are left
 def search(
     task: Task, share: float = _SHARE, decay: float = _DECAY, evaluated: int = _EVALUATED
 ) -> Trial:
-    """Return the trial at which the budget is kept, or raise if it cannot be met."""
+    """Return the trial that meets the budget, or raise if it cannot be met."""
     choice: Choice = (0,) * len(task.space.decisions)
     least, whole = share, _excess(task, choice)
     while True:

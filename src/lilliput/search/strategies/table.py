@@ -1,4 +1,4 @@
-"""All strategies by name: the only list of them."""
+"""The table of all strategies by name."""
 
 from __future__ import annotations
 

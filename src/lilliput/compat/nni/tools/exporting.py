@@ -57,7 +57,7 @@ class QuantizerFiles(Compressor):
         rounded ones of algorithms that have no ranges; the model is not quantized any more afterwards.
         """
         if not self._has_compressed:
-            raise StageError("export_model() came before compress(); call that first.")
+            raise StageError("export_model() was called before compress(); call compress() first.")
         config = calibration_config(self)
         shown = {} if isinstance(self, RangeQuantizer) else _shown_weights(self)
         model = self.strip()

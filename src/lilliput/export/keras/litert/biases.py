@@ -1,4 +1,4 @@
-"""Biases go back into their layers, from where the converter leaves them if sizes are open."""
+"""Move biases back into their layers; the converter separates them if sizes are dynamic."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _keeps(draft: Draft, layer: Any, index: int, bias: Array) -> bool:
 
 
 def _only_maker(draft: Draft, index: int, kinds: tuple[str, ...]) -> Any:
-    """Return who makes a tensor that one operator alone reads, if it is of some kind."""
+    """Return the producer of a tensor with a single reader, if the producer is of some kind."""
     maker = draft.maker(index)
     is_alone = len(draft.readers(index)) == 1 and index not in draft.graph.outputs
     return maker if maker is not None and is_alone and draft.kind(maker) in kinds else None

@@ -34,7 +34,7 @@ def build(
 
 
 def name_ends(draft: Draft, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Give the inputs and outputs of the file their names, for those who call it by name."""
+    """Name the inputs and outputs of the file, so that it can be called by name."""
     signature = schema().SignatureDefT()
     signature.signatureKey, signature.subgraphIndex = b"serving_default", 0
     signature.inputs = [_named(draft, *x) for x in zip(draft.graph.inputs, inputs, strict=True)]
@@ -50,14 +50,14 @@ def _named(draft: Draft, index: int, name: str) -> Any:
 
 
 def integer_ends(draft: Draft, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Let the file take and return int8, as it computes inside."""
+    """Let the file accept and return int8, as it uses internally."""
     for number, index in enumerate(draft.graph.inputs):
         if draft.dtype(index) != "float32":
             continue
         if quantized_to(draft, index) is None:
             raise ExportError(
-                f"input {inputs[number]!r} is read in floating point, so that the file cannot take "
-                "int8; quantize the 'input' of the layers that read it, or pass io='float'."
+                f"input {inputs[number]!r} is read in floating point, so the file cannot accept int8; "
+                "quantize the 'input' of the layers that read it, or pass io='float'."
             )
         readers = draft.readers(index)
         for reader in readers:
@@ -67,7 +67,7 @@ def integer_ends(draft: Draft, inputs: Sequence[str], outputs: Sequence[str]) ->
         source = draft.source(index)
         if draft.dtype(index) == "float32" and source is None:
             raise ExportError(
-                f"output {outputs[number]!r} is not quantized, so that the file cannot return int8; "
+                f"output {outputs[number]!r} is not quantized, so the file cannot return int8; "
                 "quantize the 'output' of the last layer, or pass io='float'."
             )
         draft.graph.outputs[number] = index if source is None else source
@@ -76,14 +76,14 @@ def integer_ends(draft: Draft, inputs: Sequence[str], outputs: Sequence[str]) ->
 
 
 def _drop_makers(draft: Draft) -> None:
-    """Take out what made the tensors that are inputs now."""
+    """Remove the operators that produced tensors which are now inputs."""
     draft.graph.operators = [
         x for x in draft.operators if not set(x.outputs) & set(draft.graph.inputs)
     ]
 
 
 def serialize(draft: Draft) -> bytes:
-    """Return the bytes of the file; nothing in it tells of the conversion."""
+    """Return the bytes of the file, without traces of the conversion."""
     import flatbuffers
 
     _drop_unused(draft)
@@ -94,7 +94,7 @@ def serialize(draft: Draft) -> bytes:
 
 
 def _drop_unused(draft: Draft) -> None:
-    """Leave out tensors, buffers and kinds of operators that nobody uses any more."""
+    """Drop unused tensors, buffers and operator codes."""
     model, graph = draft.model, draft.graph
     used = {*graph.inputs, *graph.outputs}
     for operator in graph.operators:

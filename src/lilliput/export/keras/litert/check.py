@@ -63,7 +63,7 @@ class _Check(FileCheck):
         self.wide = _with_outputs(data, self.inner)
 
     def feeds(self, inputs: Inputs) -> list[Array]:
-        """Return inputs as the file takes them."""
+        """Return the inputs in the form that the file accepts."""
         arrays = [to_array(x) for x in self.simulation.tensors(inputs[0])]
         pairs = zip(arrays, self.inputs, strict=True)
         return [x if scales is None else quantize(x, scales) for x, scales in pairs]
@@ -79,7 +79,7 @@ class _Check(FileCheck):
         return dict(zip(self.positions, run(self.wide, self.feeds(inputs), runtime), strict=True))
 
     def other_size(self, min_sqnr: float) -> str:
-        """Return what is wrong with a batch of another size, where the file takes any."""
+        """Return the fault for a batch of another size, if the file accepts any size."""
         if not self.is_open:
             return ""
         inputs = self.simulation.resized({})
@@ -95,8 +95,9 @@ class _Check(FileCheck):
             return ""
         rows = [to_array(s.outputs[0]).shape[:1] for s in (simulation, self.simulation)]
         return (
-            f"for a batch of another size (outputs {rows[0]} in place of {rows[1]}) the file does not do "
-            f"what the model does: {fault} Pass dynamic_batch=False."
+            f"for a batch of another size (outputs {rows[0]} in place of "
+            f"{rows[1]}) the file does not match the model: {fault} Pass "
+            "dynamic_batch=False."
         )
 
 

@@ -33,7 +33,7 @@ class Scales:
     axis: int = 0
 
     def is_same(self, other: Scales) -> bool:
-        """Whether integers stand for the same numbers."""
+        """Whether integers represent the same numbers."""
         return np.array_equal(self.scale, other.scale) and np.array_equal(self.zero, other.zero)
 
     @property
@@ -44,7 +44,7 @@ class Scales:
 
 @dataclass(eq=False)
 class Draft:
-    """A LiteRT model on its way to the file; the main graph of it.
+    """The main graph of a LiteRT model under construction.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class Draft:
         return Scales(np.asarray(found.scale, np.float32), zero, int(found.quantizedDimension))
 
     def maker(self, index: int) -> Any:
-        """Return the operator that makes a tensor, None if it is given."""
+        """Return the operator that produces a tensor, or None for an input or constant."""
         return next((x for x in self.operators if index in x.outputs), None)
 
     def readers(self, index: int) -> list[Any]:
@@ -188,32 +188,32 @@ class Draft:
         return operator
 
     def insert_after(self, operator: Any, new: Any) -> None:
-        """Put an operator behind another one."""
+        """Insert an operator after another one."""
         self.operators.insert(_position(self.operators, operator) + 1, new)
 
     def insert_before(self, operator: Any, new: Any) -> None:
-        """Put an operator in front of another one."""
+        """Insert an operator before another one."""
         self.operators.insert(_position(self.operators, operator), new)
 
     def remove(self, operator: Any) -> None:
-        """Take an operator out."""
+        """Remove an operator."""
         del self.operators[_position(self.operators, operator)]
 
     def takes_integers(self, operator: Any) -> None:
-        """Note that an operator works on int8, which older versions of it do not."""
+        """Set the operator version that supports int8."""
         kind, code = self.kind(operator), self.model.operatorCodes[operator.opcodeIndex]
         version = max(code.version, _VERSIONS.get(kind, 1))
         operator.opcodeIndex = self._code(kind, version)
 
     def replace(self, old: int, new: int) -> None:
-        """Let everybody who reads one tensor read another, model outputs included."""
+        """Redirect all readers of one tensor to another, including model outputs."""
         for operator in self.operators:
             operator.inputs = [new if x == old else x for x in operator.inputs]
         self.graph.outputs = [new if x == old else x for x in self.graph.outputs]
         self.tensors = {k: new if v == old else v for k, v in self.tensors.items()}
 
     def sweep(self) -> None:
-        """Take out operators whose results nobody reads."""
+        """Remove operators whose results are unused."""
         wanted = set(self.graph.outputs)
         kept = []
         for operator in reversed(self.operators):

@@ -32,7 +32,7 @@ _SHOWS = 0.1  # of a step
 
 
 def fuse(draft: Draft, weights: Mapping[int, Found]) -> bool:
-    """Let every operator that can work on integers do so; return whether there was one."""
+    """Convert every operator that can work on integers; return whether any was converted."""
     changed = False
     for operator in list(draft.operators):
         is_done = not operator.outputs or draft.dtype(operator.outputs[0]) == "int8"
@@ -64,21 +64,22 @@ def why_float(draft: Draft, operator: Any, weights: Mapping[int, Found]) -> str:
     wanted = quantized_to(draft, operator.outputs[0])
     if wanted is None:
         return (
-            "its output is not quantized to int8: right after it, or after an activation inside the layer "
-            "that is no ReLU (make that a layer of its own)"
+            "its output is not quantized to int8: right after it, or "
+            "after an activation inside the layer that is not a ReLU "
+            "(make that a separate layer)"
         )
     return _why_not(draft, operator, found, wanted)
 
 
 def _why_not(draft: Draft, operator: Any, found: Found | None, wanted: Scales) -> str:
-    """Return what speaks against integers where all tensors are on grids."""
+    """Return why an operator cannot use integers although all its tensors are quantized."""
     kind = draft.kind(operator)
     function = getattr(operator.builtinOptions, "fusedActivationFunction", 0)
     if names("ActivationFunctionType")[function] not in _PLAIN_ACTIVATIONS:
         return "LiteRT has no integer kernel for its activation"
     held = [draft.scales(_source(draft, operator, i)) for i in _ACTIVATIONS[kind]]
     if kind in _SAME_SCALE and any(x is None or not x.is_same(wanted) for x in held):
-        return "LiteRT averages integers only to the grid that they have"
+        return "LiteRT averages integers only if input and output share a grid"
     if not _is_near(kind, [x for x in held if x is not None], found, wanted):
         return "its scales are too far apart for integer kernels"
     position = _BIASES.get(kind, len(operator.inputs))
@@ -211,7 +212,7 @@ def store_weights(draft: Draft, weights: Mapping[int, Found]) -> None:
 
 
 def _single(scales: Scales | None) -> Scales | None:
-    """Return one scale in place of many that are equal."""
+    """Return a single scale if all scales are equal."""
     if scales is None or not (scales.scale == scales.scale[0]).all():
         return scales
     return Scales(scales.scale[:1], scales.zero[:1], 0)

@@ -27,7 +27,7 @@ _IN_ONNX: dict[str, tuple[str, int, tuple[int, ...]]] = {
 
 
 def list_layers(draft: Draft, weights: Mapping[int, Found]) -> list[Layer]:
-    """Return the layers in order of execution, with what speaks against integers."""
+    """Return the layers in order of execution, with the reason for those in float."""
     layers, taken = [], Counter[str]()
     for operator in draft.of_kind(*_LAYERS, *_PRODUCTS):
         kind = draft.kind(operator)
@@ -73,7 +73,7 @@ def _weight_type(draft: Draft, index: int) -> str:
 def fill_costs(
     layers: list[Layer], draft: Draft, shapes: Mapping[int, Sequence[int]], rows: int
 ) -> None:
-    """Count multiplications by the shapes that tensors had in a run, where the file leaves them open."""
+    """Count MACs from the tensor shapes of a run, where the file has dynamic sizes."""
     operators = draft.of_kind(*_LAYERS, *_PRODUCTS)
     for layer, operator in zip(layers, operators, strict=True):
         layer.macs = count_macs(draft, operator, shapes) // rows

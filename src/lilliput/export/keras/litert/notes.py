@@ -1,4 +1,4 @@
-"""What the user should know of a LiteRT file."""
+"""Notes for the user on a LiteRT file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lilliput.frameworks.exporting.simulation import Simulation
 def find_notes(
     draft: Draft, simulation: Simulation, weights: Mapping[int, Found], layers: list[Layer]
 ) -> list[str]:
-    """Return what keeps a file from being as small and as fast as it could be."""
+    """Return notes on what makes a file larger or slower than necessary."""
     if not simulation.places:
         return []
     integers, floats = count_operators(draft)
@@ -26,8 +26,8 @@ def find_notes(
     wide = [p.name for p in simulation.places if not p.is_weight and fit_int8(p) is None]
     if wide:
         notes.append(
-            f"{some_of(wide)}: activations that do not fit into int8 are quantized in floating point, as "
-            "simulated; use 8 bits or fewer and one scale per tensor for integer kernels."
+            f"{some_of(wide)}: activations that do not fit into int8 are quantized in floating point, as in "
+            "the simulation; use 8 bits or fewer and one scale per tensor for integer kernels."
         )
     stored = {found.name for found in weights.values() if found.integers is not None}
     kept = [p.wrapper.name for p in simulation.places if p.is_weight]
@@ -39,7 +39,7 @@ def find_notes(
     only = [x.name for x in layers if x.weight_only]
     if only:
         notes.append(
-            f"{some_of(only)}: only the weight is stored as integers: a smaller file, but no faster. "
+            f"{some_of(only)}: only the weight is stored as integers: the file is smaller, but not faster. "
             "Quantize 'input' and 'output' as well."
         )
     return notes

@@ -1,4 +1,4 @@
-"""Integers reach as far as they can: behind operators that only move numbers or pick some of them."""
+"""Propagate integers through operators that only move or select values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIFTED = (
 
 
 def propagate(draft: Draft) -> bool:
-    """Let operators that move numbers move integers, and drop what is quantized twice."""
+    """Let operators that move values move integers, and remove duplicate quantization."""
     changed = False
     for operator in list(draft.operators):
         if not draft.holds(operator):
@@ -68,7 +68,7 @@ def quantized_to(draft: Draft, index: int) -> Scales | None:
 
 
 def take_output(draft: Draft, operator: Any) -> None:
-    """Let an operator make what the quantizers of its output made."""
+    """Let an operator produce the outputs of the quantizers that follow it."""
     first, *others = draft.readers(operator.outputs[0])
     for other in others:
         draft.replace(other.outputs[0], first.outputs[0])
@@ -79,7 +79,7 @@ def take_output(draft: Draft, operator: Any) -> None:
 
 
 def _quantize_once(draft: Draft, operator: Any) -> bool:
-    """Take integers as they are where they have the right scale already, else change their scale."""
+    """Reuse integers that already have the right scale; otherwise requantize them."""
     source, output = draft.source(operator.inputs[0]), operator.outputs[0]
     wanted = draft.scales(output)
     first = next(x for x in draft.readers(operator.inputs[0]) if draft.kind(x) == "QUANTIZE")
@@ -121,5 +121,5 @@ def _move(draft: Draft, operator: Any) -> bool:
 
 
 def _is_plain(operator: Any) -> bool:
-    """Whether nothing else is done to the numbers, such as an activation."""
+    """Whether the operator does nothing else to the values, such as an activation."""
     return not getattr(operator.builtinOptions, "fusedActivationFunction", 0)

@@ -61,6 +61,6 @@ def quantize(array: Array, scales: Scales) -> Array:
 
 
 def dequantize(array: Array, scales: Scales) -> Array:
-    """Return the numbers that integers stand for."""
+    """Return the numbers represented by integers."""
     shifted = array.astype(np.float32) - np.float32(scales.zero[0])
     return np.asarray(shifted * scales.scale[0])

@@ -115,7 +115,7 @@ def _refuse_unknown(draft: Draft, sites: Sequence[Site], simulation: Simulation)
                     "weights of recurrent layers only, or unroll them."
                 )
             raise ExportError(
-                f"LiteRT has no operator {code.decode()!r}, which the model computes with; replace it."
+                f"LiteRT has no operator {code.decode()!r}, which the model uses; replace it."
             )
 
 

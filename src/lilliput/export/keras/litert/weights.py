@@ -143,11 +143,11 @@ def _found(known: Known, layout: Any, factor: Array, axis: int) -> Found:
     if grid.group_size is not None:
         return Found(known.name, reason="LiteRT has no scales for groups of weights")
     if np.any(stored.zero_point):
-        return Found(known.name, reason="LiteRT takes weights without a zero point only")
+        return Found(known.name, reason="LiteRT only accepts weights without a zero point")
     if grid.bits > 8:
         return Found(known.name, reason=f"its weight has {grid.bits} bits, LiteRT multiplies 8")
     if np.abs(stored.integers).max(initial=0) > 127:
-        return Found(known.name, reason="its weight has the integer -128; set narrow_range")
+        return Found(known.name, reason="its weight contains the integer -128; set narrow_range")
     scale = np.broadcast_to(stored.spread(stored.scale), stored.integers.shape)
     integers, scale = (np.moveaxis(layout(x), axis, 0) for x in (stored.integers, scale))
     rows = scale.reshape(len(scale), -1)

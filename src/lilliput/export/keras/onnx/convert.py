@@ -25,7 +25,7 @@ def mark_site(tensor: Tensor, place: Place, number: int) -> Tensor:
 
 
 def named_weights(simulation: Simulation) -> dict[Key, str]:
-    """Return the names of the inputs that stand for quantized weights.
+    """Return the names of the inputs that represent quantized weights.
 
     Recurrent layers are recognized by their constant weights, so these stay as they are.
     """

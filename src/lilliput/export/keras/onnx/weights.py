@@ -17,7 +17,7 @@ _CHANGES = ("Transpose", "Reshape", "Unsqueeze", "Squeeze", "Identity")
 
 
 def write_weights(draft: Draft, simulation: Simulation) -> None:
-    """Replace the inputs that stand for weights by constants."""
+    """Replace the inputs that represent weights by constants."""
     places = {place.key: place for place in simulation.places}
     inputs = {str(value.name): value for value in draft.graph.inputs}
     for key, name in named_weights(simulation).items():
@@ -41,8 +41,8 @@ def _write(draft: Draft, value: ir.Value, place: Place) -> None:
             reals = _apply(place.weight(), nodes)
             draft.replace(end, draft.constant(reals, f"{name}_simulated"))
             draft.notes.append(
-                f"{place.wrapper.name}: its weight is stored in floating point, because its scales do "
-                "not go along an axis of the layout that ONNX has for it."
+                f"{place.wrapper.name}: its weight is stored in floating point, because its scales do not "
+                "follow an axis of the ONNX layout."
             )
         else:
             label = name if not nodes else f"{name}_turned"

@@ -103,7 +103,7 @@ def simulate(model: Any, inputs: Inputs) -> KerasSimulation:
 
 
 def model_of(quantizer_or_model: Any) -> Any:
-    """Return the model to export, or say why it cannot be."""
+    """Return the model to export, or raise an error with the reason."""
     model = model_under(quantizer_or_model)
     if not isinstance(model, keras.Model):
         raise ExportError(

@@ -47,7 +47,7 @@ Activation = Callable[[Tensor, Place, int], Tensor]
 
 
 def require_tensorflow() -> Any:
-    """Return the module, or say how to install it."""
+    """Return the module, or raise an error that tells how to install it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return require("tensorflow", NEEDS_TENSORFLOW)
 

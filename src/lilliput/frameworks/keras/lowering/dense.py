@@ -82,6 +82,6 @@ def _heads(writer: Writer, layer: Any, x: Tensor, size: int) -> Tensor:
     """Return the projection to heads, (batch, heads, length, size): whole heads come and go."""
     shape = (*x.shape[:2], writer.layer._num_heads, size)
     made = project(writer, layer, x, shape)
-    why = "they lie within heads, and whole heads are removed"
+    why = "they are inside heads, and whole heads are removed instead"
     made = writer.op("stays", shape, input=made, dims=[3], because=why)
     return writer.permute(made, (0, 2, 1, 3))

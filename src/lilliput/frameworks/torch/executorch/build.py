@@ -24,7 +24,9 @@ def build(simulation: Simulation, max_batch: int) -> tuple[Captured, Program]:
         if not max_batch:
             raise
         captured, program = build(simulation, 0)
-        captured.notes.append(f"the batch is fixed, for with an open one {first_line(error)}")
+        captured.notes.append(
+            f"the batch size is fixed, because with a dynamic one {first_line(error)}"
+        )
         return captured, program
 
 

@@ -131,7 +131,7 @@ def capture(simulation: Simulation, max_batch: int, is_float: bool = False) -> C
     if len(nodes) != len(mark.keys):
         raise ExportError(
             f"the captured graph has {len(nodes)} quantized tensors, the simulation {len(mark.keys)}; a "
-            "layer is quantized inside a branch or loop: move it out of torch.cond and the like."
+            "layer is quantized inside a branch or loop: move it out of torch.cond or similar operators."
         )
     return Captured(module, inputs, shapes, dict(zip(mark.keys, nodes, strict=True)))
 
@@ -188,13 +188,14 @@ def _grid_of(place: Place) -> tuple[float, int, int, int]:
     grid = place.qparams.grid
     if grid.is_dynamic:
         raise ExportError(
-            f"{place.name}: its scale is found in each call (observer 'dynamic'), which ExecuTorch files of "
-            "Lilliput do not have; calibrate it, or export ONNX."
+            f"{place.name}: its scale is computed in each call (observer 'dynamic'), which Lilliput does not "
+            "support for ExecuTorch; calibrate it, or export ONNX."
         )
     if grid.axis is not None or grid.bits > 8:
         what = "a scale per channel" if grid.axis is not None else f"{grid.bits} bits"
         raise ExportError(
-            f"{place.name}: XNNPACK has no activations with {what}; use 8 bits and one scale per tensor."
+            f"{place.name}: XNNPACK does not support activations with {what}; use 8 bits and one scale per "
+            "tensor."
         )
     shift = 0 if grid.is_signed else 128
     zero = int(to_array(place.qparams.zero_point)) - shift

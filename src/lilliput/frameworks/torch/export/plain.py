@@ -50,8 +50,8 @@ def check_norms(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if narrow_of(module) is not None:
             raise ExportError(
-                f"layer {path!r} takes its statistics over kept channels only, which a plain model with "
-                "masked weights would not; shrink the model by speedup(model, example_inputs) first."
+                f"layer {path!r} computes its statistics over kept channels only, which a plain model with "
+                "masked weights would not; shrink the model with speedup(model, example_inputs) first."
             )
 
 
@@ -73,8 +73,8 @@ def compressed_state_dict(model: nn.Module) -> dict[str, Tensor]:
                     key = f"{path}.{name}" if path else name
                     if key not in state:
                         raise ExportError(
-                            f"{key!r} is computed by a parametrization, so its compressed value has "
-                            "no place in the state dict; remove the parametrization first."
+                            f"{key!r} is computed by a parametrization, so its compressed value cannot be "
+                            "stored in the state dict; remove the parametrization first."
                         )
                     value = sidecar.transform(name, whole(raw(module, name)))
                     state[key] = value.detach()
@@ -97,7 +97,7 @@ def _check_activations(sidecar: Any) -> None:
         if {"input", "output"} & set(wrapper.roles):
             raise ExportError(
                 f"layer {wrapper.name!r} has quantized activations, which a plain state dict cannot "
-                "hold; write them with export_onnx(quantizer, path, example_inputs), quantize weights "
+                "represent; export them with export_onnx(quantizer, path, example_inputs), quantize weights "
                 "only, or keep the quantizer's state()."
             )
 
@@ -108,7 +108,7 @@ def _checked(path: Any) -> Path:
     except TypeError:
         raise ExportError(f"received {path!r} as a path, expected a string.") from None
     if not target.parent.is_dir() or target.is_dir():
-        what = "is a folder" if target.is_dir() else "lies in a folder that does not exist"
+        what = "is a folder" if target.is_dir() else "is in a folder that does not exist"
         raise ExportError(f"{target}: it {what}; give the path of a file.")
     return target
 
@@ -126,7 +126,7 @@ def _masks_of(model: nn.Module, wrappers: Sequence[Any]) -> dict[str, Tensor]:
             if mask is not None:
                 masks[name] = mask if name not in masks else masks[name] * mask
     if not masks:
-        raise ExportError("mask_path: no pruner is at work on this model, so there are no masks.")
+        raise ExportError("mask_path: no pruner is attached to this model, so there are no masks.")
     return masks
 
 

@@ -42,7 +42,7 @@ class TorchSimulation(Simulation):
         return self.rounded.marker(others)
 
     def forget(self) -> None:
-        """Give back the memory of what was computed on the way."""
+        """Release the memory of intermediate results."""
         super().forget()
         self.rounded.clear()
 
@@ -69,7 +69,7 @@ simulate = TorchSimulation.of
 
 
 def model_of(quantizer_or_model: Any) -> nn.Module:
-    """Return the model to export, or say why it cannot be."""
+    """Return the model to export, or raise an error with the reason."""
     model = model_under(quantizer_or_model)
     if not isinstance(model, nn.Module):
         raise ExportError(

@@ -109,7 +109,7 @@ def _add(
     if known is not None and known.size != size:
         raise ExportError(
             f"dynamic_shapes: {key!r} is {known.size} in one of the example inputs and {size} in {name!r}; "
-            "sizes that share a name are equal."
+            "sizes that share a name must be equal."
         )
     if known is not None:
         axes[key] = replace(known, places=(*known.places, place))

@@ -108,9 +108,7 @@ def _explain(model: nn.Module, error: BaseException, axes: Sequence[Axis]) -> st
         if found is not None:
             return f"{text}{found[1]} has no ONNX form; replace it in the model."
     if "DynamicCache" in str(reasons[-1]):
-        return (
-            f"{text}it returns a key/value cache, which is no tensor; call it with use_cache=False."
-        )
+        return f"{text}it returns a key/value cache, which is not a tensor; call it with use_cache=False."
     text += f"{type(reasons[-1]).__name__}: {first_line(reasons[-1])}"
     if text.endswith(":"):
         text += f" {first_line(reasons[-1], skip=1)}"
