@@ -134,8 +134,8 @@ class ChannelPruner(OneShotPruner):
         What the model is called with: a tensor, a tuple of arguments or a dict.
     groups : ChannelGroups, optional
         What ``channel_groups(model, example_inputs)`` returned, to save the work.
-    options : dict, optional
-        Keyword arguments of the criterion.
+    masker_type, options : optional
+        See :class:`~lilliput.pruning.criterion.CriterionPruner`.
     """
 
     rule: ClassVar[type[Rule]] = ChannelRule
@@ -144,22 +144,3 @@ class ChannelPruner(OneShotPruner):
     filters_only: bool = (
         False  # mask nothing but filters and their biases, also with example_inputs
     )
-
-    def __init__(
-        self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        example_inputs: Any = None,
-        *,
-        groups: Any = None,
-        options: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            config_list,
-            optimizer,
-            example_inputs=example_inputs,
-            groups=groups,
-            options=options,
-        )

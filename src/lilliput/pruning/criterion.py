@@ -43,14 +43,14 @@ class CriterionPruner(Pruner):
     ----------
     model, config_list, optimizer
         See :class:`~lilliput.core.compressor.Compressor`.
-    masker_type : type of WeightMasker
-        The criterion.
-    options : mapping, optional
-        Keyword arguments of the criterion.
     example_inputs : optional
         What the model is called with, for criteria that trace channels through it.
     groups : ChannelGroups, optional
         The channel groups of the model, in place of ``example_inputs``.
+    masker_type : type of WeightMasker, optional
+        The criterion, by default that of the class.
+    options : mapping, optional
+        Keyword arguments of the criterion.
     """
 
     masker_type: type[WeightMasker]
@@ -64,11 +64,11 @@ class CriterionPruner(Pruner):
         model: Any = None,
         config_list: Any = None,
         optimizer: Any = None,
+        example_inputs: Any = None,
         *,
+        groups: Any = None,
         masker_type: type[WeightMasker] | None = None,
         options: Mapping[str, Any] | None = None,
-        example_inputs: Any = None,
-        groups: Any = None,
     ) -> None:
         if masker_type is not None:
             self.masker_type = masker_type

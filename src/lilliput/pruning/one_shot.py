@@ -115,22 +115,13 @@ class OneShotPruner(CriterionPruner):
 
     Parameters
     ----------
-    model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`.
-    **criterion
+    model, config_list, optimizer, example_inputs, groups, masker_type, options
         See :class:`~lilliput.pruning.criterion.CriterionPruner`.
     """
 
     rule: ClassVar[type[Rule]] = OneShotRule
     masker_type: type[WeightMasker] = ScoreMasker
     needs_optimizer: ClassVar[bool] = False  # until the masks are there
-
-    def __init__(
-        self, model: Any = None, config_list: Any = None, optimizer: Any = None, **criterion: Any
-    ) -> None:
-        super().__init__(model, config_list, optimizer, **criterion)
-        self.set_wrappers_attribute("if_calculated", False)
-        self.set_wrappers_attribute("layer_sparsity", None)  # a layer's part of a total sparsity
 
     def targets(self) -> Targets:
         """Return the layers that have no mask yet, none before the criterion is ready."""
@@ -167,6 +158,11 @@ class OneShotPruner(CriterionPruner):
                 "save the model itself."
             )
         super().export_model(*args, **kwargs)
+
+    def _bind(self) -> None:
+        super()._bind()
+        self.set_wrappers_attribute("if_calculated", False)
+        self.set_wrappers_attribute("layer_sparsity", None)  # a layer's part of a total sparsity
 
     def _is_due(self) -> bool:
         return self._needs_criterion() and bool(self.masker.is_ready())

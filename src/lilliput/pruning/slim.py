@@ -30,17 +30,7 @@ from lilliput.registry import register_pruner
 
 
 class SlimMasker(ChannelMasker):
-    """Score channels by the scale of their batch norm, and push small scales to zero.
-
-    Parameters
-    ----------
-    model, pruner
-        See :class:`~lilliput.core.masker.WeightMasker`.
-    training_epochs : int
-        Epochs to train under the penalty before pruning.
-    scale : float
-        Weight of the penalty.
-    """
+    """Score channels by the scale of their batch norm, and push small scales to zero."""
 
     default_types = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
     only_watches = False  # the penalty begins with compress()
@@ -101,7 +91,7 @@ class SlimPruner(ChannelPruner):
 
     Parameters
     ----------
-    model, config_list, optimizer, example_inputs, **channel
+    model, config_list, optimizer, example_inputs, groups
         See :class:`~lilliput.pruning.channels.ChannelPruner`. Rules select batch norms, by default
         all of them; ``total_sparsity`` is what the paper does.
     training_epochs : int
@@ -128,10 +118,12 @@ class SlimPruner(ChannelPruner):
         *,
         training_epochs: int = 0,
         scale: float = 1e-4,
-        **channel: Any,
+        groups: Any = None,
     ) -> None:
         options = {"training_epochs": training_epochs, "scale": scale}
-        super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
+        super().__init__(
+            model, config_list, optimizer, example_inputs, groups=groups, options=options
+        )
 
     def update_epoch(self, epoch: int) -> None:
         """Follow the training; masks come at epoch ``training_epochs``."""
