@@ -107,7 +107,7 @@ class Factorization:
 
 @register_factorizer("svd")
 class SVDFactorizer(Compressor):
-    """Replace layers by two smaller ones each, physically, at ``compress()``.
+    """Replace layers by two smaller ones each, by their singular values, at ``compress()``.
 
     A layer stays as it is, and ``result.left`` says why, where two layers would not have fewer weights, or
     cannot take its place: grouped convolutions, tied weights, subclasses of these layers. Make the
