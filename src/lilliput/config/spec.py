@@ -135,6 +135,15 @@ class PatternKeys(BaseModel):
         return self
 
 
+class PatternRule(PruneRule, PatternKeys):
+    """A sparsity for each layer, which an N:M pattern implies."""
+
+    def settings(self) -> dict[str, Any]:
+        """As in :meth:`Rule.settings`, with the sparsity that an N:M pattern implies."""
+        implied = self.pattern_sparsity
+        return super().settings() | ({} if implied is None else {"sparsity": implied})
+
+
 class ChannelKeys(BaseModel):
     """How many channels must stay where whole channels are removed."""
 
@@ -146,7 +155,7 @@ class ChannelKeys(BaseModel):
     )
 
 
-class SparsityRule(PruneRule, PatternKeys, ChannelKeys):
+class SparsityRule(PatternRule, ChannelKeys):
     """A sparsity for each layer: of single weights, of a pattern, or of channels."""
 
     @property

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.errors import StageError
 
 Marker = Callable[[Any, QuantType, tuple[Any, ...]], tuple[Any, ...]]
 
@@ -142,6 +143,17 @@ def find_mask_faults(
         shapes = list(mask.shape), list(bias.shape)
         faults["bias_mask"] = f"shape {shapes[0]}, the bias has {shapes[1]}"
     return faults
+
+
+def check_rivals(wrapper: Any, others: Iterable[Any]) -> None:
+    """Refuse to quantize what another quantizer has charge of."""
+    for other in others:
+        both = set(other.roles) & set(wrapper.roles) if other.order == wrapper.order == 1 else set()
+        if both and other.compressor is not wrapper.compressor:
+            raise StageError(
+                f"layer {wrapper.name!r}: its {min(both)} is already quantized by a "
+                f"{type(other.compressor).__name__}; strip() that one first."
+            )
 
 
 class Quantizing(OwnAttributes):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from numbers import Integral
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
@@ -32,6 +32,23 @@ def check_counts(least: int, **counts: Any) -> None:
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(f"{name}: received {value!r}, expected an integer from {least}.")
+
+
+class TrainingMasker(WeightMasker):
+    """A criterion that has the model trained for ``training_epochs`` epochs before it scores."""
+
+    training_epochs: int
+    training_under: ClassVar[str]  # what the criterion adds to the training
+
+    def is_ready(self) -> bool:
+        """Whether these epochs are over."""
+        return int(self.pruner.now_epoch) >= self.training_epochs
+
+    def what_is_missing(self) -> str:
+        """Return how many of them are left."""
+        left = self.training_epochs - int(self.pruner.now_epoch)
+        text = f"{left} of {self.training_epochs} epochs under {self.training_under} are missing"
+        return text if left > 0 else ""
 
 
 class CriterionPruner(Pruner):

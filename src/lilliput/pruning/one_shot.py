@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from lilliput.config.select import Selection
-from lilliput.config.spec import Fraction, PatternKeys, PruneRule, Rule
+from lilliput.config.spec import Fraction, PatternRule, Rule
 from lilliput.core.masker import Targets, WeightMasker
 from lilliput.errors import AlgorithmError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest, share_count
@@ -32,7 +32,7 @@ from lilliput.pruning.granularity import find_misfits, prune_pattern
 log = logging.getLogger("lilliput")
 
 
-class OneShotRule(PruneRule, PatternKeys):
+class OneShotRule(PatternRule):
     """A sparsity for each layer, or one for all the layers of the rule together."""
 
     total_sparsity: Fraction | None = Field(
@@ -62,11 +62,6 @@ class OneShotRule(PruneRule, PatternKeys):
         if self.granularity is not None and total is not None:
             raise ValueError("'granularity' goes with 'sparsity', not with 'total_sparsity'.")
         return self
-
-    def settings(self) -> dict[str, Any]:
-        """As in :meth:`Rule.settings`, with the sparsity that an N:M pattern implies."""
-        implied = self.pattern_sparsity
-        return super().settings() | ({} if implied is None else {"sparsity": implied})
 
 
 class ScoreMasker(WeightMasker):

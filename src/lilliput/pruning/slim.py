@@ -25,15 +25,16 @@ from typing import Any
 from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner, filters
-from lilliput.pruning.criterion import check_counts, checked_epoch
+from lilliput.pruning.criterion import TrainingMasker, check_counts, checked_epoch
 from lilliput.registry import register_pruner
 
 
-class SlimMasker(ChannelMasker):
+class SlimMasker(TrainingMasker, ChannelMasker):
     """Score channels by the scale of their batch norm, and push small scales to zero."""
 
     default_types = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
     only_watches = False  # the penalty begins with compress()
+    training_under = "the penalty"
     scores_compare = True  # the paper has one threshold for all layers
 
     def __init__(
@@ -51,19 +52,6 @@ class SlimMasker(ChannelMasker):
         rows = filters(wrapper)
         xp = namespace(rows)
         return xp.sum(xp.abs(rows), axis=1)
-
-    def is_ready(self) -> bool:
-        """Whether the epochs under the penalty are over."""
-        return int(self.pruner.now_epoch) >= self.training_epochs
-
-    def what_is_missing(self) -> str:
-        """Return how many epochs of the penalty are left."""
-        left = self.training_epochs - int(self.pruner.now_epoch)
-        return (
-            f"{left} of {self.training_epochs} epochs under the penalty are missing"
-            if left > 0
-            else ""
-        )
 
     def start(self) -> None:
         """Begin with the penalty."""

@@ -18,9 +18,10 @@ from lilliput.compat.nni.classes.training import training_mode
 from lilliput.errors import ConfigError, nearest
 from lilliput.extras import require
 from lilliput.files import make_folder, write_atomically
+from lilliput.progress import quiet
 from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.registry import pruners
-from lilliput.search.candidate import evaluated, quiet
+from lilliput.search.candidate import evaluated
 from lilliput.search.solve import Choice
 from lilliput.search.strategies import annealing, netadapt
 from lilliput.search.task import Trial
