@@ -25,6 +25,7 @@ from lilliput.errors import AlgorithmError
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channel_rule import ChannelRule
+from lilliput.pruning.criterion import check_scores
 from lilliput.pruning.one_shot import OneShotPruner
 
 
@@ -92,11 +93,7 @@ class ChannelMasker(WeightMasker):
                 f"{type(self).__name__}.score returned the shape {tuple(xp.shape(score))} for layer "
                 f"{wrapper.name!r}, expected one score for each of its {expected} output channels."
             )
-        if xp.any(xp.isnan(score)):
-            raise AlgorithmError(
-                f"layer {wrapper.name!r} has NaN among its scores, so nothing can be ranked; "
-                "check the weights of this layer."
-            )
+        check_scores(score, wrapper.name)
         return xp.to_numpy(score)
 
 

@@ -13,6 +13,7 @@ from lilliput.config.select import Selection
 from lilliput.core.masker import Answers, Targets, WeightMasker
 from lilliput.core.pruner import Pruner
 from lilliput.errors import AlgorithmError, ConfigError, Problem, StageError
+from lilliput.ops.namespace import Tensor, namespace
 
 log = logging.getLogger("lilliput")
 
@@ -32,6 +33,16 @@ def check_counts(least: int, **counts: Any) -> None:
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(f"{name}: received {value!r}, expected an integer from {least}.")
+
+
+def check_scores(score: Tensor, layer: str) -> None:
+    """Raise if the scores of a layer cannot be ranked."""
+    xp = namespace(score)
+    if xp.any(xp.isnan(score)):
+        raise AlgorithmError(
+            f"layer {layer!r} has NaN among its scores, so nothing can be ranked; check the weights of "
+            "this layer."
+        )
 
 
 class TrainingMasker(WeightMasker):

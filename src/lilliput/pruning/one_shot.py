@@ -26,7 +26,7 @@ from lilliput.core.masker import Targets, WeightMasker
 from lilliput.errors import AlgorithmError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest, share_count
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.criterion import CriterionPruner
+from lilliput.pruning.criterion import CriterionPruner, check_scores
 from lilliput.pruning.granularity import find_misfits, prune_pattern
 
 log = logging.getLogger("lilliput")
@@ -88,11 +88,7 @@ class ScoreMasker(WeightMasker):
         """Return the scores, with what is pruned already below everything else."""
         score = self.score(wrapper)
         xp = namespace(score)
-        if xp.any(xp.isnan(score)):
-            raise AlgorithmError(
-                f"layer {wrapper.name!r} has NaN among its scores, so nothing can be ranked; "
-                "check the weights of this layer."
-            )
+        check_scores(score, wrapper.name)
         mask = wrapper.weight_mask
         is_held = not getattr(wrapper, "is_soft", False)  # else what is pruned may come back
         if is_held and xp.count_nonzero(mask) < xp.size(mask):
