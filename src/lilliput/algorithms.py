@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lilliput.config.parse import schema
-from lilliput.registry import pruners, quantizers
+from lilliput.registry import REGISTRIES, find_algorithm, pruners, quantizers
 
 
 def pruner(name: str) -> Any:
@@ -32,8 +32,7 @@ def config_schema(name: str) -> dict[str, Any]:
     >>> sorted(config_schema("naive")["items"]["properties"])[:3]
     ['exclude', 'op_names', 'op_types']
     """
-    registry = quantizers if name in quantizers else pruners
-    return schema(registry.get(name).rule)
+    return schema(find_algorithm(name).rule)
 
 
 def list_pruners(pattern: str = "*") -> list[str]:
@@ -62,7 +61,7 @@ def no_such_name(module: str, name: str) -> AttributeError:
 works in programs run with python -m lilliput.compat.nni.
     """
     text = f"module {module!r} has no attribute {name!r}"
-    for registry in (pruners, quantizers):
+    for registry in REGISTRIES:
         if name[:1].isupper() and name in registry:
             today = registry.get(name).__name__
             return AttributeError(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
 from typing import Any, TextIO
+
+log = logging.getLogger("lilliput")
 
 _IN_A_LOG = 30.0  # seconds between two lines of a log
 _IN_PLACE = 0.1  # seconds between two changes of a line that is written over
@@ -90,3 +94,17 @@ class Line:
         self.stream.write(f"\r{text:<{self.width}}" if self.is_over else f"{text}\n")
         self.stream.flush()
         self.width = max(self.width, len(text))
+
+
+@contextmanager
+def quiet(is_quiet: bool = True) -> Iterator[None]:
+    """Keep warnings back where one step follows another and the first has given them."""
+
+    def is_grave(record: logging.LogRecord) -> bool:
+        return not is_quiet or record.levelno >= logging.ERROR
+
+    log.addFilter(is_grave)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_grave)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -26,8 +26,8 @@ class Registry:
     Parameters
     ----------
     kind : str
-        What is registered: ``"pruner"`` or ``"quantizer"``. A name may leave it out:
-        ``get("level")`` finds ``LevelPruner``.
+        What is registered: ``"pruner"``, ``"quantizer"`` or ``"factorizer"``. A name may leave it
+        out: ``get("level")`` finds ``LevelPruner``.
     group : str
         Entry-point group through which other packages add theirs; read on the first lookup.
     package : str
@@ -133,5 +133,25 @@ def _same_source(one: Any, other: Any) -> bool:
 
 pruners = Registry("pruner", "lilliput.pruners", "lilliput.pruning")
 quantizers = Registry("quantizer", "lilliput.quantizers", "lilliput.quantization")
+factorizers = Registry("factorizer", "lilliput.factorizers", "lilliput.factorization")
+REGISTRIES = (pruners, quantizers, factorizers)
 register_pruner = pruners.register
 register_quantizer = quantizers.register
+register_factorizer = factorizers.register
+
+
+def find_algorithm(name: str, others: Sequence[str] = ()) -> Any:
+    """Return the class of an algorithm of any kind; the message names ``others`` as well if there is none.
+
+    Examples
+    --------
+    >>> find_algorithm("ptq").__name__, find_algorithm("svd").__name__
+    ('PTQQuantizer', 'SVDFactorizer')
+    """
+    for registry in REGISTRIES:
+        if name in registry:
+            return registry.get(name)
+    known = [*(known for registry in REGISTRIES for known in registry.names()), *others]
+    raise ConfigError(
+        f"no algorithm is called {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
+    )

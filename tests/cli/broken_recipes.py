@@ -196,7 +196,7 @@ def an_unknown_loss(draw):
     return (*dump(draw, value), ["loss"])
 
 
-@fixed_by("one of prune, recover, speedup, finetune, distill, quantize, export, analyze")
+@fixed_by("one of prune, factorize, recover, speedup, finetune, distill, quantize, export, analyze")
 def typo_in_a_verb(draw):
     value = base(draw)
     index = draw.randrange(len(value["steps"]))
@@ -206,7 +206,7 @@ def typo_in_a_verb(draw):
     return (*dump(draw, value), [f"step {index + 1}"])
 
 
-@fixed_by("one of prune, recover, speedup, finetune, distill, quantize, export, analyze")
+@fixed_by("one of prune, factorize, recover, speedup, finetune, distill, quantize, export, analyze")
 def a_step_that_is_none(draw):
     value = base(draw)
     index = draw.randrange(len(value["steps"]))

@@ -16,6 +16,7 @@ def test_list(lilliput):
     rows = {row["name"]: row for row in as_json(lilliput("list", "--json"))["algorithms"]}
     assert rows["agp"]["paper"].startswith("Zhu & Gupta 2017")
     assert (rows["lsq"]["kind"], rows["lsq"]["frameworks"]) == ("quantizer", ["torch", "keras"])
+    assert (rows["svd"]["kind"], rows["svd"]["frameworks"]) == ("factorizer", ["torch"])
     assert "level" not in lilliput("list", "a*").out
     assert (
         "AGPPruner" not in lilliput("list", "AGPP*").out and "agp" in lilliput("list", "AGPP*").out

@@ -109,6 +109,7 @@ def test_the_schema_of_every_algorithm_is_json_and_names_its_keys():
         assert {"op_types", "op_names", "exclude"} <= set(schema["items"]["properties"])
         assert schema["items"]["additionalProperties"] is False
     assert "final_sparsity" in lilliput.config_schema("agp")["items"]["properties"]
+    assert "rank" in lilliput.config_schema("svd")["items"]["properties"]
 
 
 KEYS = sorted(

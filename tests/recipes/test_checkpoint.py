@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from lilliput.errors import StateError
+from lilliput.packing import pack, unpack
 from lilliput.recipes.checkpoint import (
     Checkpoint,
     ModelEntry,
@@ -16,7 +17,6 @@ from lilliput.recipes.checkpoint import (
     read_run,
     remove_leftovers,
 )
-from lilliput.recipes.packing import pack, unpack
 
 
 def checkpoint(value, **fields):

@@ -56,7 +56,7 @@ def test_all_faults_come_at_once_with_their_lines(tmp_path):
         "line 10, step 2 → config → rule 1 → op_type: unknown key. Did you mean 'op_types'?",
         "line 11, step 2 → config → rule 1 → final_sparsity: expected a fraction in [0, 1).",
         "line 12, step 2 → epoch: unknown key. Did you mean 'epochs'?",
-        "line 13, step 3: has no verb; expected one of prune, recover, speedup",
+        "line 13, step 3: has no verb; expected one of prune, factorize, recover, speedup",
         "line 15, step 4 → file: expected the name of a file",
     ]
     assert len(found) == len(starts)

@@ -85,11 +85,11 @@ class QuantizationScan:
         evaluate: Callable[..., Any] | None,
         folder: Path,
     ) -> None:
-        from lilliput.cli.rules import class_of
+        from lilliput.registry import find_algorithm
 
         self.model, self.bits, self.batches = model, bits, batches
         self.evaluate, self.folder = evaluate, folder
-        self.algorithm, self.cls = algorithm, class_of(algorithm)
+        self.algorithm, self.cls = algorithm, find_algorithm(algorithm)
         if self.cls.kind != "quantizer" or not hasattr(self.cls, "calibrate"):
             raise ConfigError(
                 f"--quantizer {algorithm}: is calibrated during training; choose ptq, which needs no "

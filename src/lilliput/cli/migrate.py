@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lilliput.cli.rules import class_of, to_yaml
+from lilliput.cli.rules import to_yaml
 from lilliput.cli.terminal import Terminal
 from lilliput.errors import ConfigError, nearest
 
@@ -64,8 +64,9 @@ def _migrate_list(
     from lilliput.compat.nni.config.dialects import translate
     from lilliput.config.files import read_rules, write_rules
     from lilliput.core.binding import names_of
+    from lilliput.registry import find_algorithm
 
-    names = names_of(class_of(algorithm)) if algorithm else []
+    names = names_of(find_algorithm(algorithm)) if algorithm else []
     translation = translate(read_rules(file, names, framework))
     if translation.problems:
         raise ConfigError(translation.problems, title=str(file))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lilliput.errors import ConfigError, Problem, nearest
+from lilliput.errors import ConfigError, Problem
 
 _RECIPE_KEYS = {"lilliput", "steps", "model"}
 
@@ -19,37 +19,22 @@ def is_recipe(file: Path) -> bool:
     return isinstance(value, dict) and bool(_RECIPE_KEYS & value.keys())
 
 
-def class_of(name: str, extra: Sequence[str] = ()) -> Any:
-    """Return the pruner or quantizer of a name, whichever has it."""
-    import lilliput.algorithms  # noqa: F401  (they register when they are imported)
-    from lilliput.registry import pruners, quantizers
-
-    for registry in (pruners, quantizers):
-        if name in registry:
-            return registry.get(name)
-    known = [*pruners.names(), *quantizers.names(), *extra]
-    raise ConfigError(
-        f"no algorithm is called {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
-    )
-
-
 def check_rules(file: Path, algorithm: str | None) -> tuple[int, list[str]]:
     """Return how many rules a file has, and the algorithms that take them; raise if there is none."""
     from lilliput.core.binding import names_of
-    from lilliput.registry import pruners, quantizers
+    from lilliput.registry import REGISTRIES, find_algorithm
 
     if algorithm is not None:
-        cls = class_of(algorithm)
+        cls = find_algorithm(algorithm)
         framework, rules = _read(file, names_of(cls))
         problems = _problems(rules, framework, cls)
         if problems:
             raise ConfigError(problems, title=f"{file} as a config list of {algorithm}")
         return len(rules), [algorithm]
-    class_of("level")  # so that all are registered
     framework, rules = _read(file, [])
     found = {
         name: _problems(rules, framework, registry.get(name))
-        for registry in (pruners, quantizers)
+        for registry in REGISTRIES
         for name in registry.names()
     }
     fits = [name for name, problems in found.items() if not problems]

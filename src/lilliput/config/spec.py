@@ -137,6 +137,15 @@ class PatternKeys(BaseModel):
         return self
 
 
+class PatternRule(PruneRule, PatternKeys):
+    """A sparsity for each layer, which an N:M pattern implies."""
+
+    def settings(self) -> dict[str, Any]:
+        """As in :meth:`Rule.settings`, with the sparsity that an N:M pattern implies."""
+        implied = self.pattern_sparsity
+        return super().settings() | ({} if implied is None else {"sparsity": implied})
+
+
 class ChannelKeys(BaseModel):
     """Limits on how many channels are kept."""
 
@@ -150,7 +159,7 @@ class ChannelKeys(BaseModel):
     )
 
 
-class SparsityRule(PruneRule, PatternKeys, ChannelKeys):
+class SparsityRule(PatternRule, ChannelKeys):
     """A sparsity for each layer: of single weights, of a pattern, or of channels."""
 
     @property

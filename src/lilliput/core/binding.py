@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from lilliput.config.parse import ParsedRules, parse_rules
@@ -12,7 +13,7 @@ from lilliput.config.select import Selection, select
 from lilliput.config.spec import Rule
 from lilliput.errors import ConfigError, Problem, UnsupportedModelError
 from lilliput.frameworks.base import Backend
-from lilliput.registry import pruners, quantizers
+from lilliput.registry import REGISTRIES
 
 log = logging.getLogger("lilliput")
 
@@ -50,7 +51,7 @@ def select_layers(compressor: Any, backend: Backend) -> Selection:
 def names_of(cls: type) -> list[str]:
     """Return the names that an algorithm may have in a file."""
     known = getattr(cls, "adapts", None) or cls
-    return [cls.__name__, *pruners.names_of(known), *quantizers.names_of(known)]
+    return [cls.__name__, *(name for each in REGISTRIES for name in each.names_of(known))]
 
 
 def _without_unmatched(selection: Selection, title: str) -> Selection:
@@ -77,7 +78,7 @@ def _parse(compressor: Any, backend: Backend) -> ParsedRules:
 def keys_in_use() -> dict[str, Sequence[str]]:
     """Return, for every config key, the registered algorithms that understand it."""
     users: dict[str, list[str]] = {}
-    for cls in [*pruners, *quantizers]:
+    for cls in chain.from_iterable(REGISTRIES):
         for key in cls.rule.model_fields:
             users.setdefault(key, []).append(cls.__name__)
     return dict(users)

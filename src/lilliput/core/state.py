@@ -12,6 +12,7 @@ from typing import Any
 
 from lilliput.core.state_checks import find_state_problems
 from lilliput.errors import LilliputError, StateError
+from lilliput.packing import unpack
 from lilliput.printing import printable, shown
 
 
@@ -143,17 +144,14 @@ def _own_tensors(state: CompressionState, name: str) -> dict[str, Any]:
 
 
 def _unpack_values(name: str, state: CompressionState) -> dict[str, Any]:
-    try:
-        held = state.tensors.get(name, {})
-        return {k: _unpack(value, held) for k, value in state.layers[name]["values"].items()}
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise StateError(
-            f"layer {name!r}: its saved attributes are damaged ({error!r})."
-        ) from error
+    title = f"layer {name!r}: its saved attributes are"
+    values = {"dict": state.layers[name]["values"]}
+    unpacked: dict[str, Any] = unpack(values, state.tensors.get(name, {}), title)
+    return copy.deepcopy(unpacked)
 
 
 def _pack(value: Any, path: str, store: dict[str, Any], is_tensor: Callable[[Any], bool]) -> Any:
-    """Return a value as JSON that gives it back exactly; tensors go to ``store`` by their path."""
+    """Return a value as JSON from which ``unpack`` gives it back; tensors go to ``store`` by their path."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if is_tensor(value):
@@ -166,18 +164,3 @@ def _pack(value: Any, path: str, store: dict[str, Any], is_tensor: Callable[[Any
         packed = {k: _pack(x, f"{path}/{k}", store, is_tensor) for k, x in value.items()}
         return {"dict": packed}
     raise TypeError(f"a {type(value).__name__}")
-
-
-def _unpack(value: Any, store: Mapping[str, Any]) -> Any:
-    if isinstance(value, list):
-        return [_unpack(x, store) for x in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
-        return copy.deepcopy(store[content])
-    if kind == "tuple":
-        return tuple(_unpack(x, store) for x in content)
-    if kind != "dict":
-        raise ValueError(kind)
-    return {key: _unpack(x, store) for key, x in content.items()}

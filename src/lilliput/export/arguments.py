@@ -9,6 +9,8 @@ from typing import Any
 from lilliput.errors import ExportError
 from lilliput.files import write_atomically
 
+_OPSETS = range(21, 24)
+
 
 def check_options(min_sqnr: Any, calibration: Any) -> None:
     """Raise if an argument has the wrong type."""
@@ -16,6 +18,15 @@ def check_options(min_sqnr: Any, calibration: Any) -> None:
         raise ExportError(f"min_sqnr: received {min_sqnr!r}, expected a number of dB.")
     if calibration is not None and not isinstance(calibration, Iterable):
         raise ExportError(f"calibration: received {calibration!r}, expected a list of inputs.")
+
+
+def check_onnx(target: str, opset: Any) -> None:
+    """Raise if there is no such runtime, or its files have no such version of ONNX's operators."""
+    from lilliput.export.passes.fit import check_target
+
+    check_target(target)
+    if opset not in _OPSETS:
+        raise ExportError(f"opset: received {opset!r}, expected {_OPSETS[0]} to {_OPSETS[-1]}.")
 
 
 def checked_path(path: Any, suffix: str) -> Path:

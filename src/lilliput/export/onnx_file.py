@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lilliput.errors import ExportError
-from lilliput.export.arguments import check_options, checked_path
+from lilliput.export.arguments import check_onnx, check_options, checked_path
 from lilliput.export.guard.cpu import cpu_for
 from lilliput.export.guard.on_model import (
     kept_if_done,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from lilliput.export.passes.graph import Draft
 
 Pack = Callable[[Any, Path], AbstractContextManager[Packed]]
-_OPSETS = range(21, 24)
 _NO_CACHE = "exported with config.use_cache = False: the file computes all tokens in each call."
 
 
@@ -114,11 +112,7 @@ def export_onnx(
     ['Gemm']
     """
     _require_onnx()
-    from lilliput.export.passes.fit import check_target
-
-    check_target(target)
-    if opset not in _OPSETS:
-        raise ExportError(f"opset: received {opset!r}, expected {_OPSETS[0]} to {_OPSETS[-1]}.")
+    check_onnx(target, opset)
     return write_checked(
         quantizer_or_model,
         checked_path(path, ".onnx"),

@@ -38,6 +38,7 @@ from lilliput.errors import AlgorithmError, Problem, StageError
 from lilliput.frameworks import backend_of
 from lilliput.measure.receipt import Figures, Receipt
 from lilliput.ops.namespace import namespace
+from lilliput.registry import register_factorizer
 
 log = logging.getLogger("lilliput")
 
@@ -104,8 +105,9 @@ class Factorization:
         return "\n".join([*lines, str(self.receipt)])
 
 
+@register_factorizer("svd")
 class SVDFactorizer(Compressor):
-    """Replace layers by two smaller ones each, physically, at ``compress()``.
+    """Replace layers by two smaller ones each, by their singular values, at ``compress()``.
 
     A layer stays as it is, and ``result.left`` says why, where two layers would not have fewer weights, or
     cannot take its place: grouped convolutions, tied weights, subclasses of these layers. Make the

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, ClassVar
 
-from lilliput.config.layer import QuantType
+from lilliput.config.layer import LayerInfo, QuantType
+from lilliput.errors import StageError
 
 Marker = Callable[[Any, QuantType, tuple[Any, ...]], tuple[Any, ...]]
 
@@ -94,6 +95,23 @@ class OwnAttributes:
             delattr(self, name)
         self.__dict__.update(attributes)
 
+    def tensors(self) -> dict[str, Any]:
+        """Return the tensors of this wrapper's own."""
+        raise NotImplementedError
+
+    def find_faults(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+        """Return what of a snapshot does not fit, by name."""
+        faults = {
+            key: "not an attribute of an algorithm" for key in values if self.is_reserved(key)
+        }
+        for key, held in self.tensors().items():
+            saved = tensors.get(key)
+            if saved is None:
+                faults[key] = "missing"
+            elif tuple(saved.shape) != tuple(held.shape):
+                faults[key] = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
+        return faults
+
     def keeps_raw(self, role: str = "weight") -> bool:
         """Whether a pruner computes the layer's weight, and leaves the raw one as it is trained.
 
@@ -108,3 +126,56 @@ class OwnAttributes:
     def _fix(self) -> None:
         """Record which attributes are the engine's; those that come later are the algorithm's."""
         self.__dict__["_fixed"] = frozenset({*self.__dict__, "_fixed"})
+
+
+def find_mask_faults(
+    tensors: Mapping[str, Any], bias: Any, is_binary: Callable[[Any], bool]
+) -> dict[str, str]:
+    """Return what is wrong with the masks of a snapshot, by name; they hold zeros and ones."""
+    faults = {}
+    for key in ("weight_mask", "bias_mask"):
+        if key in tensors and not is_binary(tensors[key]):
+            faults[key] = "received other values than 0 and 1"
+    mask = tensors.get("bias_mask")
+    if mask is not None and bias is None:
+        faults["bias_mask"] = "the layer has no bias"
+    elif mask is not None and tuple(mask.shape) != tuple(bias.shape):
+        shapes = list(mask.shape), list(bias.shape)
+        faults["bias_mask"] = f"shape {shapes[0]}, the bias has {shapes[1]}"
+    return faults
+
+
+def check_rivals(wrapper: Any, others: Iterable[Any]) -> None:
+    """Refuse to quantize what another quantizer has charge of."""
+    for other in others:
+        both = set(other.roles) & set(wrapper.roles) if other.order == wrapper.order == 1 else set()
+        if both and other.compressor is not wrapper.compressor:
+            raise StageError(
+                f"layer {wrapper.name!r}: its {min(both)} is already quantized by a "
+                f"{type(other.compressor).__name__}; strip() that one first."
+            )
+
+
+class Quantizing(OwnAttributes):
+    """What the wrappers of quantizers do on every framework, before their other base class."""
+
+    order: ClassVar[int] = 1
+    roles: tuple[str, ...]
+    config: dict[str, Any]
+
+    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
+        super().__init__(layer, compressor)  # type: ignore[call-arg]
+        self.roles = tuple(compressor.targets_of(layer))
+        self.config["quant_types"] = list(self.roles)
+        self._fix()
+
+    def quantize_inputs(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Quantize what the layer is called with."""
+        return self._run(QuantType.INPUT, tensors)
+
+    def quantize_output(self, tensor: Any) -> Any:
+        """Quantize what the layer returns."""
+        return self._run(QuantType.OUTPUT, (tensor,))[0]
+
+    def _run(self, quant_type: QuantType, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        raise NotImplementedError

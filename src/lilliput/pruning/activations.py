@@ -15,16 +15,7 @@ _HIDDEN_TYPES = frozenset({"MultiheadAttention", "RNNBase", "RNNCellBase"})
 
 
 class ActivationMasker(CollectingMasker):
-    """Score channels by what comes out of their layer.
-
-    Parameters
-    ----------
-    model, pruner, training_batches
-        See :class:`CollectingMasker`.
-    activation : str
-        The function that follows the layer: ``'relu'``, ``'gelu'`` or ``'relu6'``. A layer that has one
-        itself (``Dense(8, "relu")`` of Keras) is taken as it is.
-    """
+    """Score channels by what comes out of their layer, after its ``activation``."""
 
     def __init__(
         self, model: Any, pruner: Any, training_batches: int = 20, activation: str = "relu"
@@ -81,7 +72,16 @@ class ActivationMasker(CollectingMasker):
 
 
 class ActivationPruner(CollectingPruner):
-    """The base of pruners whose criterion looks at activations."""
+    """The base of pruners whose criterion looks at activations.
+
+    Parameters
+    ----------
+    model, config_list, optimizer, example_inputs, training_batches, groups
+        See :class:`~lilliput.pruning.collecting.CollectingPruner`.
+    activation : str
+        The function that follows the layers: ``'relu'`` (default), ``'gelu'`` or ``'relu6'``. A layer
+        that has one itself (``Dense(8, "relu")`` of Keras) is taken as it is.
+    """
 
     def __init__(
         self,
@@ -91,7 +91,15 @@ class ActivationPruner(CollectingPruner):
         example_inputs: Any = None,
         *,
         activation: str = "relu",
-        **others: Any,
+        training_batches: int = 20,
+        groups: Any = None,
     ) -> None:
-        options = {"activation": activation}
-        super().__init__(model, config_list, optimizer, example_inputs, options=options, **others)
+        super().__init__(
+            model,
+            config_list,
+            optimizer,
+            example_inputs,
+            training_batches=training_batches,
+            groups=groups,
+            options={"activation": activation},
+        )

@@ -47,10 +47,6 @@ class ADMMRule(SparsityRule):
 
     rho: float = Field(1e-2, gt=0, allow_inf_nan=False, description="Weight of the penalty.")
 
-    def settings(self) -> dict[str, Any]:
-        """As in :meth:`Rule.settings`, with the sparsity that an N:M pattern implies."""
-        return super().settings() | ({} if self.asked is None else {"sparsity": self.asked})
-
 
 @register_pruner("admm")
 class ADMMPruner(NamedCriterionPruner, OneShotPruner):

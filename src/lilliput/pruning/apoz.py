@@ -36,12 +36,7 @@ class APoZMasker(ActivationMasker):
 class ActivationAPoZRankPruner(ActivationPruner):
     """Prune the channels that are zero most of the time.
 
-    Parameters
-    ----------
-    model, config_list, optimizer, example_inputs, **others
-        See :class:`~lilliput.pruning.collecting.CollectingPruner`.
-    activation : str
-        The function that follows the layers: ``'relu'`` (default), ``'gelu'`` or ``'relu6'``.
+    See :class:`~lilliput.pruning.activations.ActivationPruner`.
     """
 
     paper = "Hu et al. 2016, Network trimming"

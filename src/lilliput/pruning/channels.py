@@ -25,6 +25,7 @@ from lilliput.errors import AlgorithmError
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channel_rule import ChannelRule
+from lilliput.pruning.criterion import check_scores
 from lilliput.pruning.one_shot import OneShotPruner
 
 
@@ -92,11 +93,7 @@ class ChannelMasker(WeightMasker):
                 f"{type(self).__name__}.score returned the shape {tuple(xp.shape(score))} for layer "
                 f"{wrapper.name!r}, expected one score for each of its {expected} output channels."
             )
-        if xp.any(xp.isnan(score)):
-            raise AlgorithmError(
-                f"layer {wrapper.name!r} has NaN among its scores, so nothing can be ranked; "
-                "check the weights of this layer."
-            )
+        check_scores(score, wrapper.name)
         return xp.to_numpy(score)
 
 
@@ -134,8 +131,8 @@ class ChannelPruner(OneShotPruner):
         What the model is called with: a tensor, a tuple of arguments or a dict.
     groups : ChannelGroups, optional
         What ``channel_groups(model, example_inputs)`` returned, to save the work.
-    options : dict, optional
-        Keyword arguments of the criterion.
+    masker_type, options : optional
+        See :class:`~lilliput.pruning.criterion.CriterionPruner`.
     """
 
     rule: ClassVar[type[Rule]] = ChannelRule
@@ -144,22 +141,3 @@ class ChannelPruner(OneShotPruner):
     filters_only: bool = (
         False  # mask nothing but filters and their biases, also with example_inputs
     )
-
-    def __init__(
-        self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        example_inputs: Any = None,
-        *,
-        groups: Any = None,
-        options: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            config_list,
-            optimizer,
-            example_inputs=example_inputs,
-            groups=groups,
-            options=options,
-        )

@@ -12,15 +12,7 @@ from lilliput.pruning.channels import ChannelMasker, ChannelPruner
 
 
 class CollectingMasker(ChannelMasker):
-    """Score channels by the average of something that is seen batch by batch.
-
-    Parameters
-    ----------
-    model, pruner
-        See :class:`~lilliput.core.masker.WeightMasker`.
-    training_batches : int
-        How many batches to average over.
-    """
+    """Score channels by the average of something seen in ``training_batches`` batches."""
 
     def __init__(self, model: Any, pruner: Any, training_batches: int = 20) -> None:
         super().__init__(model, pruner)
@@ -123,7 +115,7 @@ class CollectingPruner(ChannelPruner):
 
     Parameters
     ----------
-    model, config_list, optimizer, example_inputs, **channel
+    model, config_list, optimizer, example_inputs, groups
         See :class:`~lilliput.pruning.channels.ChannelPruner`.
     training_batches : int
         How many batches to average over.
@@ -139,11 +131,13 @@ class CollectingPruner(ChannelPruner):
         example_inputs: Any = None,
         *,
         training_batches: int = 20,
+        groups: Any = None,
         options: Mapping[str, Any] | None = None,
-        **channel: Any,
     ) -> None:
         options = {"training_batches": training_batches, **(options or {})}
-        super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
+        super().__init__(
+            model, config_list, optimizer, example_inputs, groups=groups, options=options
+        )
 
     def step(self) -> None:
         """Follow one training step."""

@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Mapping
 from numbers import Integral
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
 from lilliput.core.masker import Answers, Targets, WeightMasker
 from lilliput.core.pruner import Pruner
 from lilliput.errors import AlgorithmError, ConfigError, Problem, StageError
+from lilliput.ops.namespace import Tensor, namespace
 
 log = logging.getLogger("lilliput")
 
@@ -34,6 +35,33 @@ def check_counts(least: int, **counts: Any) -> None:
             raise ConfigError(f"{name}: received {value!r}, expected an integer from {least}.")
 
 
+def check_scores(score: Tensor, layer: str) -> None:
+    """Raise if the scores of a layer cannot be ranked."""
+    xp = namespace(score)
+    if xp.any(xp.isnan(score)):
+        raise AlgorithmError(
+            f"layer {layer!r} has NaN among its scores, so nothing can be ranked; check the weights of "
+            "this layer."
+        )
+
+
+class TrainingMasker(WeightMasker):
+    """A criterion that has the model trained for ``training_epochs`` epochs before it scores."""
+
+    training_epochs: int
+    training_under: ClassVar[str]  # what the criterion adds to the training
+
+    def is_ready(self) -> bool:
+        """Whether these epochs are over."""
+        return int(self.pruner.now_epoch) >= self.training_epochs
+
+    def what_is_missing(self) -> str:
+        """Return how many of them are left."""
+        left = self.training_epochs - int(self.pruner.now_epoch)
+        text = f"{left} of {self.training_epochs} epochs with {self.training_under} are missing"
+        return text if left > 0 else ""
+
+
 class CriterionPruner(Pruner):
     """Decide when to prune how much, and leave it to a masker to say which weights.
 
@@ -43,14 +71,14 @@ class CriterionPruner(Pruner):
     ----------
     model, config_list, optimizer
         See :class:`~lilliput.core.compressor.Compressor`.
-    masker_type : type of WeightMasker
-        The criterion.
-    options : mapping, optional
-        Keyword arguments of the criterion.
     example_inputs : optional
         What the model is called with, for criteria that trace channels through it.
     groups : ChannelGroups, optional
         The channel groups of the model, in place of ``example_inputs``.
+    masker_type : type of WeightMasker, optional
+        The criterion, by default that of the class.
+    options : mapping, optional
+        Keyword arguments of the criterion.
     """
 
     masker_type: type[WeightMasker]
@@ -64,11 +92,11 @@ class CriterionPruner(Pruner):
         model: Any = None,
         config_list: Any = None,
         optimizer: Any = None,
+        example_inputs: Any = None,
         *,
+        groups: Any = None,
         masker_type: type[WeightMasker] | None = None,
         options: Mapping[str, Any] | None = None,
-        example_inputs: Any = None,
-        groups: Any = None,
     ) -> None:
         if masker_type is not None:
             self.masker_type = masker_type

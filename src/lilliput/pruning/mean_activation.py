@@ -33,12 +33,7 @@ class MeanActivationMasker(ActivationMasker):
 class ActivationMeanRankPruner(ActivationPruner):
     """Prune the channels with the smallest mean activation.
 
-    Parameters
-    ----------
-    model, config_list, optimizer, example_inputs, **others
-        See :class:`~lilliput.pruning.collecting.CollectingPruner`.
-    activation : str
-        The function that follows the layers: ``'relu'`` (default), ``'gelu'`` or ``'relu6'``.
+    See :class:`~lilliput.pruning.activations.ActivationPruner`.
     """
 
     paper = "Molchanov et al. 2017, Pruning CNNs for resource efficient inference"

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from lilliput.config.select import Selection
-from lilliput.config.spec import PatternKeys, PruneRule, Rule
+from lilliput.config.spec import PatternRule, Rule
 from lilliput.core.masker import Answers, Targets
 from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest
@@ -51,7 +51,7 @@ from lilliput.registry import register_pruner
 log = logging.getLogger("lilliput")
 
 
-class MovementRule(PruneRule, PatternKeys):
+class MovementRule(PatternRule):
     """The share of each layer's weights to remove, or in 'soft' mode the threshold of the scores.
 
     An N:M pattern implies its share.
@@ -62,11 +62,6 @@ class MovementRule(PruneRule, PatternKeys):
         if not self.exclude and self.sparsity is None and self.pattern_sparsity is None:
             raise ValueError("'sparsity' is missing; expected a fraction in [0, 1).")
         return self
-
-    def settings(self) -> dict[str, Any]:
-        """As in :meth:`Rule.settings`, with the sparsity that an N:M pattern implies."""
-        implied = self.pattern_sparsity
-        return super().settings() | ({} if implied is None else {"sparsity": implied})
 
 
 @register_pruner("movement")

@@ -21,18 +21,18 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from lilliput.config.select import Selection
-from lilliput.config.spec import Fraction, PatternKeys, PruneRule, Rule
+from lilliput.config.spec import Fraction, PatternRule, Rule
 from lilliput.core.masker import Targets, WeightMasker
 from lilliput.errors import AlgorithmError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest, share_count
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.criterion import CriterionPruner
+from lilliput.pruning.criterion import CriterionPruner, check_scores
 from lilliput.pruning.granularity import find_misfits, prune_pattern
 
 log = logging.getLogger("lilliput")
 
 
-class OneShotRule(PruneRule, PatternKeys):
+class OneShotRule(PatternRule):
     """A sparsity for each layer, or one for all layers of the rule."""
 
     total_sparsity: Fraction | None = Field(
@@ -63,11 +63,6 @@ class OneShotRule(PruneRule, PatternKeys):
             raise ValueError("'granularity' goes with 'sparsity', not with 'total_sparsity'.")
         return self
 
-    def settings(self) -> dict[str, Any]:
-        """As in :meth:`Rule.settings`, with the sparsity that an N:M pattern implies."""
-        implied = self.pattern_sparsity
-        return super().settings() | ({} if implied is None else {"sparsity": implied})
-
 
 class ScoreMasker(WeightMasker):
     """Remove the weights with the smallest score: exactly the count asked for, ties by position."""
@@ -93,11 +88,7 @@ class ScoreMasker(WeightMasker):
         """Return the scores, with what is pruned already below everything else."""
         score = self.score(wrapper)
         xp = namespace(score)
-        if xp.any(xp.isnan(score)):
-            raise AlgorithmError(
-                f"layer {wrapper.name!r} has NaN among its scores, so nothing can be ranked; "
-                "check the weights of this layer."
-            )
+        check_scores(score, wrapper.name)
         mask = wrapper.weight_mask
         is_held = not getattr(wrapper, "is_soft", False)  # else what is pruned may come back
         if is_held and xp.count_nonzero(mask) < xp.size(mask):
@@ -115,22 +106,13 @@ class OneShotPruner(CriterionPruner):
 
     Parameters
     ----------
-    model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`.
-    **criterion
+    model, config_list, optimizer, example_inputs, groups, masker_type, options
         See :class:`~lilliput.pruning.criterion.CriterionPruner`.
     """
 
     rule: ClassVar[type[Rule]] = OneShotRule
     masker_type: type[WeightMasker] = ScoreMasker
     needs_optimizer: ClassVar[bool] = False  # until the masks are there
-
-    def __init__(
-        self, model: Any = None, config_list: Any = None, optimizer: Any = None, **criterion: Any
-    ) -> None:
-        super().__init__(model, config_list, optimizer, **criterion)
-        self.set_wrappers_attribute("if_calculated", False)
-        self.set_wrappers_attribute("layer_sparsity", None)  # a layer's part of a total sparsity
 
     def targets(self) -> Targets:
         """Return the layers that have no mask yet, none before the criterion is ready."""
@@ -167,6 +149,11 @@ class OneShotPruner(CriterionPruner):
                 "itself."
             )
         super().export_model(*args, **kwargs)
+
+    def _bind(self) -> None:
+        super()._bind()
+        self.set_wrappers_attribute("if_calculated", False)
+        self.set_wrappers_attribute("layer_sparsity", None)  # a layer's part of a total sparsity
 
     def _is_due(self) -> bool:
         return self._needs_criterion() and bool(self.masker.is_ready())

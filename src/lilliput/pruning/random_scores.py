@@ -15,6 +15,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+from lilliput.core.masker import WeightMasker
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner
 from lilliput.pruning.criterion import check_counts
@@ -31,38 +32,28 @@ def random_scores(name: str, shape: tuple[int, ...], seed: int, like: Tensor) ->
     return xp.from_numpy(generator.random(shape), like=xp.widen(xp.detach(like)))
 
 
-class RandomMasker(ScoreMasker):
-    """Score weights at random.
-
-    Parameters
-    ----------
-    model, pruner
-        See :class:`~lilliput.core.masker.WeightMasker`.
-    seed : int
-        From which the numbers come.
-    """
+class SeededMasker(WeightMasker):
+    """The base of maskers that draw their scores, from a seed."""
 
     def __init__(self, model: Any, pruner: Any, seed: int = 0) -> None:
         super().__init__(model, pruner)
         check_counts(0, seed=seed)
         self.seed = seed
+
+
+class RandomMasker(SeededMasker, ScoreMasker):
+    """Score weights at random."""
 
     def score(self, wrapper: Any) -> Tensor:
         """Return a random number for each weight."""
-        return random_scores(
-            wrapper.name, tuple(wrapper.layer_info.shape), self.seed, wrapper.weight
-        )
+        shape = tuple(wrapper.layer_info.shape)
+        return random_scores(wrapper.name, shape, self.seed, wrapper.weight)
 
 
-class RandomChannelMasker(ChannelMasker):
-    """Score channels at random; parameters as in :class:`RandomMasker`."""
+class RandomChannelMasker(SeededMasker, ChannelMasker):
+    """Score channels at random."""
 
     reads_weights = True
-
-    def __init__(self, model: Any, pruner: Any, seed: int = 0) -> None:
-        super().__init__(model, pruner)
-        check_counts(0, seed=seed)
-        self.seed = seed
 
     def score(self, wrapper: Any) -> Tensor:
         """Return a random number for each channel."""
@@ -70,45 +61,16 @@ class RandomChannelMasker(ChannelMasker):
         return random_scores(wrapper.name, count, self.seed, wrapper.weight)
 
 
-@register_pruner("random")
-class RandomPruner(OneShotPruner):
-    """Prune random weights, N:M patterns or blocks in one shot, to an exact sparsity.
+class SeededPruner(OneShotPruner):
+    """The base of pruners that choose at random.
 
     Parameters
     ----------
-    model, config_list, optimizer, **others
-        See :class:`~lilliput.pruning.level.LevelPruner`; ``granularity`` removes patterns or blocks.
+    model, config_list, optimizer, example_inputs, groups
+        See :class:`~lilliput.pruning.criterion.CriterionPruner`.
     seed : int
-        Another seed, other weights.
+        Another seed, other weights or channels.
     """
-
-    masker_type = RandomMasker
-
-    def __init__(
-        self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        *,
-        seed: int = 0,
-        **others: Any,
-    ) -> None:
-        super().__init__(model, config_list, optimizer, options={"seed": seed}, **others)
-
-
-@register_pruner("random_channels")
-class RandomChannelPruner(ChannelPruner):
-    """Prune random channels; see :class:`~lilliput.pruning.channels.ChannelPruner`.
-
-    Parameters
-    ----------
-    model, config_list, optimizer, example_inputs, **channel
-        See there.
-    seed : int
-        Another seed, other channels.
-    """
-
-    masker_type = RandomChannelMasker
 
     def __init__(
         self,
@@ -118,7 +80,30 @@ class RandomChannelPruner(ChannelPruner):
         example_inputs: Any = None,
         *,
         seed: int = 0,
-        **channel: Any,
+        groups: Any = None,
     ) -> None:
         options = {"seed": seed}
-        super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
+        super().__init__(
+            model, config_list, optimizer, example_inputs, groups=groups, options=options
+        )
+
+
+@register_pruner("random")
+class RandomPruner(SeededPruner):
+    """Prune random weights, N:M patterns or blocks in one shot, to an exact sparsity.
+
+    Rules are those of :class:`~lilliput.pruning.level.LevelPruner`; ``granularity`` removes patterns or
+    blocks. Another ``seed``, other weights.
+    """
+
+    masker_type = RandomMasker
+
+
+@register_pruner("random_channels")
+class RandomChannelPruner(SeededPruner, ChannelPruner):
+    """Prune random channels; see :class:`~lilliput.pruning.channels.ChannelPruner`.
+
+    Another ``seed``, other channels.
+    """
+
+    masker_type = RandomChannelMasker

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from lilliput.config.select import Selection
-from lilliput.config.spec import Fraction, PatternKeys, PruneRule, Rule
+from lilliput.config.spec import Fraction, PatternRule, Rule
 from lilliput.core.masker import Answers, Targets
 from lilliput.core.pruner import Pruner
 from lilliput.errors import AlgorithmError, ConfigError, Problem, StageError
@@ -47,7 +47,7 @@ from lilliput.pruning.granularity import (
 from lilliput.registry import register_pruner
 
 
-class RigLRule(PruneRule, PatternKeys):
+class RigLRule(PatternRule):
     """A sparsity for each layer, or one for all the layers of the rule together, divided by ERK.
 
     An N:M pattern implies its sparsity.
@@ -72,11 +72,6 @@ class RigLRule(PruneRule, PatternKeys):
                 "'total_sparsity' out."
             )
         return self
-
-    def settings(self) -> dict[str, Any]:
-        """As in :meth:`Rule.settings`, with the sparsity that an N:M pattern implies."""
-        implied = self.pattern_sparsity
-        return super().settings() | ({} if implied is None else {"sparsity": implied})
 
 
 def drop_share(step: int, end: float, fraction: float) -> float:

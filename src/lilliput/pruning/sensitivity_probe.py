@@ -11,6 +11,7 @@ from typing import Any
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.frameworks import backend_of
 from lilliput.ops.namespace import namespace
+from lilliput.progress import quiet
 from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.registry import pruners
 
@@ -83,7 +84,7 @@ class Probe:
             for name, sparsity in sparsities.items()
         ]
         snapshot = backend_of(self.model).remember(self.model)
-        with _mute(self._has_spoken):
+        with quiet(self._has_spoken):
             pruner = self.algorithm(self.model, rules, **self._options)
         for wrapper in pruner._every_wrapper():
             held = masks.get(wrapper.name, {})
@@ -91,31 +92,17 @@ class Probe:
             has_bias = wrapper.bias is not None
             wrapper.set_masks({k: x for k, x in held.items() if has_bias or k != "bias_mask"})
         try:
-            with _mute(self._has_spoken):
+            with quiet(self._has_spoken):
                 pruner.compress()
             self._has_spoken = True
             yield pruner
         finally:
             try:
                 if pruner.is_wrapped:
-                    with _mute(True):
+                    with quiet():
                         pruner.strip()
             finally:
                 snapshot.restore()
-
-
-@contextmanager
-def _mute(has_spoken: bool) -> Iterator[None]:
-    """Keep warnings back where they were given before: one pruner follows another here."""
-
-    def is_grave(record: logging.LogRecord) -> bool:
-        return not has_spoken or record.levelno >= logging.ERROR
-
-    log.addFilter(is_grave)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_grave)
 
 
 def masks_of(pruner: Any) -> dict[str, dict[str, Any]]:

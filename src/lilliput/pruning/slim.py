@@ -25,25 +25,16 @@ from typing import Any
 from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner, filters
-from lilliput.pruning.criterion import check_counts, checked_epoch
+from lilliput.pruning.criterion import TrainingMasker, check_counts, checked_epoch
 from lilliput.registry import register_pruner
 
 
-class SlimMasker(ChannelMasker):
-    """Score channels by the scale of their batch norm, and push small scales to zero.
-
-    Parameters
-    ----------
-    model, pruner
-        See :class:`~lilliput.core.masker.WeightMasker`.
-    training_epochs : int
-        Epochs to train under the penalty before pruning.
-    scale : float
-        Weight of the penalty.
-    """
+class SlimMasker(TrainingMasker, ChannelMasker):
+    """Score channels by the scale of their batch norm, and push small scales to zero."""
 
     default_types = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
     only_watches = False  # the penalty begins with compress()
+    training_under = "the penalty"
     scores_compare = True  # the paper has one threshold for all layers
 
     def __init__(
@@ -61,19 +52,6 @@ class SlimMasker(ChannelMasker):
         rows = filters(wrapper)
         xp = namespace(rows)
         return xp.sum(xp.abs(rows), axis=1)
-
-    def is_ready(self) -> bool:
-        """Whether the epochs under the penalty are over."""
-        return int(self.pruner.now_epoch) >= self.training_epochs
-
-    def what_is_missing(self) -> str:
-        """Return how many epochs of the penalty are left."""
-        left = self.training_epochs - int(self.pruner.now_epoch)
-        return (
-            f"{left} of {self.training_epochs} epochs with the penalty are missing"
-            if left > 0
-            else ""
-        )
 
     def start(self) -> None:
         """Begin with the penalty."""
@@ -101,7 +79,7 @@ class SlimPruner(ChannelPruner):
 
     Parameters
     ----------
-    model, config_list, optimizer, example_inputs, **channel
+    model, config_list, optimizer, example_inputs, groups
         See :class:`~lilliput.pruning.channels.ChannelPruner`. Rules select batch norms, by default
         all of them; ``total_sparsity`` is what the paper does.
     training_epochs : int
@@ -128,10 +106,12 @@ class SlimPruner(ChannelPruner):
         *,
         training_epochs: int = 0,
         scale: float = 1e-4,
-        **channel: Any,
+        groups: Any = None,
     ) -> None:
         options = {"training_epochs": training_epochs, "scale": scale}
-        super().__init__(model, config_list, optimizer, example_inputs, options=options, **channel)
+        super().__init__(
+            model, config_list, optimizer, example_inputs, groups=groups, options=options
+        )
 
     def update_epoch(self, epoch: int) -> None:
         """Follow the training; masks come at epoch ``training_epochs``."""

@@ -43,7 +43,7 @@ from lilliput.config.select import Selection
 from lilliput.config.spec import Fraction, PruneRule
 from lilliput.errors import ConfigError, Problem
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.criterion import check_counts, checked_epoch
+from lilliput.pruning.criterion import TrainingMasker, check_counts, checked_epoch
 from lilliput.pruning.learning import sigmoid
 from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
 from lilliput.registry import register_pruner
@@ -100,19 +100,12 @@ def divergence(alpha: Tensor) -> Tensor:
     return K1 - K1 * sigmoid(K2 + K3 * alpha) - 0.5 * namespace(alpha).log(sigmoid(alpha))
 
 
-class SparseVDMasker(ScoreMasker):
-    """Score weights by their certainty, and let the training learn it.
-
-    Parameters
-    ----------
-    model, pruner
-        See :class:`~lilliput.core.masker.WeightMasker`.
-    training_epochs, training_examples, warm_up_epochs : int
-        See :class:`SparseVDPruner`.
-    """
+class SparseVDMasker(TrainingMasker, ScoreMasker):
+    """Score weights by their certainty, and let the training learn it."""
 
     default_types = frozenset({"Conv1d", "Conv2d", "Conv3d", "Linear"})
     only_watches = False  # the noise begins with compress()
+    training_under = "noise"
     keys = frozenset()
 
     def __init__(
@@ -152,15 +145,6 @@ class SparseVDMasker(ScoreMasker):
                 wrapper.name,
             )
         return {"weight_mask": mask}
-
-    def is_ready(self) -> bool:
-        """Whether the epochs under noise are over."""
-        return int(self.pruner.now_epoch) >= self.training_epochs
-
-    def what_is_missing(self) -> str:
-        """Return how many epochs under noise are left."""
-        left = self.training_epochs - int(self.pruner.now_epoch)
-        return f"{left} of {self.training_epochs} epochs with noise are missing" if left > 0 else ""
 
     def start(self) -> None:
         """Let layers return noise in training."""

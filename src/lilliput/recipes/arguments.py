@@ -5,24 +5,29 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from lilliput.registry import pruners, quantizers
+from lilliput.registry import factorizers, pruners, quantizers
 
 # What the run gives to a compressor itself, and what only code can give it.
 OURS = ("self", "model", "config_list", "optimizer", "example_inputs", "groups")
 _FOR_CODE = ("masker_type", "options")
+_REGISTRIES = {
+    "prune": pruners,
+    "analyze": pruners,
+    "quantize": quantizers,
+    "factorize": factorizers,
+}
+NAMING = tuple(_REGISTRIES)  # verbs of steps that name an algorithm
 
 
 def algorithm_of(verb: str, name: str) -> Any:
-    """Return the class of a pruner or quantizer.
+    """Return the class of the pruner, quantizer or factorizer that a step with this verb names.
 
     Examples
     --------
     >>> algorithm_of("prune", "agp").__name__
     'AGPPruner'
     """
-    import lilliput.algorithms  # noqa: F401  (they register when they are imported)
-
-    return (quantizers if verb == "quantize" else pruners).get(name)
+    return _REGISTRIES[verb].get(name)
 
 
 def arguments_of(cls: Any) -> list[str]:

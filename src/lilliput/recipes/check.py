@@ -13,12 +13,11 @@ from lilliput.config.parse import parse_rules
 from lilliput.core.binding import keys_in_use, names_of
 from lilliput.core.compressor import Compressor
 from lilliput.errors import ConfigError, LilliputError, Problem, nearest
-from lilliput.recipes.arguments import OURS, options_of
+from lilliput.recipes.arguments import NAMING, OURS, algorithm_of, options_of
 from lilliput.recipes.faults import Fault
 from lilliput.recipes.goals import GOALS, check_goal
 from lilliput.recipes.order import check_order
 from lilliput.recipes.spec import FOUND, Recipe, verb_of
-from lilliput.registry import pruners, quantizers
 
 _RULE = re.compile(r"rule (\d+)(?: → (.*))?")
 
@@ -60,24 +59,22 @@ class _Step:
 
     def check(self) -> list[Fault]:
         """Return what is wrong with the algorithm, its config list or its options."""
-        import lilliput.algorithms  # noqa: F401  (they register when they are imported)
-
         if self.verb in GOALS:
             faults = [self._fault(text, key) for key, text in check_goal(self.entry, self.verb)]
             return faults + self._read_choices()
         if self.verb == "distill":
             return self._check_config(import_module("lilliput.distillation.distiller").Distiller)
-        if self.verb not in ("prune", "quantize", "analyze"):
+        if self.verb not in NAMING:
             return []
         name = self.entry[self.verb]
         if not isinstance(name, str):
             return []
         try:
-            cls = (quantizers if self.verb == "quantize" else pruners).get(name)
+            cls = algorithm_of(self.verb, name)
         except ConfigError as error:
             return [self._fault(str(error), self.verb)]
         faults = self._check_config(cls)
-        if not faults and self.verb != "analyze":
+        if not faults and self.verb in ("prune", "quantize"):
             faults = self._check_options(cls)
         return faults
 

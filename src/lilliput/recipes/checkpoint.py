@@ -44,8 +44,16 @@ class CompressorEntry(Strict):
     state: dict[str, JsonValue] = Field(default_factory=dict)
 
 
+class FactorizerEntry(Strict):
+    """A factorization that was done: its rules name the layers and their ranks."""
+
+    algorithm: str
+    config: list[dict[str, JsonValue]]
+    shrunk: int  # how many plans of shrinking came before it
+
+
 class ModelEntry(Strict):
-    """How to build the model again: factory, then plans of shrinking, then compressors."""
+    """How to build the model again: factory, then factorizations and plans of shrinking, then compressors."""
 
     framework: Literal["torch", "keras"]
     factory: str
@@ -54,6 +62,7 @@ class ModelEntry(Strict):
     shrunk: list[Annotated[str, Field(pattern=rf"^{_SHRUNK.pattern}$")]] = Field(
         default_factory=list
     )
+    factorized: list[FactorizerEntry] = Field(default_factory=list)
     compressors: list[CompressorEntry] = Field(default_factory=list)
 
 

@@ -41,8 +41,8 @@ def load_recipe(source: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> 
     Traceback (most recent call last):
         ...
     lilliput.errors.ConfigError: recipe: 2 problems
-      - step 1: has no verb; expected one of prune, recover, speedup, finetune, distill, quantize, \
-export, analyze, search, auto. Did you mean 'speedup'?
+      - step 1: has no verb; expected one of prune, factorize, recover, speedup, finetune, distill, \
+quantize, export, analyze, search, auto. Did you mean 'speedup'?
       - data: is missing: module:function, () -> iterable of (inputs, targets).
     """
     if isinstance(source, Recipe):

@@ -13,13 +13,13 @@ from typing import Any
 from lilliput.core.state import CompressionState
 from lilliput.errors import StateError
 from lilliput.frameworks import backend_of
+from lilliput.packing import unpack
 from lilliput.recipes import fingerprints
-from lilliput.recipes.arguments import make_compressor
+from lilliput.recipes.arguments import algorithm_of, make_compressor
 from lilliput.recipes.checkpoint import Checkpoint, CompressorEntry, ModelEntry, inside
 from lilliput.recipes.framework import loop_named, shrink_again
 from lilliput.recipes.functions import Functions, earlier_run
 from lilliput.recipes.needs import check_installed
-from lilliput.recipes.packing import unpack
 from lilliput.recipes.references import importable, resolve_function
 from lilliput.recipes.session import Session
 from lilliput.recipes.spec import Recipe
@@ -140,8 +140,12 @@ def build(
         with importable([*folders, Path.cwd()]):
             fresh = make_model(resolve_function(entry.factory, "model", folders), entry.seed)
     model, compressors = fresh, []
-    for name in entry.shrunk:
-        model = shrink_again(framework, model, inside(folder, name))
+    for number in range(len(entry.shrunk) + 1):
+        for done in entry.factorized:
+            if done.shrunk == number:
+                model = algorithm_of("factorize", done.algorithm)(model, done.config).compress()
+        if number < len(entry.shrunk):
+            model = shrink_again(framework, model, inside(folder, entry.shrunk[number]))
     inputs = _inputs(held, model)
     framework.evaluation_mode(model)
     for part in entry.compressors:

@@ -39,6 +39,10 @@ def check_order(recipe: Recipe) -> list[Fault]:
             found = f"comes after quantize; {step.verb} first."
         elif step.verb == "recover" and step.recover != "recalibrate" and since:
             found = f"comes after {since}; it refits a pruned model to the recipe's initial model."
+        elif step.verb == "factorize" and (is_masked or is_quantized):
+            found = (
+                "comes after prune or quantize; factorize first, or cut the pruned channels out."
+            )
         elif step.verb in GOALS and (is_masked or is_quantized):
             found = "comes after prune or quantize; search first, or cut the pruned channels out before."
         elif step.verb == "auto" and any(x.verb != "analyze" for x in steps[index + 1 :]):
@@ -56,8 +60,8 @@ def check_order(recipe: Recipe) -> list[Fault]:
             is_pruned = has_zeros = True
         elif step.verb in ("finetune", "distill") and not is_pruned:
             has_zeros = False
-        if step.verb == "speedup" or epochs_of(step):
-            since = "speedup" if step.verb == "speedup" else "training"
+        if step.verb in ("speedup", "factorize") or epochs_of(step):
+            since = "training" if epochs_of(step) else step.verb
         is_masked = step.verb == "prune" or (is_masked and step.verb != "speedup")
         search = step if step.verb == "search" else search
         is_quantized |= step.verb == "quantize"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import tempfile
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.frameworks.looping import Epoch
-from lilliput.recipes.arguments import make_compressor
+from lilliput.recipes.arguments import algorithm_of, make_compressor
 from lilliput.recipes.functions import find_functions
 from lilliput.recipes.goals import GOALS, forecast, make_search
 from lilliput.recipes.load import load_recipe
 from lilliput.recipes.references import importable
-from lilliput.recipes.spec import FOUND, Recipe, epochs_of
+from lilliput.recipes.spec import FOUND, FactorizeStep, Recipe, epochs_of
 from lilliput.recipes.steps import evaluate
 from lilliput.recipes.teaching import make_distiller
 from lilliput.recipes.units import title_of, units_of
@@ -137,6 +138,15 @@ def plan(recipe: str | os.PathLike[str] | dict[str, Any] | Recipe, *, trust: boo
 
 def check_model(session: Session) -> dict[int, dict[int | str, list[str]]]:
     """Return which layers the rules of each step take, or raise all that does not fit the model."""
+    model = session.model
+    try:
+        return _check_steps(session)
+    finally:
+        session.model = model
+
+
+def _check_steps(session: Session) -> dict[int, dict[int | str, list[str]]]:
+    """Do the work of :func:`check_model`; what a factorize step makes replaces the session's model."""
     problems: list[Problem] = []
     found: dict[int, dict[int | str, list[str]]] = {}
     needs_loss = session.recipe.needs_loss
@@ -152,10 +162,14 @@ def check_model(session: Session) -> dict[int, dict[int | str, list[str]]]:
                 continue  # what the search will find, checked by then
             if step.verb in ("prune", "quantize"):
                 made = [make_compressor(step, session.model, session.inputs)]
+            if isinstance(step, FactorizeStep):
+                session.model = copy.deepcopy(session.model)
+                made = [algorithm_of("factorize", step.factorize)(session.model, step.config)]
+                made[0].compress()
         except ConfigError as error:
             problems += [Problem(f"step {index + 1} → {x.path}", x.message) for x in error.problems]
             continue
-        if step.verb in ("prune", "quantize", "distill"):
+        if step.verb in ("prune", "quantize", "distill", "factorize"):
             found[index] = _layers_by_rule(made[0])
     if problems:
         raise ConfigError(problems, title="recipe")

@@ -11,11 +11,11 @@ from typing import Any
 from lilliput.errors import ConfigError
 from lilliput.frameworks import backend_named
 from lilliput.frameworks.looping import Loop
+from lilliput.packing import pack
 from lilliput.recipes import fingerprints
 from lilliput.recipes.arguments import make_compressor
 from lilliput.recipes.checkpoint import Checkpoint, CompressorEntry, ModelEntry
 from lilliput.recipes.functions import Functions
-from lilliput.recipes.packing import pack
 from lilliput.recipes.spec import Recipe, training_of
 from lilliput.recipes.units import Unit, seed_for, units_of
 

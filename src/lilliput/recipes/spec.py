@@ -160,6 +160,14 @@ class QuantizeStep(CompressStep):
     quantize: str = Field(description="Name of a quantizer; see 'lilliput list'.")
 
 
+class FactorizeStep(Strict):
+    """Replace layers by two smaller ones each."""
+
+    verb: ClassVar[str] = "factorize"
+    factorize: str = Field(description="Name of a factorizer; see 'lilliput list'.")
+    config: JsonValue = Field(description="The config list, or a file with it.")
+
+
 class RecoverStep(Strict):
     """Recover accuracy lost to pruning, from batches and without training."""
 
@@ -294,6 +302,7 @@ class AutoStep(GoalStep):
 
 STEPS: tuple[type[Strict], ...] = (
     PruneStep,
+    FactorizeStep,
     RecoverStep,
     SpeedupStep,
     FinetuneStep,
@@ -318,6 +327,7 @@ def verb_of(step: Any) -> str | None:
 Step = Annotated[
     Union[
         Annotated[PruneStep, Tag("prune")],
+        Annotated[FactorizeStep, Tag("factorize")],
         Annotated[RecoverStep, Tag("recover")],
         Annotated[SpeedupStep, Tag("speedup")],
         Annotated[FinetuneStep, Tag("finetune")],

@@ -11,7 +11,8 @@ from typing import Any
 
 from lilliput.export.summary import cpu_lines
 from lilliput.frameworks.looping import Epoch
-from lilliput.recipes.checkpoint import CompressorEntry
+from lilliput.recipes.arguments import algorithm_of
+from lilliput.recipes.checkpoint import CompressorEntry, FactorizerEntry
 from lilliput.recipes.framework import export, recover, shrink
 from lilliput.recipes.goals import do_auto, do_search, found_rules, is_needed
 from lilliput.recipes.session import Session
@@ -92,6 +93,21 @@ def _epoch(session: Session, unit: Unit) -> None:
         if step.verb == "prune" and current is not None:
             current.harden()  # what a pruner computes is what the model is from here on
         session.stop_training()
+
+
+def _factorize(session: Session, unit: Unit) -> None:
+    step = session.step_of(unit)
+    session.framework.evaluation_mode(session.model)
+    factorizer = algorithm_of("factorize", step.factorize)(session.model, step.config)
+    session.model = factorizer.compress()
+    result = factorizer.result
+    session.log["notes"] += [f"{k}: not factorized, {why}" for k, why in result.left.items()]
+    if result.ranks:
+        rules, before = result.config_list(), len(session.entry.shrunk)
+        done = FactorizerEntry(algorithm=step.factorize, config=rules, shrunk=before)
+        session.entry = session.entry.model_copy(
+            update={"factorized": [*session.entry.factorized, done]}
+        )
 
 
 def _recover(session: Session, unit: Unit) -> None:
@@ -214,6 +230,7 @@ _DO: dict[str, Callable[[Session, Unit], None]] = {
     "set up": _set_up,
     "calibrate": _calibrate,
     "epoch": _epoch,
+    "factorize": _factorize,
     "recover": _recover,
     "speedup": _speedup,
     "export": _export,

@@ -14,6 +14,7 @@ Kind = Literal[
     "set up",
     "calibrate",
     "epoch",
+    "factorize",
     "recover",
     "speedup",
     "export",
@@ -102,7 +103,9 @@ def _parts(step: Any) -> list[tuple[Kind, int, str]]:
         parts.append(("calibrate", 0, "calibrate"))
     epochs = epochs_of(step)
     parts += [("epoch", epoch, f"epoch {epoch + 1} of {epochs}") for epoch in range(epochs)]
-    if step.verb == "recover":
+    if step.verb == "factorize":
+        parts.append(("factorize", 0, "split layers"))
+    elif step.verb == "recover":
         parts.append(("recover", 0, "run batches"))
     elif step.verb == "speedup":
         parts.append(("speedup", 0, "cut channels out"))

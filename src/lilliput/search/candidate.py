@@ -6,8 +6,7 @@ import inspect
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from lilliput.export.targets.target import Target
 from lilliput.extras import require
 from lilliput.frameworks import backend_of, part_of
 from lilliput.measure.timing import run_evaluation
+from lilliput.progress import quiet
 from lilliput.registry import pruners, quantizers
 from lilliput.search.journal import Journal
 from lilliput.search.origin import digests_of_files
@@ -240,17 +240,3 @@ def evaluated_model(evaluate: Callable[[Any], Any], model: Any, what: str) -> fl
             return evaluated(evaluate, model, what)
     finally:
         before.restore()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep notes of single steps back: a search takes hundreds of them."""
-
-    def is_grave(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.ERROR
-
-    log.addFilter(is_grave)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_grave)

@@ -214,10 +214,8 @@ def check_strip_keeps_outputs(subject: Subject) -> None:
     """The plain model after strip() gives the same outputs as the pruned one."""
     lab = subject.lab
     for model in subject.models():
-        optimizer = lab.optimizer(model)
         anatomy = Anatomy(lab, model)
-        compressor = subject.compress(model, optimizer)
-        lab.train(model, optimizer, lab.STEPS, compressor)
+        _, compressor = subject.train(model)
         for is_loaded in (False, True):
             if is_loaded:
                 compressor.compress()

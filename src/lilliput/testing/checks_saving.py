@@ -52,13 +52,9 @@ def check_determinism(subject: Subject) -> None:
 
 def _train_from_seed(subject: Subject) -> tuple[Model, Optimizer, Compressor]:
     """Return a model that was trained a little, its optimizer and compressor; the same each time."""
-    lab = subject.lab
-    lab.set_seed(3)
+    subject.lab.set_seed(3)
     model = subject.model()
-    optimizer = lab.optimizer(model)
-    compressor = subject.compress(model, optimizer)
-    lab.train(model, optimizer, lab.STEPS, compressor)
-    return model, optimizer, compressor
+    return model, *subject.train(model)
 
 
 @seeded

@@ -86,22 +86,6 @@ def check_pruner(cls: Any, config: Any = None, make: Make | None = None, skip: A
     """Run all conformance checks on a pruner with Keras models.
 
     The parameters are those of :func:`lilliput.testing.check_pruner`.
-
-    Examples
-    --------
-    >>> import keras
-    >>> from lilliput.keras import Pruner
-    >>> from lilliput.testing.keras import ConformanceError
-    >>> class Positive(Pruner):
-    ...     def calc_mask(self, layer_info, weight):
-    ...         return keras.ops.ones_like(weight)
-    >>> others = [check.__name__ for check in pruner_checks()]
-    >>> others.remove("check_exact_sparsity")
-    >>> try:
-    ...     check_pruner(Positive, skip=others)
-    ... except ConformanceError as error:
-    ...     print(error.failures["check_exact_sparsity"])
-    sparsity 0.1 with random weights: layer 'conv1' has 0 zeros of 216, expected 22.
     """
     return run_checks(Subject(cls, config, make), "pruner", pruner_checks(), skip)
 

@@ -71,6 +71,13 @@ class Subject:
         compressor.compress(model)
         return compressor
 
+    def train(self, model: Model) -> tuple[Optimizer, Compressor]:
+        """Compress a model, train it for a few steps, and return its optimizer and the compressor."""
+        optimizer = self.lab.optimizer(model)
+        compressor = self.compress(model, optimizer)
+        self.lab.train(model, optimizer, self.lab.STEPS, compressor)
+        return optimizer, compressor
+
     def models(self, *kinds: str) -> list[Model]:
         """Return fresh models of these kinds (all by default), without those of no use here."""
         found = [self._fresh(kind) for kind in kinds or self.lab.SPECIMENS]

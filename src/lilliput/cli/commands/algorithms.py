@@ -48,15 +48,11 @@ def all_algorithms() -> list[dict[str, Any]]:
     >>> [row["frameworks"] for row in all_algorithms() if row["name"] == "level"]
     [['torch', 'keras']]
     """
-    from lilliput import algorithms
-    from lilliput.registry import pruners, quantizers
+    from lilliput.registry import REGISTRIES
 
     rows = []
-    for registry, names in (
-        (pruners, algorithms.list_pruners()),
-        (quantizers, algorithms.list_quantizers()),
-    ):
-        for name in names:
+    for registry in REGISTRIES:
+        for name in registry.names():
             cls = registry.get(name)
             rows.append(
                 {

@@ -9,7 +9,7 @@ import typer
 
 from lilliput.cli.command import command
 from lilliput.cli.migrate import Algorithm, migrate
-from lilliput.cli.rules import check_rules, class_of, is_recipe
+from lilliput.cli.rules import check_rules, is_recipe
 from lilliput.cli.table import Table
 from lilliput.cli.terminal import Terminal, some
 from lilliput.errors import ConfigError
@@ -62,7 +62,9 @@ def explain(
         if len(fits) != 1:
             raise ConfigError(f"--algorithm is missing: the rules of {file} fit {some(fits, 8)}.")
         algorithm = fits[0]
-    cls = class_of(algorithm)
+    from lilliput.registry import find_algorithm
+
+    cls = find_algorithm(algorithm)
     if terminal.dry_run:
         terminal.would([f"load {model}", f"bind {cls.__name__} to it", "show each layer's rule"])
         return
@@ -130,10 +132,10 @@ def _schema_of(name: str) -> dict[str, Any]:
         from lilliput.report.document import Report
 
         return Report.json_schema()
-    from lilliput.algorithms import config_schema
+    from lilliput.config.parse import schema
+    from lilliput.registry import find_algorithm
 
-    class_of(name, extra=("recipe", "report"))
-    return config_schema(name)
+    return schema(find_algorithm(name, others=("recipe", "report")).rule)
 
 
 def register(app: typer.Typer, is_rich: bool) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lilliput.errors import ExportError
-from lilliput.export.arguments import check_options, checked_path
+from lilliput.export.arguments import check_onnx, check_options, checked_path
 from lilliput.export.guard.cpu import cpu_for
 from lilliput.export.guard.on_model import kept_if_done, simulate_guarded
 from lilliput.export.keras.loops import loop_layers
@@ -17,8 +16,6 @@ from lilliput.export.result import ExportResult
 from lilliput.extras import require
 from lilliput.frameworks import part_of
 from lilliput.frameworks.exporting.simulation import Inputs, Simulating
-
-_OPSETS = range(21, 24)
 
 
 def export_onnx(
@@ -65,12 +62,8 @@ def export_onnx(
     """
     place = checked_path(path, ".onnx")
     check_options(min_sqnr, calibration)
-    if opset not in _OPSETS:
-        raise ExportError(f"opset: received {opset!r}, expected {_OPSETS[0]} to {_OPSETS[-1]}.")
     _require_onnx()
-    from lilliput.export.passes.fit import check_target
-
-    check_target(target)
+    check_onnx(target, opset)
     model = part_of("keras", "export.simulation").model_of(quantizer_or_model)
     settings: dict[str, Any] = {"target": target, "dynamic_batch": dynamic_batch, "opset": opset}
     settings |= {"check": check, "min_sqnr": min_sqnr, "assume_vnni": assume_vnni}

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from lilliput.errors import ExportError
 from lilliput.export.passes.graph import Draft, array_of, integer_attribute, producer
-from lilliput.frameworks.exporting.grid import on_grid, spread
+from lilliput.frameworks.exporting.grid import Scaled, on_grid
 from lilliput.frameworks.exporting.simulation import Place
 from lilliput.ops.qparams import Grid
 
@@ -41,7 +41,7 @@ def bounds(dtype: ir.DataType) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class Stored(Scaled):
     """A constant as integers.
 
     Parameters
@@ -62,15 +62,6 @@ class Stored:
     dtype: ir.DataType
     axis: int | None = None
     block_size: int | None = None
-
-    def spread(self, values: Array) -> Array:
-        """Return scales or zero points in a shape that multiplies with the integers."""
-        return spread(values, self.integers.shape, self.axis, self.block_size)
-
-    def reals(self) -> Array:
-        """Return the numbers represented by the integers, as DequantizeLinear computes them."""
-        steps = (self.integers - self.spread(self.zero_point)).astype(self.scale.dtype)
-        return np.asarray(steps * self.spread(self.scale))
 
     def transposed(self, order: tuple[int, ...]) -> Stored:
         """Return the same with its axes in another order."""

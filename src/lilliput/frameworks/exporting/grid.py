@@ -28,9 +28,8 @@ def spread(
     return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
 
-@dataclass(frozen=True, eq=False)
-class OnGrid:
-    """The integers of a weight, with its scales and zero points; ``axis`` as in its grid."""
+class Scaled:
+    """What integers with scales and zero points stand for; a base of dataclasses that have all of these."""
 
     integers: Array
     scale: Array
@@ -46,6 +45,17 @@ class OnGrid:
         """Return the real values represented by the integers."""
         steps = (self.integers - self.spread(self.zero_point)).astype(self.scale.dtype)
         return np.asarray(steps * self.spread(self.scale))
+
+
+@dataclass(frozen=True, eq=False)
+class OnGrid(Scaled):
+    """The integers of a weight, with its scales and zero points; ``axis`` as in its grid."""
+
+    integers: Array
+    scale: Array
+    zero_point: Array
+    axis: int | None
+    block_size: int | None
 
 
 def on_grid(place: Place) -> OnGrid:

@@ -12,7 +12,6 @@ from keras import ops
 
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import (
-    AlgorithmError,
     ConfigError,
     StageError,
     StateError,
@@ -410,16 +409,13 @@ class KerasBackend(Backend):
         """Say yes for a subclassed model: Keras knows no graph of it."""
         return function_of(model) is None
 
-    def narrow_norms(self, wrappers: Sequence[Any]) -> None:
-        """Let norms see the channels that the masks of a structured pruner keep, and no others."""
-        pruner = wrappers[0].compressor if wrappers else None
-        layout = getattr(pruner, "layout", None)
-        if layout is not None and layout.is_traced:
-            from lilliput.frameworks.keras.narrow import (
-                narrow_to_masks,  # here: imports are to be quick
-            )
+    def narrow_to_masks(self, pruner: Any) -> None:
+        """Narrow them; see :mod:`narrow`."""
+        from lilliput.frameworks.keras.narrow import (
+            narrow_to_masks,
+        )  # here: imports are to be quick
 
-            narrow_to_masks(pruner)
+        narrow_to_masks(pruner)
 
     def narrow_norms_again(self, model: Any) -> None:
         """Narrow norms for the pruners that are still at work on a model, after one has left."""
@@ -540,27 +536,15 @@ class KerasBackend(Backend):
         """A context in which no gradient is recorded."""
         return running.no_grad()
 
-    def quantize(
-        self,
-        tensors: tuple[Tensor, ...],
-        function: Callable[..., Any],
-        rule: type[QuantGrad] | None,
-        quant_type: QuantType,
-    ) -> tuple[Tensor, ...]:
-        """Return what ``function`` makes of the tensors, with the gradient that ``rule`` prescribes."""
-        seen = tensors if rule is None else tuple(ops.stop_gradient(x) for x in tensors)
-        answer = function(*seen)
-        results = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
-        for result in results:
-            if not ops.is_tensor(result):
-                raise AlgorithmError(
-                    f"a quantizer returned {type(result).__name__} for a layer's {quant_type.value}; "
-                    "expected a tensor."
-                )
-        if rule is None or len(results) != len(tensors):  # the caller refuses the latter
-            return results
-        pairs = zip(tensors, results, strict=True)
-        return tuple(with_gradient(x, ops.cast(y, x.dtype), rule, quant_type) for x, y in pairs)
+    def is_computed(self, value: Any) -> bool:
+        """Whether a value is a tensor of the backend."""
+        return bool(ops.is_tensor(value))
+
+    def with_gradient(
+        self, tensor: Tensor, result: Tensor, rule: type[QuantGrad], quant_type: QuantType
+    ) -> Tensor:
+        """Return the result in the precision of the tensor; see :mod:`grad`."""
+        return with_gradient(tensor, ops.cast(result, tensor.dtype), rule, quant_type)
 
     # -- files -----------------------------------------------------------------------------------------
 

@@ -56,11 +56,7 @@ def learned_fake_quantize(
     zero_point: Tensor | None = None,
     offset: Tensor | None = None,
 ) -> Tensor:
-    """Return a tensor rounded to a grid whose scale is learned (LSQ), and its offset too (LSQ+).
-
-    The offset is the real number that the lowest integer represents; the zero point is then the
-    integer next to ``low - offset / scale``.
-    """
+    """Return a tensor rounded to a grid that is learned (LSQ, LSQ+), as on torch."""
     scale = tensor_of(scale)
     base = ops.zeros_like(scale) if offset is None else tensor_of(offset)
     if offset is not None:

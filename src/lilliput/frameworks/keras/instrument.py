@@ -18,7 +18,7 @@ import keras
 from keras import ops, tree
 from keras.src.saving import object_registration
 
-from lilliput.errors import StageError, UnsupportedModelError
+from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.keras.computed import ComputedVariable
 from lilliput.frameworks.keras.scopes import (
     full_precision,
@@ -28,6 +28,7 @@ from lilliput.frameworks.keras.scopes import (
     replicas,
 )
 from lilliput.frameworks.keras.variables import raw, tensor_of, to_array, track, untrack
+from lilliput.frameworks.wrapping import check_rivals
 
 SIDECAR = "_lilliput"
 Tensor = Any
@@ -214,7 +215,7 @@ class PreHook(Handle):
 def attach(layer: Any, wrapper: Any, weight: str | None, bias: str | None) -> None:
     """Put a wrapper in charge of attributes of a layer."""
     sidecar = with_sidecar(layer)
-    _check_rivals(sidecar, wrapper)
+    check_rivals(wrapper, sidecar.wrappers)
     sidecar.add(wrapper, weight, bias)
     for variable in wrapper.variables():
         track(layer, variable)
@@ -229,17 +230,6 @@ def detach(layer: Any, wrapper: Any) -> None:
         untrack(layer, variable)
     wrapper.__dict__["_is_attached"] = False
     update(layer)
-
-
-def _check_rivals(sidecar: Sidecar, wrapper: Any) -> None:
-    """Refuse to quantize what another quantizer has charge of."""
-    for other in sidecar.wrappers:
-        both = set(other.roles) & set(wrapper.roles) if other.order == wrapper.order == 1 else set()
-        if both and other.compressor is not wrapper.compressor:
-            raise StageError(
-                f"layer {wrapper.name!r}: its {min(both)} is already quantized by a "
-                f"{type(other.compressor).__name__}; strip() that one first."
-            )
 
 
 def quantizers_in(layers: Iterable[Any]) -> list[Any]:

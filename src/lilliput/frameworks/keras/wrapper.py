@@ -18,7 +18,7 @@ from lilliput.frameworks.keras.learned import LearnedVariable, Parameter, needs_
 from lilliput.frameworks.keras.learning import put_slots, reconcile, slots_of
 from lilliput.frameworks.keras.scopes import is_training, strategy_of, sync
 from lilliput.frameworks.keras.variables import OURS, raw, read, tensor_of, to_array, track, untrack
-from lilliput.frameworks.wrapping import OwnAttributes, marker_of
+from lilliput.frameworks.wrapping import OwnAttributes, Quantizing, find_mask_faults, marker_of
 
 Tensor = Any
 _numbers = count()
@@ -183,19 +183,6 @@ class ModuleWrapper(OwnAttributes):
         sync(self.compressor.bound_model)
         return {name: to_array(self._read(name)) for name in self._variables}, self.attributes()
 
-    def find_faults(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
-        """Return what of a snapshot does not fit, by name."""
-        faults = {
-            key: "not an attribute of an algorithm" for key in values if self.is_reserved(key)
-        }
-        for key, held in self._variables.items():
-            saved = tensors.get(key)
-            if saved is None:
-                faults[key] = "missing"
-            elif tuple(saved.shape) != tuple(held.shape):
-                faults[key] = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
-        return faults
-
     def undo_point(self) -> Callable[[], None]:
         """Return a function that puts tensors and attributes back as they are now."""
         held = dict(self._variables)
@@ -268,16 +255,8 @@ class PrunerModuleWrapper(LearningWrapper):
 
     def find_faults(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
         """Return what of a snapshot does not fit, by name; masks hold zeros and ones."""
-        faults = super().find_faults(tensors, values)
-        for key in ("weight_mask", "bias_mask"):
-            if key in tensors and not np.isin(np.asarray(tensors[key]), (0, 1)).all():
-                faults[key] = "received values other than 0 and 1"
-        if "bias_mask" in tensors and self.bias is None:
-            faults["bias_mask"] = "the layer has no bias"
-        elif "bias_mask" in tensors and tensors["bias_mask"].shape != tuple(self.bias.shape):
-            shapes = list(tensors["bias_mask"].shape), list(self.bias.shape)
-            faults["bias_mask"] = f"shape {shapes[0]}, the bias has {shapes[1]}"
-        return faults
+        found = super().find_faults(tensors, values)
+        return found | find_mask_faults(tensors, self.bias, _is_binary)
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Restore a snapshot."""
@@ -334,16 +313,8 @@ class DistillerModuleWrapper(ModuleWrapper):
         self.__dict__["_is_attached"] = is_held
 
 
-class QuantizerModuleWrapper(LearningWrapper):
+class QuantizerModuleWrapper(Quantizing, LearningWrapper):
     """A layer under a quantizer."""
-
-    order = 1
-
-    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
-        super().__init__(layer, compressor)
-        self.roles = tuple(compressor.targets_of(layer))
-        self.config["quant_types"] = list(self.roles)
-        self._fix()
 
     def __setattr__(self, name: str, value: Any) -> None:
         before = self.__dict__.get(name, self)
@@ -359,14 +330,6 @@ class QuantizerModuleWrapper(LearningWrapper):
             for mask in masks:
                 result = result * mask
         return result
-
-    def quantize_inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Quantize what the layer is called with."""
-        return self._run(QuantType.INPUT, tensors)
-
-    def quantize_output(self, tensor: Tensor) -> Tensor:
-        """Quantize what the layer returns."""
-        return self._run(QuantType.OUTPUT, (tensor,))[0]
 
     def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         mark = marker_of(self) if self._markings else None
@@ -388,6 +351,10 @@ def _differs(before: Any, after: Any) -> bool:
         return bool(before is not after and before != after)
     except (TypeError, ValueError):  # arrays
         return True
+
+
+def _is_binary(mask: Any) -> bool:
+    return bool(np.isin(np.asarray(mask), (0, 1)).all())
 
 
 def _dtype_of(tensor: Any) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ClassVar
 
 from lilliput.config.layer import QuantType
+from lilliput.errors import AlgorithmError
 from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
 from lilliput.ops.grad import QuantGrad
+from lilliput.ops.namespace import namespace
 
 
 class Graphs(ABC):
@@ -54,7 +56,6 @@ class Quantizing(ABC):
     def parameter(self, value: Any, at_least: float | None = None) -> Any:
         """Return a tensor as one that an optimizer trains, with a bound if :attr:`keeps_bounds`."""
 
-    @abstractmethod
     def quantize(
         self,
         tensors: tuple[Any, ...],
@@ -63,6 +64,29 @@ class Quantizing(ABC):
         quant_type: QuantType,
     ) -> tuple[Any, ...]:
         """Return what ``function`` makes of the tensors, with the gradient that ``rule`` prescribes."""
+        seen = tensors if rule is None else tuple(namespace(x).detach(x) for x in tensors)
+        answer = function(*seen)
+        results = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
+        for result in results:
+            if not self.is_computed(result):
+                raise AlgorithmError(
+                    f"a quantizer returned {type(result).__name__} for a layer's {quant_type.value}; "
+                    "expected a tensor."
+                )
+        if rule is None or len(results) != len(tensors):  # the caller refuses the latter
+            return results
+        pairs = zip(tensors, results, strict=True)
+        return tuple(self.with_gradient(x, y, rule, quant_type) for x, y in pairs)
+
+    @abstractmethod
+    def is_computed(self, value: Any) -> bool:
+        """Whether a value is a tensor of the framework, and not an array or a variable."""
+
+    @abstractmethod
+    def with_gradient(
+        self, tensor: Any, result: Any, rule: type[QuantGrad], quant_type: QuantType
+    ) -> Any:
+        """Return the result, with the gradient that ``rule`` has for the tensor it was made from."""
 
     def value_of(self, tensor: Any) -> Any:
         """Return what an author's code computes with, where the engine has a variable."""

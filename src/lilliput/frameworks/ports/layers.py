@@ -126,8 +126,16 @@ class Masks(ABC):
     def masked_weight(self, wrapper: Any) -> Any:
         """Return a layer's raw weight with its masks applied, without gradient."""
 
-    def narrow_norms(self, wrappers: Sequence[Any]) -> None:  # noqa: B027
+    def narrow_norms(self, wrappers: Sequence[Any]) -> None:
         """Make norm layers take their statistics over kept channels; called after masks changed."""
+        pruner = wrappers[0].compressor if wrappers else None
+        layout = getattr(pruner, "layout", None)
+        if layout is not None and layout.is_traced:
+            self.narrow_to_masks(pruner)
+
+    @abstractmethod
+    def narrow_to_masks(self, pruner: Any) -> None:
+        """Let norms see the channels that the masks of a structured pruner keep, and no others."""
 
     def narrow_norms_again(self, model: Any) -> None:  # noqa: B027
         """Do so for the pruners that are still at work on a model, after one has left."""

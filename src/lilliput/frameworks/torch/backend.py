@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.config.layer import LayerInfo, Owner, QuantType
-from lilliput.errors import AlgorithmError, ConfigError, StageError, StateError
+from lilliput.errors import ConfigError, StageError, StateError
 from lilliput.frameworks.base import Backend
 from lilliput.frameworks.features import Run
 from lilliput.frameworks.ports.files import PlainFiles
@@ -545,44 +545,26 @@ class TorchBackend(Backend):
         """Reduce over the default process group, if there is one."""
         return statistics.reduce(array, how)
 
-    def quantize(
-        self,
-        tensors: tuple[Tensor, ...],
-        function: Callable[..., Any],
-        rule: type[QuantGrad] | None,
-        quant_type: QuantType,
-    ) -> tuple[Tensor, ...]:
-        """Return what ``function`` makes of the tensors, with the gradient that ``rule`` prescribes."""
-        seen = tensors if rule is None else tuple(x.detach() for x in tensors)
-        answer = function(*seen)
-        results = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
-        for result in results:
-            if not isinstance(result, Tensor):
-                raise AlgorithmError(
-                    f"a quantizer returned {type(result).__name__} for a layer's {quant_type.value}; "
-                    "expected a tensor."
-                )
-        if rule is None or len(results) != len(tensors):  # the caller refuses the latter
-            return results
-        return tuple(
-            with_gradient(x, y, rule, quant_type) for x, y in zip(tensors, results, strict=True)
-        )
+    def is_computed(self, value: Any) -> bool:
+        """Whether a value is a torch tensor."""
+        return isinstance(value, Tensor)
+
+    def with_gradient(
+        self, tensor: Tensor, result: Tensor, rule: type[QuantGrad], quant_type: QuantType
+    ) -> Tensor:
+        """Return the result of an autograd function; see :mod:`grad`."""
+        return with_gradient(tensor, result, rule, quant_type)
 
     @torch.no_grad()
     def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
         """Put pruned weights that an optimizer step has moved back to zero, in place."""
         hold_(list(_masked_parameters(wrappers)))
 
-    def narrow_norms(self, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Let norms see the channels that the masks of a structured pruner keep, and no others."""
-        pruner = wrappers[0].compressor if wrappers else None
-        layout = getattr(pruner, "layout", None)
-        if layout is not None and layout.is_traced:
-            from lilliput.frameworks.torch.norms import (
-                narrow_to_masks,  # here: imports are to be quick
-            )
+    def narrow_to_masks(self, pruner: Any) -> None:
+        """Narrow them; see :mod:`norms`."""
+        from lilliput.frameworks.torch.norms import narrow_to_masks  # here: imports are to be quick
 
-            narrow_to_masks(pruner)
+        narrow_to_masks(pruner)
 
     def narrow_norms_again(self, model: nn.Module) -> None:
         """Narrow norms for the pruners that are still at work on a model, after one has left."""

@@ -134,12 +134,8 @@ class _FakeQuantize(torch.autograd.Function):
         return _mask(grads[0], tensor, scale, ctx.bottom, ctx.top), None, None, None
 
 
-class _RoundToGrid(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(tensor: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-        return _round(tensor, scale, low, high)
+class _RoundToGrid(_FakeQuantize):
+    """The same, with a gradient that passes everywhere."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -24,10 +24,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lilliput.errors import StageError, UnsupportedModelError
+from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.shadow import shadow_class
 from lilliput.frameworks.torch.sidecar import SIDECAR, Sidecar, hold_parameters
 from lilliput.frameworks.torch.weights import floating, names_of, peek, unshadowed
+from lilliput.frameworks.wrapping import check_rivals
 
 _TRAINS = "_lilliput_trains"  # what a norm holds while it runs in eval mode for our sake
 _ATTENTION = {"query": 0, "key": 1, "value": 2}
@@ -45,7 +46,7 @@ def attach(module: nn.Module, wrapper: Any, weight: str | None, bias: str | None
     sidecar: Any = module._modules.get(SIDECAR)
     if sidecar is None:
         sidecar = module._modules[SIDECAR] = Sidecar()
-    _check_rivals(sidecar, wrapper)
+    check_rivals(wrapper, sidecar._modules.values())
     sidecar.add(wrapper, names_of(module, weight), names_of(module, bias))
     try:
         _update(module)
@@ -55,17 +56,6 @@ def attach(module: nn.Module, wrapper: Any, weight: str | None, bias: str | None
             f"layer {wrapper.name!r}: its class {type(module).__name__} cannot be subclassed "
             f"({type(error).__name__}: {error})."
         ) from error
-
-
-def _check_rivals(sidecar: Any, wrapper: Any) -> None:
-    """Refuse to quantize what another quantizer has charge of."""
-    for other in sidecar._modules.values():
-        both = set(other.roles) & set(wrapper.roles) if other.order == wrapper.order == 1 else set()
-        if both and other.compressor is not wrapper.compressor:
-            raise StageError(
-                f"layer {wrapper.name!r}: its {min(both)} is already quantized by a "
-                f"{type(other.compressor).__name__}; strip() that one first."
-            )
 
 
 def detach(module: nn.Module, wrapper: Any) -> None:

@@ -19,7 +19,7 @@ from lilliput.frameworks.torch.grad import map_gradient, straight_through
 from lilliput.frameworks.torch.recompute import is_recomputing
 from lilliput.frameworks.torch.replicated import replicate, replicated_class
 from lilliput.frameworks.torch.weights import is_binary, is_sharded, peek, raw, whole
-from lilliput.frameworks.wrapping import OwnAttributes, marker_of
+from lilliput.frameworks.wrapping import OwnAttributes, Quantizing, find_mask_faults, marker_of
 
 
 class Link:
@@ -157,21 +157,6 @@ class ModuleWrapper(OwnAttributes, nn.Module):
         tensors = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
         return tensors, self.attributes()
 
-    def find_faults(
-        self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
-    ) -> dict[str, str]:
-        """Return what of a snapshot does not fit, by name."""
-        faults = {
-            key: "not an attribute of an algorithm" for key in values if self.is_reserved(key)
-        }
-        for key, held in self.tensors().items():
-            saved = tensors.get(key)
-            if saved is None:
-                faults[key] = "missing"
-            elif saved.shape != held.shape:
-                faults[key] = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
-        return faults
-
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Restore a snapshot."""
         for name, tensor in tensors.items():
@@ -240,16 +225,8 @@ class PrunerModuleWrapper(ModuleWrapper):
         self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
     ) -> dict[str, str]:
         """Return what of a snapshot does not fit, by name; masks hold zeros and ones."""
-        faults = super().find_faults(tensors, values)
-        for key in ("weight_mask", "bias_mask"):
-            if key in tensors and not is_binary(tensors[key]):
-                faults[key] = "received values other than 0 and 1"
-        if "bias_mask" in tensors and self.bias is None:
-            faults["bias_mask"] = "the layer has no bias"
-        elif "bias_mask" in tensors and tensors["bias_mask"].shape != self.bias.shape:
-            shapes = list(tensors["bias_mask"].shape), list(self.bias.shape)
-            faults["bias_mask"] = f"shape {shapes[0]}, the bias has {shapes[1]}"
-        return faults
+        found = super().find_faults(tensors, values)
+        return found | find_mask_faults(tensors, self.bias, is_binary)
 
     @torch.inference_mode(False)
     def set_masks(self, masks: Mapping[str, Tensor]) -> None:
@@ -306,16 +283,8 @@ def with_dense_gradient(weight: Tensor, module: Any) -> Tensor:
     return map_gradient(weight, lambda grad: grad.to_dense() if grad.is_sparse else grad)
 
 
-class QuantizerModuleWrapper(ModuleWrapper):
+class QuantizerModuleWrapper(Quantizing, ModuleWrapper):
     """A layer under a quantizer."""
-
-    order = 1
-
-    def __init__(self, layer: LayerInfo, compressor: Any) -> None:
-        super().__init__(layer, compressor)
-        self.roles = tuple(compressor.targets_of(layer))
-        self.config["quant_types"] = list(self.roles)
-        self._fix()
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
         """Quantize a raw weight."""
@@ -331,15 +300,12 @@ class QuantizerModuleWrapper(ModuleWrapper):
         """Return a raw weight to the quantizer that reads it off the module; see ``quant_grad``."""
         return value if self._quantizer()._differentiates_itself else value.detach()
 
-    def quantize_inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Quantize what the layer is called with."""
-        return self._run(QuantType.INPUT, tensors)
-
     def quantize_output(self, tensor: Tensor) -> Tensor:
         """Quantize what the layer returns, clipped first where a clip that follows has no module."""
         if self._clip is not None:
             tensor = _clipped(tensor, *self._clip)
-        return self._run(QuantType.OUTPUT, (tensor,))[0]
+        quantized: Tensor = super().quantize_output(tensor)
+        return quantized
 
     def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._markings:

@@ -13,18 +13,18 @@ from typing import Any
 from lilliput.compat.nni.classes.admm import IterationsInside, SecondIterationsInside
 from lilliput.compat.nni.classes.arguments import Unknown
 from lilliput.compat.nni.classes.constructors import FORMS
-from lilliput.compat.nni.classes.cutting import cut_out
+from lilliput.compat.nni.classes.cutting import CutsInTheEnd
 from lilliput.compat.nni.classes.searching import (
     AnnealingForm,
     FirstStage,
     SecondAnnealingForm,
-    SecondStage,
     base_masker,
 )
 from lilliput.compat.nni.classes.training import training_mode
 from lilliput.compat.nni.config.rules import in_part
 from lilliput.compat.nni.tools.speedup import ModelSpeedup
 from lilliput.errors import ConfigError
+from lilliput.pruning.one_shot import OneShotPruner
 
 _OF_ANNEALING = (
     *("evaluator", "optimize_mode", "base_algo", "start_temperature", "stop_temperature"),
@@ -107,15 +107,13 @@ class RoundsThatCut(FirstStage):
         return small
 
 
-class RoundsThatMask(SecondStage):
+class RoundsThatMask(CutsInTheEnd, OneShotPruner):
     """The second stack: each round prunes the same model further, and ``speedup`` cuts in the last."""
 
     rounds: Any = 1
     annealing: Mapping[str, Any] = {}
     training: Mapping[str, Any] = {}
-    dummy_input: Any = None
     asked: Any = None
-    cuts = False
     scorer: Any = None
 
     def _is_of_today(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -123,7 +121,7 @@ class RoundsThatMask(SecondStage):
 
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
         title = type(self).__name__
-        self.rounds, self.cuts = given.pop("total_iteration"), bool(given.pop("speedup", False))
+        self.rounds = given.pop("total_iteration")
         annealing, training = given.pop("sa_params"), given.pop("admm_params")
         for name, params in (("sa_params", annealing), ("admm_params", training)):
             if not isinstance(params, (Mapping, Unknown)):
@@ -134,11 +132,9 @@ class RoundsThatMask(SecondStage):
         self.training = {} if isinstance(training, Unknown) else dict(training)
         is_coarse = self.training.get("granularity") == "coarse-grained"
         self.masker_type = base_masker(title, "l1" if is_coarse else "level")
-        evaluator, inputs = given.pop("evaluator", None), given.pop("dummy_input", None)
+        evaluator = given.pop("evaluator", None)
         self.scorer = evaluator or self.annealing.get("evaluator")
-        self.dummy_input = getattr(evaluator, "dummy_input", None) if inputs is None else inputs
-        if self.cuts and self.dummy_input is None:
-            raise ConfigError(f"{title}: speedup needs dummy_input.")
+        self._take_cutting(given, evaluator)
         self.asked = given.get("config_list")
         translated = super()._translated(given)
         if hasattr(evaluator, "train") and not isinstance(evaluator, Unknown):
@@ -173,13 +169,9 @@ class RoundsThatMask(SecondStage):
         self._bind()
         self.attach()
         if self.cuts and number == self.rounds:
-            cut_out(self, super().get_masks(), self.dummy_input)
+            self._cut_out()
         with training_mode(self.bound_model):
             self._train_once(number)
-
-    def get_masks(self) -> dict[str, dict[str, Any]]:
-        """As in :meth:`SecondStackPruner.get_masks`; a model that was cut has none."""
-        return {} if self.cuts and not self.is_wrapped else super().get_masks()
 
     def get_best_result(self) -> tuple[Any, ...]:
         """Return ``(task, model, masks, score, config_list)`` of the last round."""

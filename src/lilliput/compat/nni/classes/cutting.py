@@ -4,23 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
+from lilliput.compat.nni.classes.adapted_pruners import SecondStackPruner
 from lilliput.compat.nni.tools.speedup import ModelSpeedup
-from lilliput.errors import StageError
+from lilliput.errors import ConfigError, StageError
 
 
-def cut_out(pruner: Any, masks: dict[str, Any], dummy_input: Any) -> None:
-    """Replace the model of a pruner by a smaller one; it stays masked where nothing can be cut."""
-    if pruner.evaluator is not None:
-        _check_traced(pruner.evaluator, type(pruner).__name__)
-    pruner.strip()
-    small = ModelSpeedup(pruner.bound_model, dummy_input, masks)
-    try:
-        pruner.bound_model = small.speedup_model()
-    finally:
-        if small.result is None:  # nothing was cut: the zeros are held as before
-            pruner._wrap_model()
-    if pruner.evaluator is not None and not pruner.is_wrapped:
-        new_optimizer(pruner.evaluator, pruner.bound_model, type(pruner).__name__)
+class CutsInTheEnd(SecondStackPruner):
+    """A pruner that cuts what it has masked out of its model, if its argument ``speedup`` says so."""
+
+    cuts: bool = False
+    dummy_input: Any = None
+
+    def _take_cutting(self, given: dict[str, Any], evaluator: Any) -> None:
+        """Take the arguments that are about it; the evaluator may know what the model is called with."""
+        self.cuts, inputs = bool(given.pop("speedup", False)), given.pop("dummy_input", None)
+        self.dummy_input = getattr(evaluator, "dummy_input", None) if inputs is None else inputs
+        if self.cuts and self.dummy_input is None:
+            raise ConfigError(f"{type(self).__name__}: speedup needs dummy_input.")
+
+    def get_masks(self) -> dict[str, dict[str, Any]]:
+        """As in :meth:`SecondStackPruner.get_masks`; a model that was cut has none."""
+        return {} if self.cuts and not self.is_wrapped else super().get_masks()
+
+    def _cut_out(self) -> None:
+        """Replace the model by a smaller one; it stays masked where nothing can be cut."""
+        masks, title = super().get_masks(), type(self).__name__
+        if self.evaluator is not None:
+            _check_traced(self.evaluator, title)
+        self.strip()
+        small = ModelSpeedup(self.bound_model, self.dummy_input, masks)
+        try:
+            self.bound_model = small.speedup_model()
+        finally:
+            if small.result is None:  # nothing was cut: the zeros are held as before
+                self._wrap_model()
+        if self.evaluator is not None and not self.is_wrapped:
+            new_optimizer(self.evaluator, self.bound_model, title)
 
 
 def new_optimizer(evaluator: Any, model: Any, title: str) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lilliput.compat.nni.classes.adapted_pruners import SecondStackPruner
-from lilliput.compat.nni.classes.cutting import cut_out
+from lilliput.compat.nni.classes.cutting import CutsInTheEnd
 from lilliput.compat.nni.classes.training import call_trainer, training_mode
 from lilliput.errors import ConfigError, StageError
 from lilliput.pruning.collecting import CollectingMasker
@@ -15,31 +14,22 @@ _OF_CRITERION = ("training_batches", "activation", "training_epochs", "scale")
 _RENAMED = {"training_steps": "training_batches", "traced_optimizer": "optimizer"}
 
 
-class IterativePruner(SecondStackPruner, ScheduledPruner):
+class IterativePruner(CutsInTheEnd, ScheduledPruner):
     """Prune a little more in each of ``total_iteration + 1`` iterations, and fine-tune after each.
 
     The first iteration has a sparsity of zero. With ``speedup``, what is masked is cut out in the last
     one, before it is fine-tuned.
     """
 
-    cuts: bool = False
-    dummy_input: Any = None
     collects_by: Any = None  # the evaluator or trainer that shows batches to the criterion
 
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
-        self.cuts = bool(given.pop("speedup", False))
-        self.dummy_input = given.pop("dummy_input", None)
+        evaluator = given.get("evaluator")
+        self._take_cutting(given, evaluator)
         params = given.pop("pruning_params", None) or {}
         params = {_RENAMED.get(key, key): value for key, value in dict(params).items()}
-        evaluator = given.get("evaluator")
         if evaluator is not None and not hasattr(evaluator, "train"):
-            given["evaluator"] = (
-                None  # before 2.9 a function that scores, which these pruners never call
-            )
-        elif evaluator is not None and self.dummy_input is None:
-            self.dummy_input = evaluator.dummy_input
-        if self.cuts and self.dummy_input is None:
-            raise ConfigError(f"{type(self).__name__}: speedup needs dummy_input.")
+            given["evaluator"] = None  # before 2.9 a function that scores, which is never called
         self.collects_by = params.pop("evaluator", None) or params.pop("trainer", None)
         self.criterion = params.pop("criterion", None)
         criterion = self.criterion
@@ -75,14 +65,10 @@ class IterativePruner(SecondStackPruner, ScheduledPruner):
             with training_mode(self.bound_model):
                 self._show_batches()
             if self.cuts and iteration == self.iterations:
-                cut_out(self, super().get_masks(), self.dummy_input)
+                self._cut_out()
             with training_mode(self.bound_model):
                 self._train_once(iteration)
         return self.bound_model, self.get_masks()
-
-    def get_masks(self) -> dict[str, dict[str, Any]]:
-        """As in :meth:`SecondStackPruner.get_masks`; a model that was cut has none."""
-        return {} if self.cuts and not self.is_wrapped else super().get_masks()
 
     def _show_batches(self) -> None:
         """Train until the criterion has seen its batches, if it looks at any."""

@@ -12,15 +12,16 @@ from typing import Any
 
 from lilliput.compat.nni.classes.adapted_pruners import AdaptedPruner, SecondStackPruner
 from lilliput.compat.nni.classes.arguments import Unknown
-from lilliput.compat.nni.classes.cutting import cut_out
+from lilliput.compat.nni.classes.cutting import CutsInTheEnd
 from lilliput.compat.nni.classes.mask_search import MaskSpace, MaskTask, Rules, measured_masks
 from lilliput.compat.nni.classes.training import training_mode
 from lilliput.errors import ConfigError, nearest
 from lilliput.extras import require
 from lilliput.files import make_folder, write_atomically
+from lilliput.progress import quiet
 from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.registry import pruners
-from lilliput.search.candidate import evaluated, quiet
+from lilliput.search.candidate import evaluated
 from lilliput.search.solve import Choice
 from lilliput.search.strategies import annealing, netadapt
 from lilliput.search.task import Trial
@@ -298,33 +299,22 @@ class AnnealingForm(Searching):
         return list(self.config_list)
 
 
-class SecondAnnealingForm(AnnealingForm, SecondStackPruner):
+class SecondAnnealingForm(AnnealingForm, CutsInTheEnd):
     """The same in the second stack: ``total_sparsity`` is distributed, and ``speedup`` cuts at the end."""
 
     stage_type = SecondStage
     is_shared = False
-    cuts = False
-    dummy_input: Any = None
 
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
-        self.cuts = bool(given.pop("speedup", False))
-        inputs = given.pop("dummy_input", None)
-        scorer = given.get("evaluator")
-        self.dummy_input = getattr(scorer, "dummy_input", None) if inputs is None else inputs
-        if self.cuts and self.dummy_input is None:
-            raise ConfigError(f"{type(self).__name__}: speedup needs dummy_input.")
+        self._take_cutting(given, given.get("evaluator"))
         return super()._translated(given)
 
     def compress(self, model: Any = None) -> Any:  # type: ignore[override]
         """Search, prune, and return the model and its masks; none if they are cut out."""
         AnnealingForm.compress(self, model)
         if self.cuts and self.is_wrapped:
-            cut_out(self, super().get_masks(), self.dummy_input)
+            self._cut_out()
         return self.bound_model, self.get_masks()
-
-    def get_masks(self) -> dict[str, dict[str, Any]]:
-        """As in :meth:`SecondStackPruner.get_masks`; a model that was cut has none."""
-        return {} if self.cuts and not self.is_wrapped else super().get_masks()
 
     def get_best_result(self) -> tuple[Any, ...]:
         """Return ``(task, model, masks, score, config_list)`` of the best trial."""

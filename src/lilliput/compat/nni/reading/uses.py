@@ -44,9 +44,6 @@ class RulesUse:
     paths: tuple[str, ...] = ()
 
 
-Use = NameUse | CallUse | RulesUse
-
-
 @dataclass
 class Uses:
     """All that a program uses of NNI, in the order of its lines."""

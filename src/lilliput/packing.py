@@ -37,12 +37,12 @@ def pack(value: Any, path: str, store: dict[str, Any], is_tensor: Callable[[Any]
     )
 
 
-def unpack(value: Any, store: Mapping[str, Any]) -> Any:
-    """Return the value that :func:`pack` described."""
+def unpack(value: Any, store: Mapping[str, Any], title: str = "the checkpoint is") -> Any:
+    """Return the value that :func:`pack` described; ``title`` begins the message if there is none."""
     try:
         return _unpack(value, store)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StateError(f"the checkpoint is damaged ({error!r}).") from error
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise StateError(f"{title} damaged ({error!r}).") from error
 
 
 def _unpack(value: Any, store: Mapping[str, Any]) -> Any:
@@ -59,4 +59,5 @@ def _unpack(value: Any, store: Mapping[str, Any]) -> Any:
         return tuple(_unpack(x, store) for x in content)
     if kind != "dict":
         raise ValueError(kind)
-    return {key: _unpack(x, store) for key, x in content}
+    pairs = content.items() if isinstance(content, dict) else content
+    return {key: _unpack(x, store) for key, x in pairs}
