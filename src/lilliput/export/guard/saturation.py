@@ -48,6 +48,17 @@ def watch_inputs(
     ``enough`` values per channel were seen are left out, and those with the range of each call: their
     integers fill the grid, whatever the data.
     """
+    return _watch(quantizer, list(candidates(quantizer)), batches, forward, enough)
+
+
+def _watch(
+    quantizer: Any,
+    found: list[tuple[Any, Sums, QParams]],
+    batches: Iterable[Any],
+    forward: Callable[..., Any] | None,
+    enough: int,
+) -> dict[str, Array]:
+    """As :func:`watch_inputs`, of layers that were found before."""
     model = quantizer.bound_model
     part: AddingUp = part_for(model, "export.sums")
     seen: dict[str, Array] = {}
@@ -55,7 +66,7 @@ def watch_inputs(
     handles: list[Any] = []
     given = _Counted(batches)
     try:
-        for wrapper, sums, qparams in candidates(quantizer):
+        for wrapper, sums, qparams in found:
             if not qparams.grid.is_dynamic:
                 handles += part.on_inputs(wrapper, _watcher(wrapper, sums, qparams, seen, counts))
         if not handles:
@@ -97,9 +108,10 @@ def guard(
     and their input, with 8 bits. Where fewer than ``enough`` values of a channel were seen, its activations
     may be as large as their grid.
     """
-    seen = watch_inputs(quantizer, batches, forward, enough)
+    layers = list(candidates(quantizer))
+    seen = _watch(quantizer, layers, batches, forward, enough)
     found = []
-    for wrapper, sums, _ in candidates(quantizer):
+    for wrapper, sums, _ in layers:
         worst, bits = _examine(quantizer, wrapper, sums, seen.get(wrapper.name))
         if not (is_bad := worst > LIMIT).any():
             continue
