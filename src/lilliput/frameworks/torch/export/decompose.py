@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 _HOME = "torch.onnx._internal.exporter._fx_passes"
 _TABLES = "torch.onnx._internal.exporter._decomp"
 _KEPT = ("nn_module_stack", "stack_trace", "source_fn_stack")  # that tell where a node comes from
+_SUPPRESS = "suppress_guards"  # of the environment of open sizes
 _one_export = RLock()
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -29,8 +30,9 @@ Table = Mapping[Any, Callable[..., Any]]
 def only_where_needed() -> Iterator[None]:
     """Let exports inside take single operators apart instead of tracing the program again."""
     try:
-        home, tables = import_module(_HOME), import_module(_TABLES)
-        whole = home.decompose_with_registry
+        home: Any = import_module(_HOME)
+        tables: Any = import_module(_TABLES)
+        whole, promote = home.decompose_with_registry, home.insert_type_promotion_nodes
         find_known = tables.get_onnx_implemented_overloads
         find_table = tables.create_onnx_friendly_decomposition_table
     except (ImportError, AttributeError):  # another version of torch: it traces twice
@@ -43,12 +45,37 @@ def only_where_needed() -> Iterator[None]:
             return program
         return whole(program, registry)
 
+    def promote_types(module: Any) -> None:
+        with _assuming_nothing(module.graph):
+            promote(module)
+
     with _one_export:
         home.decompose_with_registry = decompose
+        home.insert_type_promotion_nodes = promote_types
         try:
             yield
         finally:
             home.decompose_with_registry = whole
+            home.insert_type_promotion_nodes = promote
+
+
+@contextmanager
+def _assuming_nothing(graph: fx.Graph) -> Iterator[None]:
+    """Let torch run a trace on open sizes without noting what its kernels for them would be.
+
+    To find the types of results it chooses a kernel for each convolution, one for fewer than 16 images for
+    example. The trace is none the less right for more.
+    """
+    sizes = (x for node in graph.nodes for x in getattr(_value(node), "shape", ()))
+    open_size = next((x for x in sizes if isinstance(x, torch.SymInt)), None)
+    suppress = getattr(
+        getattr(getattr(open_size, "node", None), "shape_env", None), _SUPPRESS, None
+    )
+    if suppress is None:
+        yield
+        return
+    with suppress():
+        yield
 
 
 def take_apart(program: Any, known: set[Any], table: Table) -> bool:
@@ -170,7 +197,7 @@ def _put_in(graph: fx.Graph, node: fx.Node, parts: fx.Graph | None) -> None:
         node.replace_all_uses_with(held[result])
     else:  # several tensors: who reads them picks one
         for reader in list(node.users):
-            picked = result[reader.args[1]]  # type: ignore[index]
+            picked = result[reader.args[1]]
             reader.replace_all_uses_with(held[picked])
             graph.erase_node(reader)
     graph.erase_node(node)

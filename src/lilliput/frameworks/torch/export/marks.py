@@ -26,7 +26,7 @@ def site_operator() -> Any:
 
 @cache  # it takes the operator along when it goes
 def _library() -> Any:
-    library = torch.library.Library(DOMAIN, "FRAGMENT")
+    library: Any = torch.library.Library(DOMAIN, "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define("site(Tensor tensor, int place, int position) -> Tensor")
     library.impl("site", _same, "CompositeExplicitAutograd")
     torch.library.register_fake(_NAME, _like, lib=library)
@@ -51,12 +51,12 @@ def _onnx_operator() -> Any:
     from onnx.defs import OpSchema
     from onnxscript.values import Op, Opset
 
-    ends = {"inputs": "before", "outputs": "after"}
     schema = OpSchema(
         "Site",
         DOMAIN,
         1,
-        **{side: [OpSchema.FormalParameter(name, "T")] for side, name in ends.items()},
+        inputs=[OpSchema.FormalParameter("before", "T")],
+        outputs=[OpSchema.FormalParameter("after", "T")],
         type_constraints=[("T", [f"tensor({kind})" for kind in _TYPES], "")],
         attributes=[OpSchema.Attribute(x, OpSchema.AttrType.INT) for x in ("id", "position")],
     )
