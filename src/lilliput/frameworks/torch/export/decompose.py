@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from threading import RLock
 from typing import Any
@@ -99,10 +100,13 @@ def take_apart(program: Any, known: set[Any], table: Table) -> bool:
     nodes = [x for x in graph.nodes if x.op == "call_function"]
     if len([*program.graph_module.modules()]) > 1 or any(map(_writes, nodes)):
         return False
-    due = [x for x in nodes if _is_operator(x) and x.target not in known and not _is_check(x)]
     outputs = {x.arg.name for x in program.graph_signature.output_specs}
+    due = [x for x in nodes if _is_operator(x) and x.target not in known and not _is_check(x)]
     if any(x.name in outputs for x in due):
         return False  # the signature goes by names
+    # torch takes these apart as well, known or not.
+    shapers = {x for x in nodes if _is_operator(x) and _is_compound_view(x.target)}
+    due = [x for x in nodes if x in due or (x in shapers and x.name not in outputs)]
     parts: list[tuple[fx.Node, fx.Graph | None]] = []
     for node in due:
         found = None if _changes_nothing(node) else _parts(node, table)
@@ -113,6 +117,7 @@ def take_apart(program: Any, known: set[Any], table: Table) -> bool:
         parts.append((node, found))
     for node, found in parts:
         _put_in(graph, node, found)
+    _share_sizes(graph)
     graph.eliminate_dead_code()
     graph.lint()
     program.graph_module.recompile()
@@ -122,6 +127,14 @@ def take_apart(program: Any, known: set[Any], table: Table) -> bool:
 def _is_operator(node: fx.Node) -> bool:
     """Whether a node calls an operator; others compute with sizes."""
     return isinstance(node.target, torch._ops.OpOverload)
+
+
+@cache
+def _is_compound_view(operator: Any) -> bool:
+    """Whether an operator shows the numbers of a tensor in another shape by means of others."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    is_compound = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
+    return is_compound and any(x.alias_info is not None for x in operator._schema.returns)
 
 
 def _is_check(node: fx.Node) -> bool:
@@ -184,12 +197,9 @@ def _put_in(graph: fx.Graph, node: fx.Node, parts: fx.Graph | None) -> None:
         return
     places = [x for x in parts.nodes if x.op == "placeholder"]
     held: dict[fx.Node, fx.Node] = dict(zip(places, node.all_input_nodes, strict=True))
-    sizes = _sizes_before(graph, node) if any(map(_size, parts.nodes)) else {}
     with graph.inserting_before(node):
         for part in parts.nodes:
-            if (size := _size(part)) in sizes:
-                held[part] = sizes[size]
-            elif part.op == "call_function":
+            if part.op == "call_function":
                 held[part] = graph.node_copy(part, held.__getitem__)
                 held[part].meta.update({k: node.meta[k] for k in _KEPT if k in node.meta})
     (result,) = next(x for x in parts.nodes if x.op == "output").args
@@ -203,18 +213,13 @@ def _put_in(graph: fx.Graph, node: fx.Node, parts: fx.Graph | None) -> None:
     graph.erase_node(node)
 
 
-def _size(node: fx.Node) -> Any:
-    """Return the expression of a size that a node computes, None if it computes something else."""
-    value = _value(node)
-    return value.node.expr if isinstance(value, torch.SymInt) else None
-
-
-def _sizes_before(graph: fx.Graph, end: fx.Node) -> dict[Any, fx.Node]:
-    """Return which nodes in front of another compute sizes, by their expressions."""
+def _share_sizes(graph: fx.Graph) -> None:
+    """Compute each size once, as a second trace would."""
     found: dict[Any, fx.Node] = {}
     for node in graph.nodes:
-        if node is end:
-            break
-        if (size := _size(node)) is not None:
-            found.setdefault(size, node)
-    return found
+        value = _value(node)
+        if not isinstance(value, torch.SymInt):
+            continue
+        first = found.setdefault(value.node.expr, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
