@@ -190,7 +190,7 @@ def quantizing(record: Record) -> Iterator[str]:
 
 @section("Which channels to remove, without training", "criteria.py", "criteria")
 def criteria(record: Record) -> Iterator[str]:
-    states = ["masked", "recalibrated", "matched", "reconstructed"]
+    states = ["masked", "recalibrated", "reconstructed"]
     rows = []
     for network in record["networks"].values():
         kept = f"{percent(network['share'])} of the MACs"
@@ -206,8 +206,8 @@ def criteria(record: Record) -> Iterator[str]:
     yield (
         "Channels (MiniLM: heads and neurons) ranked over all layers; latency of the cut network, 1 before. "
         "Recalibrated: `recalibrate(model, batches)`, which wants batches like those of the training. These "
-        "are photos of fruit, and a network that lost *nothing* loses its classes by them all the same; "
-        "matched: `recalibrate(model, batches, original=original)`. An empty cell was not measured."
+        "are photos of fruit, and a network that lost *nothing* loses its classes by them all the same. "
+        "An empty cell was not measured."
     )
 
 
