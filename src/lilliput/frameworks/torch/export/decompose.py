@@ -22,6 +22,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 _HOME = "torch.onnx._internal.exporter._fx_passes"
 _TABLES = "torch.onnx._internal.exporter._decomp"
 _KEPT = ("nn_module_stack", "stack_trace", "source_fn_stack")  # that tell where a node comes from
+_CHECKS = (
+    *("_assert_async", "_assert_scalar", "_assert_tensor_metadata"),
+    "sym_constrain_range_for_size",
+)
 _SUPPRESS = "suppress_guards"  # of the environment of open sizes
 _one_export = RLock()
 Table = Mapping[Any, Callable[..., Any]]
@@ -139,7 +143,7 @@ def _is_compound_view(operator: Any) -> bool:
 
 def _is_check(node: fx.Node) -> bool:
     """Whether a node only asserts something: the exporter drops these."""
-    return "_assert" in str(node.target) or "sym_constrain" in str(node.target)
+    return getattr(node.target, "_opname", "") in _CHECKS
 
 
 def _is_fine(node: fx.Node, known: set[Any]) -> bool:
@@ -180,8 +184,11 @@ def _parts(node: fx.Node, table: Table) -> fx.Graph | None:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     (mode,) = modes.values()
-    with mode, torch.no_grad():
-        traced: fx.Graph = make_fx(call, decomposition_table=dict(table))(*values).graph
+    try:
+        with mode, torch.no_grad():
+            traced: fx.Graph = make_fx(call, decomposition_table=dict(table))(*values).graph
+    except Exception:  # whatever operators raise that cannot be traced alone: torch has its own way
+        return None
     return traced
 
 
