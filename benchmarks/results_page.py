@@ -190,7 +190,7 @@ def quantizing(record: Record) -> Iterator[str]:
 
 @section("Which channels to remove, without training", "criteria.py", "criteria")
 def criteria(record: Record) -> Iterator[str]:
-    states = ["masked", "recalibrated", "matched", "reconstructed"]
+    states = ["masked", "recalibrated", "reconstructed"]
     rows = []
     for network in record["networks"].values():
         kept = f"{percent(network['share'])} of the MACs"
@@ -207,8 +207,7 @@ def criteria(record: Record) -> Iterator[str]:
         "Channels (for MiniLM, heads and neurons) are ranked globally across layers; latency is that of the "
         "cut network relative to the original. *Recalibrated* is `recalibrate(model, batches)`, which needs "
         "batches that resemble the training data. Here the batches are photos of fruit, so even the "
-        "unpruned network gets worse. *Matched* is `recalibrate(model, batches, original=original)`. Empty "
-        "cells were not measured."
+        "unpruned network gets worse. Empty cells were not measured."
     )
 
 

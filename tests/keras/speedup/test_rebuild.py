@@ -39,6 +39,25 @@ def test_names_options_and_initializers_are_kept(group_masks, shaken):
     assert not new.compiled
 
 
+@pytest.mark.parametrize("is_sequential", [True, False])
+def test_inputs_keep_their_names_also_those_that_keras_made_up(group_masks, shaken, is_sequential):
+    if is_sequential:
+        model = keras.Sequential(
+            [keras.Input((4,)), layers.Dense(8, name="hidden"), layers.Dense(2, name="head")]
+        )
+    else:
+        inputs = [keras.Input((4,)), keras.Input((4,), name="other")]
+        hidden = layers.Dense(8, name="hidden")(layers.Add()(inputs))
+        model = keras.Model(inputs, layers.Dense(2, name="head")(hidden))
+    names = [x.name for x in model.inputs]  # what files call the inputs
+    own = [x._keras_history.operation.name for x in model.inputs]
+    assert names[0] != own[0]
+    new = shrunk(model, group_masks, shaken)
+    assert new.get_layer("hidden").units < 8
+    assert [x.name for x in new.inputs] == names
+    assert [x._keras_history.operation.name for x in new.inputs] == own
+
+
 def test_what_is_frozen_stays_frozen(group_masks, shaken):
     model = net()
     model.get_layer("norm").trainable = False

@@ -34,6 +34,8 @@ from lilliput.frameworks.exporting.sums import AddingUp, Sums
 from lilliput.ops.namespace import namespace
 from lilliput.ops.qparams import QParams
 
+Candidate = tuple[Any, Sums, QParams, QParams]  # a layer, the grids of its input and of its weight
+
 
 def watch_inputs(
     quantizer: Any,
@@ -48,6 +50,17 @@ def watch_inputs(
     ``enough`` values per channel were seen are left out, and those with the range of each call: their
     integers fill the grid, whatever the data.
     """
+    return _watch(quantizer, list(candidates(quantizer)), batches, forward, enough)
+
+
+def _watch(
+    quantizer: Any,
+    found: list[Candidate],
+    batches: Iterable[Any],
+    forward: Callable[..., Any] | None,
+    enough: int,
+) -> dict[str, Array]:
+    """As :func:`watch_inputs`, of layers that were found before."""
     model = quantizer.bound_model
     part: AddingUp = part_for(model, "export.sums")
     seen: dict[str, Array] = {}
@@ -55,7 +68,7 @@ def watch_inputs(
     handles: list[Any] = []
     given = _Counted(batches)
     try:
-        for wrapper, sums, qparams in candidates(quantizer):
+        for wrapper, sums, qparams, _ in found:
             if not qparams.grid.is_dynamic:
                 handles += part.on_inputs(wrapper, _watcher(wrapper, sums, qparams, seen, counts))
         if not handles:
@@ -97,10 +110,11 @@ def guard(
     and their input, with 8 bits. Where fewer than ``enough`` values of a channel were seen, its activations
     may be as large as their grid.
     """
-    seen = watch_inputs(quantizer, batches, forward, enough)
+    layers = list(candidates(quantizer))
+    seen = _watch(quantizer, layers, batches, forward, enough)
     found = []
-    for wrapper, sums, _ in candidates(quantizer):
-        worst, bits = _examine(quantizer, wrapper, sums, seen.get(wrapper.name))
+    for wrapper, sums, _, weight in layers:
+        worst, bits = _examine(weight, wrapper, sums, seen.get(wrapper.name))
         if not (is_bad := worst > LIMIT).any():
             continue
         after, bits_after = worst, bits
@@ -111,14 +125,15 @@ def guard(
                 quantizer.coarsen_weight(wrapper, namespace(like).from_numpy(factors, like))
             elif hasattr(quantizer, "reduce_bits"):
                 quantizer.reduce_bits(wrapper, 7)
-            after, bits_after = _examine(quantizer, wrapper, sums, seen.get(wrapper.name))
+            weight = quantizer.qparams(wrapper, QuantType.WEIGHT)
+            after, bits_after = _examine(weight, wrapper, sums, seen.get(wrapper.name))
         count, before = int(is_bad.sum()), int(worst.max())
         found.append(Guarded(wrapper.name, count, before, bits, int(after.max()), bits_after))
     return found
 
 
-def candidates(quantizer: Any) -> Iterator[tuple[Any, Sums, QParams]]:
-    """Yield the layers that saturate if weights and inputs are large, with the grid of their input."""
+def candidates(quantizer: Any) -> Iterator[Candidate]:
+    """Yield the layers that saturate if weights and inputs are large, with the grids of input and weight."""
     part: AddingUp = part_for(quantizer.bound_model, "export.sums")
     for wrapper in quantizer.get_modules_wrapper():
         sums = part.sums_of(wrapper)
@@ -130,7 +145,7 @@ def candidates(quantizer: Any) -> Iterator[tuple[Any, Sums, QParams]]:
             continue
         # With scales for groups of inputs, runtimes compute in float.
         if weight.grid.bits == 8 and weight.grid.is_signed and weight.grid.group_size is None:
-            yield wrapper, sums, inputs
+            yield wrapper, sums, inputs, weight
 
 
 def _weight_of(wrapper: Any) -> Tensor:
@@ -139,9 +154,11 @@ def _weight_of(wrapper: Any) -> Tensor:
     return namespace(weight).detach(weight)
 
 
-def _examine(quantizer: Any, wrapper: Any, sums: Sums, largest: Array | None) -> tuple[Array, int]:
+def _examine(
+    qparams: QParams, wrapper: Any, sums: Sums, largest: Array | None
+) -> tuple[Array, int]:
     """Return the worst sums of a layer as it is quantized now, and the bits of its weight."""
-    layer, qparams = wrapper.layer_info, quantizer.qparams(wrapper, QuantType.WEIGHT)
+    layer = wrapper.layer_info
     integers = to_array(qparams.to_integers(_weight_of(wrapper)))
     if largest is not None:
         largest = np.minimum(largest * MARGIN, [[255.0], [510.0]])

@@ -59,17 +59,24 @@ class OnGrid(Scaled):
 
 
 def on_grid(place: Place) -> OnGrid:
-    """Return the integers of the weight that a layer computes with.
+    """Return the integers of the weight that a layer computes with, found when first asked.
 
     Raises
     ------
     ExportError
         If the weight does not lie on the grid that its quantizer claims.
     """
+    if place.found is None:
+        place.found = _found(place)
+    found: OnGrid = place.found
+    return found
+
+
+def _found(place: Place) -> OnGrid:
     if place.qparams is None:
         raise ExportError(f"layer {place.wrapper.name!r}: its weight has no integer grid.")
     grid = place.qparams.grid
-    weight = place.weight().astype(np.float32)
+    weight = place.weight().astype(np.float32, copy=False)
     scale = to_array(place.qparams.scale).astype(np.float32)
     zero = to_array(place.qparams.zero_point).astype(np.int32)
     zero = np.array(np.broadcast_to(zero, scale.shape))
@@ -77,18 +84,25 @@ def on_grid(place: Place) -> OnGrid:
     steps, zeros = (spread(x, weight.shape, axis, grid.group_size) for x in (scale, zero))
     # Of 24 bits in a float, a quotient of 16 leaves enough to be rounded right.
     precise = weight if grid.bits <= 16 else weight.astype(np.float64)
-    integers = np.clip(np.rint(precise / steps) + zeros, grid.low, grid.high).astype(np.int32)
-    _check(place, weight, integers - zeros, steps)
+    levels = np.asarray(precise / steps)
+    np.rint(levels, out=levels)
+    np.clip(levels, grid.low - zeros, grid.high - zeros, out=levels)
+    integers = levels.astype(np.int32)
+    integers += zeros
+    _check(place, weight, levels.astype(np.float32, copy=False), steps)
     return OnGrid(integers, scale, zero, axis, grid.group_size)
 
 
 def _check(place: Place, weight: Array, levels: Array, steps: Array) -> None:
-    """Raise if the integers do not represent the layer's weight."""
-    error = np.abs(weight - levels.astype(np.float32) * steps)
+    """Raise if the integers, without their zero points, do not represent the layer's weight."""
+    largest = max(1.0, float(levels.max(initial=0)), -float(levels.min(initial=0)))
+    error = np.asarray(levels * steps)
+    error -= weight
+    np.abs(error, out=error)
     rounding = 8 * np.finfo(np.float32).eps
     if place.is_half:
         rounding = 0.01  # the weight itself is held in half precision
-    reach = np.abs(steps) * max(1, int(np.abs(levels).max(initial=0)))
+    reach = np.abs(steps) * np.float32(largest)
     if not (error <= rounding * reach + np.finfo(np.float32).tiny).all():
         worst = float((error / np.abs(steps)).max())
         raise ExportError(

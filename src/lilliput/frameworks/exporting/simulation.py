@@ -49,12 +49,15 @@ class Place:
         The integer grid, None if the algorithm has none.
     results : list of tuples of arrays
         What the simulation made of it, call by call; empty unless asked for.
+    found : OnGrid, optional
+        The integers of a weight, once they were asked for.
     """
 
     wrapper: Any
     quant_type: QuantType
     qparams: QParams | None = None
     results: list[tuple[Array, ...]] = field(default_factory=list)
+    found: Any = field(default=None, repr=False)
     _held: Array | None = field(default=None, repr=False)
 
     @property
@@ -162,6 +165,8 @@ class Simulation(ABC):
     def forget(self) -> None:
         """Release the memory of intermediate results."""
         self._seen.clear()
+        for place in self.places:
+            place.found = None
 
     def takes(self, inputs: Inputs) -> bool:
         """Whether the model runs on other inputs, and returns numbers."""

@@ -106,9 +106,11 @@ class Builder:
         is_float = "float" in tensor.dtype
         dtype = self.dtype if self.dtype is not None and is_float else tensor.dtype
         optional = bool(getattr(layer, "optional", False))
-        return keras.Input(
+        made = keras.Input(
             batch_shape=shape, dtype=dtype, sparse=tensor.sparse, name=layer.name, optional=optional
         )
+        made.name = tensor.name  # without a name of the user's, Keras calls it other than its layer
+        return made
 
     def _run(self, function: Any, inputs: list[Any]) -> list[Any]:
         tensors = dict(zip(map(id, function.inputs), inputs, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from lilliput.config.layer import QuantType
 from lilliput.errors import LilliputError
 from lilliput.frameworks.exporting.simulation import (
-    DOMAIN,
     Simulation,
     as_simulated,
     first_line,
@@ -20,6 +20,8 @@ from lilliput.frameworks.exporting.simulation import (
 )
 from lilliput.frameworks.exporting.sizes import BATCH, Axis, OpenSizes, TraceError
 from lilliput.frameworks.torch.export.assumed import open_sizes
+from lilliput.frameworks.torch.export.decompose import only_where_needed
+from lilliput.frameworks.torch.export.marks import site_operator, write_site
 from lilliput.frameworks.torch.export.registry import reading_once
 from lilliput.frameworks.torch.export.simulation import evaluating
 from lilliput.frameworks.torch.export.sizes import in_order, open_shapes, resized
@@ -36,7 +38,7 @@ def trace(
     Also the sizes that it leaves open, of the axes of the simulation, and their names by those that they
     have in the trace. ``prepare(graph)`` is called before torch optimizes the graph.
     """
-    axes = simulation.axes
+    axes, site = simulation.axes, site_operator()
     numbers = {place.key: i for i, place in enumerate(simulation.places)}
 
     def mark(
@@ -49,13 +51,16 @@ def trace(
             tensors = as_simulated(wrapper, quant_type, tensors)
         if not place.is_weight and place.qparams is None:
             return tensors
-        return tuple(_site(x, number, i) for i, x in enumerate(tensors))
+        return tuple(site(x, number, i) for i, x in enumerate(tensors))
 
     # torch takes a size of one for a constant.
     twice = {axis.name: 2 for axis in axes if axis.size == 1}
     args, kwargs = inputs = resized(simulation.inputs, axes, twice)
     marked = marking(mark, quantizers_in(simulation.model))
-    with evaluating(simulation.model), marked, whole_layers(), reading_once():
+    quickly = (whole_layers(), reading_once(), only_where_needed())
+    with ExitStack() as stack:
+        for context in (evaluating(simulation.model), marked, *quickly):
+            stack.enter_context(context)
         try:
             program: Any = torch.onnx.export(
                 simulation.model,
@@ -66,7 +71,7 @@ def trace(
                 opset_version=opset,
                 dynamic_shapes=open_shapes(simulation.model, inputs, axes),
                 optimize=False,
-                custom_translation_table=translations(),
+                custom_translation_table={**translations(), site: write_site},
             )
             prepare(program.model.graph)
             program.optimize()
@@ -81,18 +86,6 @@ def trace(
         for i, dim in axis.places:
             names[str([*values.values()][i].shape[dim])] = axis.name
     return program.model, sizes, names
-
-
-def _site(tensor: Tensor, number: int, position: int) -> Tensor:
-    site: Tensor = torch.onnx.ops.symbolic(
-        f"{DOMAIN}::Site",
-        [tensor],
-        {"id": number, "position": position},
-        dtype=tensor.dtype,
-        shape=tensor.shape,
-        version=1,
-    )
-    return site
 
 
 def _explain(model: nn.Module, error: BaseException, axes: Sequence[Axis]) -> str:

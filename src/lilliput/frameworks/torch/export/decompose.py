@@ -1,0 +1,232 @@
+"""Take apart the operators of a trace that ONNX does not have, and only those.
+
+torch's exporter traces the whole program a second time for this, which costs as much as the first trace.
+Most operators have an ONNX form as they are, so it is enough to trace each of the others by itself and to put
+its parts in its place. Where that is not safe (operators that write into their inputs, branches and loops,
+parts without an ONNX form), torch does it in its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+_HOME = "torch.onnx._internal.exporter._fx_passes"
+_TABLES = "torch.onnx._internal.exporter._decomp"
+_KEPT = ("nn_module_stack", "stack_trace", "source_fn_stack")  # that tell where a node comes from
+_CHECKS = (
+    *("_assert_async", "_assert_scalar", "_assert_tensor_metadata"),
+    "sym_constrain_range_for_size",
+)
+_SUPPRESS = "suppress_guards"  # of the environment of open sizes
+_one_export = RLock()
+Table = Mapping[Any, Callable[..., Any]]
+
+
+@contextmanager
+def only_where_needed() -> Iterator[None]:
+    """Let exports inside take single operators apart instead of tracing the program again."""
+    try:
+        home: Any = import_module(_HOME)
+        tables: Any = import_module(_TABLES)
+        whole, promote = home.decompose_with_registry, home.insert_type_promotion_nodes
+        find_known = tables.get_onnx_implemented_overloads
+        find_table = tables.create_onnx_friendly_decomposition_table
+    except (ImportError, AttributeError):  # another version of torch: it traces twice
+        yield
+        return
+
+    def decompose(program: Any, registry: Any) -> Any:
+        known = set(find_known(registry))
+        if take_apart(program, known, find_table(known)):
+            return program
+        return whole(program, registry)
+
+    def promote_types(module: Any) -> None:
+        with _assuming_nothing(module.graph):
+            promote(module)
+
+    with _one_export:
+        home.decompose_with_registry = decompose
+        home.insert_type_promotion_nodes = promote_types
+        try:
+            yield
+        finally:
+            home.decompose_with_registry = whole
+            home.insert_type_promotion_nodes = promote
+
+
+@contextmanager
+def _assuming_nothing(graph: fx.Graph) -> Iterator[None]:
+    """Let torch run a trace on open sizes without noting what its kernels for them would be.
+
+    To find the types of results it chooses a kernel for each convolution, one for fewer than 16 images for
+    example. The trace is none the less right for more.
+    """
+    sizes = (x for node in graph.nodes for x in getattr(_value(node), "shape", ()))
+    open_size = next((x for x in sizes if isinstance(x, torch.SymInt)), None)
+    suppress = getattr(
+        getattr(getattr(open_size, "node", None), "shape_env", None), _SUPPRESS, None
+    )
+    if suppress is None:
+        yield
+        return
+    with suppress():
+        yield
+
+
+def take_apart(program: Any, known: set[Any], table: Table) -> bool:
+    """Replace the operators of an exported program that are not known by their parts.
+
+    Parameters
+    ----------
+    program : ExportedProgram
+        What to change; it stays as it is if this is not possible.
+    known : set
+        The operators that need not be taken apart.
+    table : mapping
+        How others are.
+
+    Returns
+    -------
+    bool
+        Whether only known operators are left.
+    """
+    graph = program.graph_module.graph
+    nodes = [x for x in graph.nodes if x.op == "call_function"]
+    if len([*program.graph_module.modules()]) > 1 or any(map(_writes, nodes)):
+        return False
+    outputs = {x.arg.name for x in program.graph_signature.output_specs}
+    due = [x for x in nodes if _is_operator(x) and x.target not in known and not _is_check(x)]
+    if any(x.name in outputs for x in due):
+        return False  # the signature goes by names
+    # torch takes these apart as well, known or not.
+    shapers = {x for x in nodes if _is_operator(x) and _is_compound_view(x.target)}
+    due = [x for x in nodes if x in due or (x in shapers and x.name not in outputs)]
+    parts: list[tuple[fx.Node, fx.Graph | None]] = []
+    for node in due:
+        found = None if _changes_nothing(node) else _parts(node, table)
+        if found is None and not _changes_nothing(node):
+            return False
+        if found is not None and not all(_is_fine(x, known) for x in found.nodes):
+            return False
+        parts.append((node, found))
+    for node, found in parts:
+        _put_in(graph, node, found)
+    _share_sizes(graph)
+    graph.eliminate_dead_code()
+    graph.lint()
+    program.graph_module.recompile()
+    return True
+
+
+def _is_operator(node: fx.Node) -> bool:
+    """Whether a node calls an operator; others compute with sizes."""
+    return isinstance(node.target, torch._ops.OpOverload)
+
+
+@cache
+def _is_compound_view(operator: Any) -> bool:
+    """Whether an operator shows the numbers of a tensor in another shape by means of others."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    is_compound = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
+    return is_compound and any(x.alias_info is not None for x in operator._schema.returns)
+
+
+def _is_check(node: fx.Node) -> bool:
+    """Whether a node only asserts something: the exporter drops these."""
+    return getattr(node.target, "_opname", "") in _CHECKS
+
+
+def _is_fine(node: fx.Node, known: set[Any]) -> bool:
+    if node.op != "call_function":
+        return node.op in ("placeholder", "output")
+    return not _writes(node) and (not _is_operator(node) or node.target in known)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether an operator changes one of its arguments, or is none (a branch or a loop)."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    """Whether a tensor is converted to what it is."""
+    before, after = _value(node.args[0]) if node.args else None, node.meta.get("val")
+    if getattr(node.target, "_opname", "") != "to" or not isinstance(before, Tensor):
+        return False
+    if not isinstance(after, Tensor) or node.kwargs.get("memory_format") is not None:
+        return False
+    return (before.dtype, before.device, before.layout) == (after.dtype, after.device, after.layout)
+
+
+def _parts(node: fx.Node, table: Table) -> fx.Graph | None:
+    """Return what an operator computes as a graph of its inputs; None if they are not known."""
+    inputs = node.all_input_nodes
+    values = [_value(x) for x in inputs]
+    modes = {id(m): m for x in values if (m := getattr(x, "fake_mode", None)) is not None}
+    if len(modes) != 1 or any(x is None for x in values):
+        return None
+
+    def call(*given: Any) -> Any:
+        held = dict(zip(inputs, given, strict=True))
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), held.__getitem__)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    (mode,) = modes.values()
+    try:
+        with mode, torch.no_grad():
+            traced: fx.Graph = make_fx(call, decomposition_table=dict(table))(*values).graph
+    except Exception:  # whatever operators raise that cannot be traced alone: torch has its own way
+        return None
+    return traced
+
+
+def _value(node: Any) -> Any:
+    return node.meta.get("val") if isinstance(node, fx.Node) else None
+
+
+def _put_in(graph: fx.Graph, node: fx.Node, parts: fx.Graph | None) -> None:
+    """Put the parts of an operator in its place; None: it does nothing."""
+    if parts is None:
+        node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        graph.erase_node(node)
+        return
+    places = [x for x in parts.nodes if x.op == "placeholder"]
+    held: dict[fx.Node, fx.Node] = dict(zip(places, node.all_input_nodes, strict=True))
+    with graph.inserting_before(node):
+        for part in parts.nodes:
+            if part.op == "call_function":
+                held[part] = graph.node_copy(part, held.__getitem__)
+                held[part].meta.update({k: node.meta[k] for k in _KEPT if k in node.meta})
+    (result,) = next(x for x in parts.nodes if x.op == "output").args
+    if isinstance(result, fx.Node):
+        node.replace_all_uses_with(held[result])
+    else:  # several tensors: who reads them picks one
+        for reader in list(node.users):
+            picked = result[reader.args[1]]
+            reader.replace_all_uses_with(held[picked])
+            graph.erase_node(reader)
+    graph.erase_node(node)
+
+
+def _share_sizes(graph: fx.Graph) -> None:
+    """Compute each size once, as a second trace would."""
+    found: dict[Any, fx.Node] = {}
+    for node in graph.nodes:
+        value = _value(node)
+        if not isinstance(value, torch.SymInt):
+            continue
+        first = found.setdefault(value.node.expr, node)
+        if first is not node:
+            node.replace_all_uses_with(first)

@@ -1,0 +1,63 @@
+"""The operator that marks in a trace where a tensor is quantized.
+
+It could be ``torch.onnx.ops.symbolic``, but that one takes fourteen arguments, each of which torch looks at
+a dozen times while it traces; this one has two and the tensor.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lilliput.frameworks.exporting.simulation import DOMAIN
+
+_NAME = f"{DOMAIN}::site"
+_TYPES = ("float", "float16", "double", "bfloat16")
+
+
+def site_operator() -> Any:
+    """Return the operator, ``site(tensor, place, position)``; it is registered when first asked for."""
+    _library()
+    return getattr(torch.ops, DOMAIN).site.default
+
+
+@cache  # it takes the operator along when it goes
+def _library() -> Any:
+    library: Any = torch.library.Library(DOMAIN, "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("site(Tensor tensor, int place, int position) -> Tensor")
+    library.impl("site", _same, "CompositeExplicitAutograd")
+    torch.library.register_fake(_NAME, _like, lib=library)
+    return library
+
+
+def _same(tensor: Tensor, place: int, position: int) -> Tensor:
+    return tensor.clone()
+
+
+def _like(tensor: Tensor, place: int, position: int) -> Tensor:
+    return torch.empty_like(tensor)
+
+
+def write_site(tensor: Any, place: int, position: int) -> Any:
+    """Write the operator as a ``Site`` node of ONNX."""
+    return _onnx_operator()(tensor, id=place, position=position)
+
+
+@cache
+def _onnx_operator() -> Any:
+    from onnx.defs import OpSchema
+    from onnxscript.values import Op, Opset
+
+    schema = OpSchema(
+        "Site",
+        DOMAIN,
+        1,
+        inputs=[OpSchema.FormalParameter("before", "T")],
+        outputs=[OpSchema.FormalParameter("after", "T")],
+        type_constraints=[("T", [f"tensor({kind})" for kind in _TYPES], "")],
+        attributes=[OpSchema.Attribute(x, OpSchema.AttrType.INT) for x in ("id", "position")],
+    )
+    return Op(Opset(DOMAIN, 1), "Site", schema)
