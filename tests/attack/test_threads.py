@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -196,3 +198,19 @@ def test_cuts_in_two_threads_are_those_of_one() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(cut, range(4))) == [cut(0)] * 4
+
+
+def test_the_first_exports_may_come_together(tmp_path: Any) -> None:
+    program = """
+import threading, torch
+from lilliput.frameworks.torch.export.marks import site_operator
+start, found = threading.Barrier(8), []
+def ask():
+    start.wait()
+    found.append(site_operator())
+threads = [threading.Thread(target=ask) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(found) == 8, len(found)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)

@@ -284,7 +284,7 @@ def test_two_algorithms_do_not_share_a_folder(tmp_path):
     make_pruner().state().save(tmp_path)
     quantizer = NaiveQuantizer(nn.Linear(2, 2), [{}])
     quantizer.compress()
-    with pytest.raises(StateError, match="holds the state of AGPPruner; choose another folder"):
+    with pytest.raises(StateError, match="contains the state of AGPPruner; choose another folder"):
         quantizer.state().save(tmp_path)
 
 

@@ -102,7 +102,9 @@ def test_a_dry_run_checks_later_rules_against_the_two_layers():
 def test_layers_that_stay_are_noted(tmp_path):
     steps = recipe({"factorize": "svd", "config": [{"op_names": ["6"], "rank": 3}]})
     result = run(steps, tmp_path / "run", progress=False)
-    assert any(note.startswith("6: not factorized, rank 3") for note in result.receipt.notes)
+    assert any(
+        note.startswith("6: not factorized, two layers of rank 3") for note in result.receipt.notes
+    )
     assert read_run(result.folder).model.factorized == []
 
 
@@ -115,9 +117,9 @@ def test_layers_that_stay_are_noted(tmp_path):
         ([{"factorize": "svd", "config": [{"rank": 3, "energy": 0.5}]}], "expected one of 'rank'"),
         (
             [{"prune": "level", "config": [{"sparsity": 0.5}]}, FACTORIZE],
-            "step 2 → factorize: comes after prune or quantize",
+            "step 2 → factorize: comes after prune;",
         ),
-        ([{"quantize": "ptq"}, FACTORIZE], "step 2 → factorize: comes after prune or quantize"),
+        ([{"quantize": "ptq"}, FACTORIZE], "step 2 → factorize: comes after quantize;"),
         ([FACTORIZE, {"recover": "match"}], "step 2 → recover: comes after factorize"),
     ],
 )
@@ -130,3 +132,11 @@ def test_mistakes_are_found_before_anything_runs(steps, text):
 def test_runs_from_before_there_were_factorizations_still_load():
     entry = {"framework": "torch", "factory": "recipe_tiny:build", "folder": "", "seed": 0}
     assert ModelEntry.model_validate({**entry, "shrunk": ["shrunk-0"]}).factorized == []
+
+
+def test_a_run_with_compressors_on_its_model_is_refused(tmp_path):
+    rules = [{"op_types": ["Linear"], "sparsity": 0.5}]
+    run(recipe({"prune": "level", "config": rules}), tmp_path / "first", progress=False)
+    again = {**recipe(FACTORIZE), "model": str(tmp_path / "first")}
+    with pytest.raises(ConfigError, match="pruners or quantizers on its model"):
+        run(again, tmp_path / "second", progress=False)

@@ -101,7 +101,7 @@ def test_a_result_that_is_gone_is_missed(mine, tmp_path):
     (tmp_path / "run" / "a.onnx").unlink()
     recipe = {"lilliput": 1, "model": "mine:build", "data": "mine:batches", "steps": [EXPORT]}
     recipe |= {"loss": "cross_entropy", "evaluate": "mine:accuracy"}
-    with pytest.raises(StateError, match="a.onnx is gone"):
+    with pytest.raises(StateError, match="a.onnx is missing"):
         run(recipe, tmp_path / "run", resume=True, progress=False)
 
 

@@ -263,7 +263,7 @@ def test_what_a_killed_search_left_is_removed_when_it_goes_on(tmp_path):
 
 def test_a_folder_of_another_search_is_refused(tmp_path):
     search({"macs": 0.5}, trials=1).run(tmp_path)
-    with pytest.raises(StateError, match="started with another choices"):
+    with pytest.raises(StateError, match="started with different choices"):
         search({"macs": 0.5}, [{"op_types": ["Conv2d"], "sparsity": {"choose": [0, 0.5]}}]).run(
             tmp_path
         )

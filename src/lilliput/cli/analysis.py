@@ -90,7 +90,9 @@ class QuantizationScan:
         self.model, self.bits, self.batches = model, bits, batches
         self.evaluate, self.folder = evaluate, folder
         self.algorithm, self.cls = algorithm, find_algorithm(algorithm)
-        if self.cls.kind != "quantizer" or not hasattr(self.cls, "calibrate"):
+        if self.cls.kind != "quantizer":
+            raise ConfigError(f"--quantizer {algorithm}: is a {self.cls.kind}; choose ptq.")
+        if not hasattr(self.cls, "calibrate"):
             raise ConfigError(
                 f"--quantizer {algorithm}: is calibrated during training; choose ptq, which needs no "
                 "training."

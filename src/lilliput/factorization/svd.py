@@ -202,7 +202,7 @@ class SVDFactorizer(Compressor):
             rank = _rank(parts, layer.config)
             outputs, inputs = parts.matrix.shape
             if not rank or rank * (outputs + inputs) >= outputs * inputs:
-                left[layer.name] = f"rank {rank or 1} does not make it as small as that"
+                left[layer.name] = f"two layers of rank {rank or 1} would not be smaller"
                 continue
             first, second = self._tools.two_layers(layer, *parts.factors(rank))
             self._verify(layer, parts.truncated(rank), first, second)

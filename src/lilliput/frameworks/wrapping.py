@@ -135,7 +135,7 @@ def find_mask_faults(
     faults = {}
     for key in ("weight_mask", "bias_mask"):
         if key in tensors and not is_binary(tensors[key]):
-            faults[key] = "received other values than 0 and 1"
+            faults[key] = "received values other than 0 and 1"
     mask = tensors.get("bias_mask")
     if mask is not None and bias is None:
         faults["bias_mask"] = "the layer has no bias"

@@ -10,11 +10,12 @@ import numpy as np
 
 from lilliput.errors import ConfigError
 from lilliput.frameworks import part_for
-from lilliput.measure.latency import FEWEST, readings_of
+from lilliput.measure.latency import readings_of
 from lilliput.measure.receipt import Figures
 
 _WARM_UP = 3
 _SECONDS = 2.0  # the most that timing one model may take, unless a few calls take longer
+_FEWEST = 5
 
 
 class Measured(Protocol):
@@ -91,7 +92,7 @@ def run_evaluation(evaluate: Callable[[Any], float], model: Any) -> float:
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"evaluate(model) returned {kind}, expected one number, higher is better."
+            f"evaluate(model) returned {kind}, expected one number (higher is better)."
         ) from error
 
 
@@ -103,7 +104,7 @@ def time_calls(
 ) -> list[list[float]]:
     """Return milliseconds of each call; the calls take turns.
 
-    It ends after ``seconds`` per call, but not before each was timed often enough for two readings.
+    It ends after ``seconds`` per call, but not before a few were made.
 
     Examples
     --------
@@ -118,7 +119,7 @@ def time_calls(
             call()
     end = time.perf_counter() + seconds * len(calls)
     for done in range(runs):
-        if done >= FEWEST and time.perf_counter() > end:
+        if done >= _FEWEST and time.perf_counter() > end:
             break
         for call, own in zip(calls, times, strict=True):
             start = time.perf_counter()

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from lilliput.config.select import Selection
-from lilliput.errors import AlgorithmError, ConfigError, StageError, UnsupportedModelError
+from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner
+from lilliput.pruning.criterion import check_counts
 
 
 class CollectingMasker(ChannelMasker):
@@ -16,10 +17,7 @@ class CollectingMasker(ChannelMasker):
 
     def __init__(self, model: Any, pruner: Any, training_batches: int = 20) -> None:
         super().__init__(model, pruner)
-        if isinstance(training_batches, bool) or training_batches < 1:
-            raise ConfigError(
-                f"training_batches: received {training_batches!r}, expected 1 or more."
-            )
+        check_counts(1, training_batches=training_batches)
         self.training_batches = training_batches
         self.is_calibrating = False
         self.batch = 0  # which one calibrate() is at

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
 
 from lilliput.errors import StateError
 from lilliput.files import TEMPORARY
@@ -64,6 +64,14 @@ class ModelEntry(Strict):
     )
     factorized: list[FactorizerEntry] = Field(default_factory=list)
     compressors: list[CompressorEntry] = Field(default_factory=list)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what no step of the run has made: files of older runs stay as they were."""
+        written: dict[str, Any] = write(self)
+        if not self.factorized:
+            written.pop("factorized", None)
+        return written
 
 
 class Document(Strict):

@@ -40,9 +40,8 @@ def check_order(recipe: Recipe) -> list[Fault]:
         elif step.verb == "recover" and step.recover != "recalibrate" and since:
             found = f"comes after {since}; it refits a pruned model to the recipe's initial model."
         elif step.verb == "factorize" and (is_masked or is_quantized):
-            found = (
-                "comes after prune or quantize; factorize first, or cut the pruned channels out."
-            )
+            way = "" if is_quantized else ", or cut the pruned channels out before"
+            found = f"comes after {'quantize' if is_quantized else 'prune'}; factorize first{way}."
         elif step.verb in GOALS and (is_masked or is_quantized):
             found = "comes after prune or quantize; search first, or cut the pruned channels out before."
         elif step.verb == "auto" and any(x.verb != "analyze" for x in steps[index + 1 :]):

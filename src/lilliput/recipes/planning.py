@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lilliput.errors import ConfigError, Problem, StageError
+from lilliput.frameworks import backend_of
 from lilliput.frameworks.looping import Epoch
 from lilliput.recipes.arguments import algorithm_of, make_compressor
 from lilliput.recipes.functions import find_functions
@@ -163,7 +163,7 @@ def _check_steps(session: Session) -> dict[int, dict[int | str, list[str]]]:
             if step.verb in ("prune", "quantize"):
                 made = [make_compressor(step, session.model, session.inputs)]
             if isinstance(step, FactorizeStep):
-                session.model = copy.deepcopy(session.model)
+                session.model = _copy_to_factorize(session)
                 made = [algorithm_of("factorize", step.factorize)(session.model, step.config)]
                 made[0].compress()
         except ConfigError as error:
@@ -174,6 +174,21 @@ def _check_steps(session: Session) -> dict[int, dict[int | str, list[str]]]:
     if problems:
         raise ConfigError(problems, title="recipe")
     return found
+
+
+def _copy_to_factorize(session: Session) -> Any:
+    """Return a copy of the session's model, or refuse one whose rules would meet other layers."""
+    if session.compressors:
+        raise ConfigError(
+            [
+                Problem(
+                    "factorize",
+                    "the run that it starts from has pruners or quantizers on its model; expected a model "
+                    "without any. Factorize before them, or cut the pruned channels out by a speedup step.",
+                )
+            ]
+        )
+    return backend_of(session.model).copy_model(session.model)
 
 
 def _layers_by_rule(compressor: Any) -> dict[int | str, list[str]]:

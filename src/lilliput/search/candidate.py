@@ -226,7 +226,7 @@ def evaluated(evaluate: Callable[[Any], Any], model: Any, what: str) -> float:
         ) from error
     if not math.isfinite(metric):
         raise AlgorithmError(
-            f"evaluate returned {metric} on {what}; expected a finite number, higher is better."
+            f"evaluate returned {metric} on {what}; expected a finite number (higher is better)."
         )
     return metric
 

@@ -69,7 +69,7 @@ class Journal:
         if differing:
             seeded = " A loader that shuffles has to be seeded." if "data" in differing else ""
             raise StateError(
-                f"{self.path}: this search was started with another {', '.join(differing)}; choose another "
+                f"{self.path}: this search was started with different {', '.join(differing)}; choose another "
                 f"folder, or remove this one to start over.{seeded}"
             )
         return findings

@@ -33,7 +33,7 @@ def check_masks(subject: Subject) -> None:
             label = f"mask of {entry.label}"
             received, wanted = lab.describe(entry.mask_tensor), lab.describe(entry.weight)
             expect(received == wanted, f"{label}: {received}, expected {wanted}.")
-            expect(np.isin(entry.mask, (0, 1)).all(), f"{label} has other values than 0 and 1.")
+            expect(np.isin(entry.mask, (0, 1)).all(), f"{label} has values other than 0 and 1.")
             is_held = lab.holds(model, entry.mask_tensor)
             expect(is_held, f"{label} is not part of the model, or is trained with it.")
             what = f"{entry.label} as its layer sees it"

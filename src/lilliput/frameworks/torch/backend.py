@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -320,7 +319,9 @@ class TorchBackend(Backend):
 
     def copy_model(self, model: nn.Module) -> nn.Module:
         """Return a deep copy."""
-        return copy.deepcopy(model)
+        from lilliput.frameworks.torch.capture import whole_copy
+
+        return whole_copy(model)
 
     def model_tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the tensors of the state dict."""

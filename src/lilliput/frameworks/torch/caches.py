@@ -26,7 +26,9 @@ _OFF: dict[Any, tuple[int, str, Any]] = {  # where a function is told whether to
     nn.functional.scaled_dot_product_attention: (4, "dropout_p", 0.0),
 }
 _TOLERANCE = 1e-5  # of one computation done twice in float32
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # parameters, children, hooks: no tables among them
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {
+    "_parameters"
+}  # children, hooks: no tables there
 
 
 def drop_caches(model: nn.Module) -> None:

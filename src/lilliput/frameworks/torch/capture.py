@@ -214,9 +214,15 @@ def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     return [x.clone() for x in tensors_of(model(*args, **kwargs))]
 
 
-def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+def whole_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Return a copy of a model with all that it keeps; ``memo`` is that of copy.deepcopy."""
     cached = [t for module in model.modules() for t in cached_tensors(module)]
-    twin: nn.Module = _deepcopy(model, memo | _computed(cached))
+    twin: nn.Module = _deepcopy(model, (memo or {}) | _computed(cached))
+    return twin
+
+
+def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    twin = whole_copy(model, memo)
     drop_caches(twin)
     forget_states(twin)
     return twin
@@ -234,7 +240,7 @@ def _deepcopy(value: Any, memo: dict[int, Any]) -> Any:
         return memo[id(value)]
     if kind is dict or (kind is OrderedDict and not value):
         copied = memo[id(value)] = kind()
-        copied.update((name, _deepcopy(x, memo)) for name, x in value.items())
+        copied.update((_deepcopy(k, memo), _deepcopy(x, memo)) for k, x in value.items())
         return copied
     if kind is set and all(type(x) in _CONSTANTS for x in value):
         return memo.setdefault(id(value), set(value))

@@ -34,27 +34,27 @@ Table = Mapping[Any, Callable[..., Any]]
 @contextmanager
 def only_where_needed() -> Iterator[None]:
     """Let exports inside take single operators apart instead of tracing the program again."""
-    try:
-        home: Any = import_module(_HOME)
-        tables: Any = import_module(_TABLES)
-        whole, promote = home.decompose_with_registry, home.insert_type_promotion_nodes
-        find_known = tables.get_onnx_implemented_overloads
-        find_table = tables.create_onnx_friendly_decomposition_table
-    except (ImportError, AttributeError):  # another version of torch: it traces twice
-        yield
-        return
+    with _one_export:  # before looking: another export may have its own there
+        try:
+            home: Any = import_module(_HOME)
+            tables: Any = import_module(_TABLES)
+            whole, promote = home.decompose_with_registry, home.insert_type_promotion_nodes
+            find_known = tables.get_onnx_implemented_overloads
+            find_table = tables.create_onnx_friendly_decomposition_table
+        except (ImportError, AttributeError):  # another version of torch: it traces twice
+            yield
+            return
 
-    def decompose(program: Any, registry: Any) -> Any:
-        known = set(find_known(registry))
-        if take_apart(program, known, find_table(known)):
-            return program
-        return whole(program, registry)
+        def decompose(program: Any, registry: Any) -> Any:
+            known = set(find_known(registry))
+            if take_apart(program, known, find_table(known)):
+                return program
+            return whole(program, registry)
 
-    def promote_types(module: Any) -> None:
-        with _assuming_nothing(module.graph):
-            promote(module)
+        def promote_types(module: Any) -> None:
+            with _assuming_nothing(module.graph):
+                promote(module)
 
-    with _one_export:
         home.decompose_with_registry = decompose
         home.insert_type_promotion_nodes = promote_types
         try:

@@ -7,6 +7,7 @@ a dozen times while it traces; this one has two and the tensor.
 from __future__ import annotations
 
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ from torch import Tensor
 from lilliput.frameworks.exporting.simulation import DOMAIN
 
 _NAME = f"{DOMAIN}::site"
+_once = Lock()
 _TYPES = ("float", "float16", "double", "bfloat16")
 
 
 def site_operator() -> Any:
     """Return the operator, ``site(tensor, place, position)``; it is registered when first asked for."""
-    _library()
+    with _once:
+        _library()
     return getattr(torch.ops, DOMAIN).site.default
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -16,20 +17,26 @@ _one_export = RLock()
 @contextmanager
 def reading_once() -> Iterator[None]:
     """Let exports inside use the table that an earlier one has read; other exports read their own."""
-    try:
-        home: Any = import_module(_HOME).ONNXRegistry
-        read, held = home.from_torchlib, home.__dict__["from_torchlib"]
-    except (ImportError, AttributeError, KeyError):  # another version of torch: it reads each time
-        yield
-        return
+    with _one_export:  # before looking: another export may have its own there
+        try:
+            home: Any = import_module(_HOME).ONNXRegistry
+            read, held = home.from_torchlib, home.__dict__["from_torchlib"]
+        except (
+            ImportError,
+            AttributeError,
+            KeyError,
+        ):  # another version of torch: it reads each time
+            yield
+            return
 
-    def kept(*args: Any, **kwargs: Any) -> Any:
-        key = (args, tuple(sorted(kwargs.items())))
-        if key not in _tables:
-            _tables[key] = read(*args, **kwargs)
-        return _tables[key]
+        def kept(*args: Any, **kwargs: Any) -> Any:
+            key = (args, tuple(sorted(kwargs.items())))
+            if key not in _tables:
+                _tables[key] = read(*args, **kwargs)
+            table = copy.copy(_tables[key])  # which torch adds an export's own functions to
+            table.functions = {name: [*found] for name, found in table.functions.items()}
+            return table
 
-    with _one_export:
         home.from_torchlib = staticmethod(kept)
         try:
             yield
