@@ -101,9 +101,9 @@ class Bench:
         self.clock.fill(networks, seed)
         rng, drawn = np.random.default_rng(seed + 1), []
         for _ in range(count):
-            # Networks of all sizes: each draws from its own range of alternatives.
-            most = int(rng.integers(1, 5))
-            drawn.append(tuple(int(rng.integers(min(n, most))) for n in self.space.sizes))
+            # Networks of all sizes: each has its own chance of strong alternatives.
+            chance = rng.uniform()
+            drawn.append(tuple(int(rng.binomial(n - 1, chance)) for n in self.space.sizes))
         for number, choice in enumerate([*chosen, *drawn]):
             self.maker.prepare(choice)
             print(f"{number + 1} of {networks + count} networks are written", flush=True)
