@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from data import photos
 from record import RESULTS, read_json, write_json
 from retrieval import Retrieval, load_embedder
 from scipy.stats import spearmanr
 from search_peers import kept_choices
 from torch import Tensor, nn
-from trained_nets import decode, lite_case
+from trained_nets import lite_case
 
 from lilliput.search.scores import find_scores
 from lilliput.search.solve import Choice, solve
@@ -39,8 +38,7 @@ from lilliput.torch import PTQQuantizer, Search
 
 LAYERS = {"op_types": ["Conv2d", "Linear"]}
 BITS = [{**LAYERS, "quant_types": ["weight"], "quant_bits": {"choose": [4, 8]}}]
-AVERAGE, TRIALS, DRAWN = 5.0, 20, 5
-Outputs = Callable[[nn.Module], Tensor]
+AVERAGE, DRAWN = 5.0, 3
 
 
 @torch.no_grad()
@@ -63,10 +61,10 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 # Bits
 
 
-def bits(most: int) -> dict[str, Any]:
+def bits(trials: int) -> dict[str, Any]:
     """Return how often the class is that of the float network, for each way to choose bits."""
     case = lite_case("lite0", 224)
-    test = ((decode(photos()[1][:most], 224) - 127) / 128).split(25)
+    test = case.inputs[0].split(25)
     wanted = outputs(case.model, test).argmax(1)
     seen = outputs(case.model, case.calibration)
     start = time.process_time()
@@ -78,7 +76,7 @@ def bits(most: int) -> dict[str, Any]:
             evaluate=lambda model: -divergence(outputs(model, case.calibration), seen),
             data=case.calibration,
             example_inputs=case.example[0],
-            trials=TRIALS,
+            trials=trials,
         )
         task = search.start(Path(folder))
         best = search.run_strategy(task).choice
@@ -110,7 +108,7 @@ def bits(most: int) -> dict[str, Any]:
         "photos": len(wanted),
         "calibrated": len(seen),
         "layers": size,
-        "trials": TRIALS,
+        "trials": trials,
         "CPU seconds": seconds,
         "rows": rows,
     }
@@ -165,21 +163,20 @@ def quantized(model: nn.Module, rules: list[dict[str, Any]]) -> nn.Module:
 # Scores
 
 
-def lite_scores() -> dict[str, Any]:
+def lite_scores(count: int) -> dict[str, Any]:
     case = lite_case("lite0", 224)
-    count = sum(map(len, case.calibration))
-    test = case.inputs[0][:count].split(8)
-    found = scores(case.model, case.example[0], case.calibration, test, divergence)
+    seen, test = torch.cat(case.calibration)[:count].split(8), case.inputs[0][:count].split(8)
+    found = scores(case.model, case.example[0], seen, test, divergence)
     return {"network": case.title, "inputs": count, **found}
 
 
-def minilm_scores() -> dict[str, Any]:
+def minilm_scores(count: int) -> dict[str, Any]:
     model, tokenizer = load_embedder()
-    task = Retrieval(tokenizer, pairs=32, sets=1, seed=0)
+    task = Retrieval(tokenizer, pairs=count // 2, sets=1, seed=0)
     test = list(zip(*(x.split(16) for x in task.inputs), strict=True))
     example = tuple(x[:2] for x in task.inputs)
-    found = scores(model, example, task.padded, test, distance)
-    return {"network": "all-MiniLM-L6-v2", "inputs": len(task.inputs[0]), **found}
+    found = scores(model, example, task.padded[: count // 16], test, distance)
+    return {"network": "all-MiniLM-L6-v2", "inputs": count, **found}
 
 
 def scores(
@@ -227,13 +224,14 @@ def rank(one: np.ndarray, two: np.ndarray) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="+", choices=["bits", "scores"])
-    parser.add_argument("--photos", type=int, default=2000, help="at most, of the test")
+    parser.add_argument("--trials", type=int, default=20, help="of the search for bits")
+    parser.add_argument("--inputs", type=int, default=64, help="of scores, and of each trial")
     parser.add_argument("--networks", nargs="+", choices=["lite0", "minilm"])
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     if "bits" in options.parts:
-        write_json(RESULTS / "search_bits.json", bits(options.photos))
+        write_json(RESULTS / "search_bits.json", bits(options.trials))
     if "scores" in options.parts:
         path, makers = (
             RESULTS / "search_scores.json",
@@ -241,7 +239,7 @@ def main() -> None:
         )
         for name in options.networks or makers:
             earlier = read_json(path)
-            found = makers[name]()
+            found = makers[name](options.inputs)
             print(found, flush=True)
             write_json(path, {"networks": {**earlier.get("networks", {}), name: found}}, earlier)
 
