@@ -37,13 +37,13 @@ RESULT = RESULTS / "search_fashion.json"
 WIDTHS = (16, 32, 64)
 BUDGET = 0.5
 TIMED = 50  # images at a time
-SHARES = [i / 8 for i in range(7)]
+# Whole blocks of channels of the runtime's kernels: 8 at least, of the first layers' 16.
+NARROW = {"op_names": ["0", "3.*"], "sparsity": {"choose": [0, 0.5]}}
+WIDE = {"op_names": ["4.*", "5.*"], "sparsity": {"choose": [0, 0.25, 0.5, 0.75]}}
+CHANNELS = [NARROW, WIDE]
+BITS = {"quant_bits": {"choose": [None, 8]}}
+BOTH = [{**NARROW, **BITS}, {**WIDE, **BITS}, {"op_types": ["Linear"], **BITS}]
 LAYERS = {"op_types": ["Conv2d"]}
-CHANNELS = [{**LAYERS, "sparsity": {"choose": SHARES}}]
-BOTH = [
-    {**LAYERS, "sparsity": {"choose": SHARES}, "quant_bits": {"choose": [None, 8]}},
-    {"op_types": ["Linear"], "quant_bits": {"choose": [None, 8]}},
-]
 
 
 def build() -> nn.Sequential:

@@ -31,7 +31,7 @@ def search_bits(record: Record) -> Iterator[str]:
     yield ""
     yield (
         "± is one standard error over the photos. Scores alone: without exchanges that are judged by the "
-        f"outputs on the calibration photos, of which there are {record['trials']} at most. Noise of each "
+        f"outputs on the calibration photos ({record['trials']} trials at most). Noise of each "
         "weight: the least total of squared rounding errors, each as a share of its weight. Other tools "
         "chose by the same photos (`search_peers.py`); all choices are quantized in the same way."
     )
@@ -47,12 +47,12 @@ def shown_share(row: Record) -> str:
 def search_scores(record: Record) -> Iterator[str]:
     rows = []
     for row in record["networks"].values():
-        cells = [row["network"], f"{row['layers']} × {row['choices']}"]
+        cells = [row["network"], f"{row['layers']} × {row['choices']}", str(row["inputs"])]
         cells += [f"{row['CPU seconds']:.0f} s", f"{row['one at a time, CPU seconds']:.0f} s"]
         cells += [f"{row['times cheaper']:.1f}×"]
         ranks = ["rank correlation", *(f"rank correlation at {n} bits" for n in (8, 4))]
         rows.append([*cells, *(f"{row[x]:.3f}" for x in ranks)])
-    head = ["", "layers × choices", "all at once", "one at a time", "cheaper"]
+    head = ["", "layers × choices", "inputs", "all at once", "one at a time", "cheaper"]
     yield from table([*head, "rank correlation", "at 8 bits", "at 4 bits"], rows)
     yield ""
     yield (

@@ -221,7 +221,9 @@ def test_bad_arguments_are_refused(make, message):
 def test_amc_is_never_worse_than_one_sparsity_for_all_layers(target):
     """Sensitivities want one layer whole, the evaluator wants both alike."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)
+    )
     with torch.no_grad():
         model[2].weight[:8] *= 0.01  # half of these channels hardly matter
         model[2].bias[:8] = 0

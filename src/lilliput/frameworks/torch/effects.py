@@ -46,7 +46,8 @@ class _Frozen:
             return  # tokens: the way back ends at the weight
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
-                self.held.append(parameter.requires_grad_(False))
+                parameter.requires_grad_(False)
+                self.held.append(parameter)
 
     def remove(self) -> None:
         while self.held:
