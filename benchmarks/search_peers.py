@@ -1,11 +1,10 @@
 """Bits as other tools choose them: 4 or 8 for each weight of EfficientNet-Lite0, 5 on average.
 
     python benchmarks/search_peers.py modelopt     # pip install nvidia-modelopt
-    python benchmarks/search_peers.py mct          # pip install model-compression-toolkit
 
 Each tool sees the photographs that Lilliput's search sees. What it chose is kept in
 ``results/search_peers.json``; ``search.py bits`` quantizes all choices in the same way and judges them by
-the same photographs. The tools need other versions of packages than Lilliput, so each has its own process.
+the same photographs. A tool may need other versions of packages than Lilliput, so it has its own process.
 """
 
 from __future__ import annotations
@@ -85,104 +84,12 @@ def modelopt(model: nn.Module, batches: list[Tensor]) -> dict[str, int]:
     }
 
 
-def mct(model: nn.Module, batches: list[Tensor]) -> dict[str, int]:
-    """Mixed precision of post-training quantization: distances of activations, and a linear program."""
-    import model_compression_toolkit as toolkit
-
-    def seen() -> Any:
-        for batch in batches:
-            yield [batch.numpy()]
-
-    layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
-    memory = sum(layer.weight.numel() for layer in layers) * AVERAGE / 8
-    found, _ = toolkit.ptq.pytorch_post_training_quantization(
-        model,
-        seen,
-        target_resource_utilization=toolkit.core.ResourceUtilization(weights_memory=memory),
-        core_config=toolkit.core.CoreConfig(
-            mixed_precision_config=toolkit.core.MixedPrecisionQuantizationConfig(
-                num_of_images=sum(map(len, batches))
-            )
-        ),
-        target_platform_capabilities=weights_of_4_or_8_bits(),
-    )
-    bits = {
-        name: int(module.weights_quantizers["weight"].num_bits)
-        for name, module in found.named_modules()
-        if "weight" in getattr(module, "weights_quantizers", {})
-    }
-    names = {
-        name.replace(".", "_"): name
-        for name, module in model.named_modules()
-        if any(module is layer for layer in layers)
-    }
-    return {names[known(name, names)]: number for name, number in bits.items()}
-
-
-def known(name: str, names: dict[str, str]) -> str:
-    """Return the layer that a name of the tool's graph was made from."""
-    return max((x for x in names if name.startswith(x)), key=len)
-
-
-def weights_of_4_or_8_bits() -> Any:
-    """Return a platform of MCT on which nothing but weights is quantized, one scale per output channel."""
-    import model_compression_toolkit.target_platform_capabilities.schema.mct_current_schema as schema
-    from mct_quantizers import QuantizationMethod
-
-    def weight(bits: int, is_quantized: bool) -> Any:
-        return schema.AttributeQuantizationConfig(
-            weights_quantization_method=QuantizationMethod.SYMMETRIC,
-            weights_n_bits=bits,
-            weights_per_channel_threshold=True,
-            enable_weights_quantization=is_quantized,
-            lut_values_bitwidth=None,
-        )
-
-    def operation(attributes: dict[str, Any]) -> Any:
-        return schema.OpQuantizationConfig(
-            default_weight_attr_config=weight(8, False),
-            attr_weights_configs_mapping=attributes,
-            activation_quantization_method=QuantizationMethod.POWER_OF_TWO,
-            activation_n_bits=8,
-            supported_input_activation_n_bits=8,
-            enable_activation_quantization=False,
-            quantization_preserving=False,
-            fixed_scale=None,
-            fixed_zero_point=None,
-            simd_size=32,
-            signedness=schema.Signedness.AUTO,
-        )
-
-    eight, four = (
-        operation({"kernel_attr": weight(bits, True), "bias_attr": weight(8, False)})
-        for bits in (8, 4)
-    )
-    options = schema.QuantizationConfigOptions(
-        quantization_configurations=(eight, four), base_config=eight
-    )
-    plain = schema.QuantizationConfigOptions(quantization_configurations=(operation({}),))
-    kinds = schema.OperatorSetNames
-    return schema.TargetPlatformCapabilities(
-        default_qco=plain,
-        tpc_minor_version=1,
-        tpc_patch_version=0,
-        tpc_platform_type="weights",
-        operator_set=tuple(
-            schema.OperatorsSet(name=kind, qc_options=options)
-            for kind in (kinds.CONV, kinds.DEPTHWISE_CONV, kinds.FULLY_CONNECTED)
-        ),
-        add_metadata=False,
-        name="weights",
-    )
-
-
 def main() -> None:
     from trained_nets import lite_case
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     tools = {
         "modelopt": ("nvidia-modelopt", modelopt),
-        "mct": ("model-compression-toolkit", mct),
     }
     parser.add_argument("tool", choices=list(tools))
     package, choose = tools[parser.parse_args().tool]
