@@ -5,7 +5,8 @@
 
 EfficientNet-Lite0 with random shares of its channels removed, cut and quantized to 8 bits (``int8``), or
 with layers in 8 bits or floating point at random (``mixed``). Some networks fill the latency table, others
-are estimated from it and measured, original and network in turns in ONNX Runtime; MACs as predictor beside.
+are estimated from it and measured, original and network in turns in ONNX Runtime, by the CPU time of one
+thread; MACs as predictor beside.
 Some are measured twice: what a measurement differs from itself by is no error of an estimate.
 """
 
