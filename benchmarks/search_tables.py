@@ -77,8 +77,8 @@ def search_latency(record: Record) -> Iterator[str]:
     yield (
         f"{row['random networks']} random networks cut out of EfficientNet-Lite0 and quantized, all layers "
         f"(int8) or some (mixed); ONNX Runtime, CPU time of {row['threads']} thread, batch {row['batch']}. "
-        f"The table was filled from {row['networks timed for the table']} other networks. MACs are scaled by the median. "
-        f"The same network measured again differs by: {again}."
+        f"The table was filled from {row['networks timed for the table']} other networks. "
+        f"MACs are scaled by the median. The same network measured again differs by: {again}."
     )
 
 
