@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from coverage_table import status
+from page_parts import SECTIONS, Record, machine, ours, percent, section, table
 from record import RESULTS, machines
 
 ROOT = Path(__file__).parent.parent
@@ -26,22 +26,12 @@ above a table reruns its measurement. The two sides of a ratio were measured alt
 Expect different ratios on a different CPU.
 """
 IN_README = ("resnet50", "lite0", "minilm", "stories15m")  # of the trained networks
-Record = dict[str, Any]
-SECTIONS: list[tuple[str, str, tuple[str, ...], Callable[..., Iterator[str]]]] = []
-
-
-def section(title: str, command: str, *files: str) -> Callable[[Any], Any]:
-    """Register what writes the text of a section from its files."""
-
-    def register(function: Callable[..., Iterator[str]]) -> Callable[..., Iterator[str]]:
-        SECTIONS.append((title, command, files, function))
-        return function
-
-    return register
 
 
 def page() -> str:
     """Return docs/results.md."""
+    import search_tables  # noqa: F401  (registers its sections behind those of this file)
+
     parts = [HEAD]
     for title, command, files, write in SECTIONS:
         if not all((RESULTS / f"{file}.json").is_file() for file in files):
@@ -68,32 +58,6 @@ def readme(text: str) -> str:
 def load(name: str) -> Record:
     record: Record = json.loads((RESULTS / f"{name}.json").read_text())
     return record
-
-
-def machine(measured: Iterable[Record]) -> str:
-    """Say on what and when something was measured."""
-    found = list(measured)
-    names = []
-    for one in found:
-        flags = [*map(str.upper, one["flags"]), *([] if "vnni" in one["flags"] else ["no VNNI"])]
-        names.append(f"{one['cpu']} ({', '.join(flags)}), {one['cores']} cores")
-    dates = sorted({one["date"] for one in found})
-    return f"{' and '.join(dict.fromkeys(names))}, {' and '.join(dates)}"
-
-
-def table(head: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield "|" + "---|" * len(head)
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-
-
-def ours(text: str, is_ours: bool) -> str:
-    return f"**{text}**" if is_ours and text else text
-
-
-def percent(value: float) -> str:
-    return f"{value:.1%}".replace("%", " %")
 
 
 # The sections
@@ -421,7 +385,7 @@ def footprint(record: Record) -> Iterator[str]:
 
 
 def main() -> None:
-    from papers.page import page as papers  # which reads this module
+    from papers.page import page as papers
 
     PAGE.write_text(page())
     (ROOT / "docs" / "papers.md").write_text(papers())

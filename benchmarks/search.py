@@ -1,15 +1,14 @@
-"""Search on a trained network: bits under an average, what scores cost, and latency as estimated.
+"""Search on trained networks: bits under an average, and what sensitivities cost and are worth.
 
-    ./run python benchmarks/search.py bits scores latency
+    ./run python benchmarks/search.py bits scores
 
-EfficientNet-Lite0 of the package index, on photographs; sensitivities and calibration see photographs that
-are not in the test. Nothing is trained.
+Sensitivities, calibration and exchanges see inputs that are not in the test. Nothing is trained.
 
-- ``bits``: weights of 4 or 8 bits, 5 on average; agreement with the float network, beside 4 bits for all.
+- ``bits``: EfficientNet-Lite0 on photographs, weights of 4 or 8 bits, 5 on average; how often the class is
+  that of the float network. Beside it the same average chosen in other ways: at random, by the noise of each
+  weight alone, and by other tools, where ``search_peers.py`` has kept what they chose.
 - ``scores``: the sensitivities of all layers and choices against trying them one at a time: CPU time, and
-  rank correlation with the divergence of the outputs.
-- ``latency``: random networks, cut and quantized, timed against what the latency table expects, beside
-  MACs as predictor; networks and original take turns in ONNX Runtime.
+  rank correlation with how far the outputs really move; on Lite0 and on all-MiniLM-L6-v2.
 """
 
 from __future__ import annotations
@@ -18,154 +17,231 @@ import argparse
 import copy
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from record import measured, write_json
+from record import RESULTS, read_json, write_json
+from retrieval import Retrieval, load_embedder
 from scipy.stats import spearmanr
+from search_peers import kept_choices
 from torch import Tensor, nn
-from trained_nets import Case, lite_case
+from trained_nets import lite_case
 
-from lilliput.search.candidate import Maker, target_of
-from lilliput.search.costs import Counts
-from lilliput.search.journal import Journal
 from lilliput.search.scores import find_scores
-from lilliput.search.solve import total
+from lilliput.search.solve import Choice, solve
 from lilliput.search.space import Space
-from lilliput.search.timing import Clock
+from lilliput.search.task import Task
 from lilliput.torch import PTQQuantizer, Search
 
-RESULT = Path(__file__).parent / "results" / "search.json"
 LAYERS = {"op_types": ["Conv2d", "Linear"]}
 BITS = [{**LAYERS, "quant_types": ["weight"], "quant_bits": {"choose": [4, 8]}}]
-WIDTHS = [{**LAYERS, "sparsity": {"choose": [0, 0.25, 0.5, 0.75]}, "quant_bits": 8}]
+AVERAGE, DRAWN = 5.0, 3
 
 
 @torch.no_grad()
-def outputs(model: nn.Module, x: Tensor) -> Tensor:
-    return torch.cat([model(part) for part in x.split(25)])
+def outputs(model: nn.Module, batches: Iterable[Any]) -> Tensor:
+    given = (x if isinstance(x, (tuple, list)) else (x,) for x in batches)
+    return torch.cat([model(*x) for x in given])
 
 
-def agreement(case: Case, x: Tensor) -> Any:
-    wanted = outputs(case.model, x).argmax(1)
-    return lambda model: float((outputs(model, x).argmax(1) == wanted).float().mean())
+def divergence(logits: Tensor, wanted: Tensor) -> float:
+    """Return the Kullback-Leibler divergence from the float network's classes."""
+    now, before = logits.log_softmax(1), wanted.log_softmax(1)
+    return float((before.exp() * (before - now)).sum(1).mean())
 
 
-def uniform(case: Case, bits: int, names: list[str]) -> nn.Module:
-    rules = [{"op_names": names, "quant_types": ["weight"], "quant_bits": bits}]
-    quantizer = PTQQuantizer(copy.deepcopy(case.model), rules, weights="mse")
-    return quantizer.compress()
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """Return how far embeddings have moved."""
+    return float(((found - wanted) ** 2).sum(1).mean())
 
 
-def bits(case: Case, images: int) -> dict[str, Any]:
-    """Return the agreement with the float network at 4, 8 and 5 bits on average."""
-    x = case.inputs[0][:images]
-    metric = agreement(case, x)
-    seen = agreement(case, torch.cat(case.calibration))  # by which exchanges are judged
-    names = [
-        layer for d in Space(case.model, BITS, case.example[0]).decisions for layer in d.layers
-    ]
-    row: dict[str, Any] = {f"{n} bits": metric(uniform(case, n, names)) for n in (4, 8)}
+# Bits
+
+
+def bits(trials: int) -> dict[str, Any]:
+    """Return how often the class is that of the float network, for each way to choose bits."""
+    case = lite_case("lite0", 224)
+    test = case.inputs[0].split(25)
+    wanted = outputs(case.model, test).argmax(1)
+    seen = outputs(case.model, case.calibration)
+    start = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        start = time.process_time()
         search = Search(
             case.model,
             BITS,
-            budget={"average_bits": 5.0},
-            evaluate=seen,
+            budget={"average_bits": AVERAGE},
+            evaluate=lambda model: -divergence(outputs(model, case.calibration), seen),
             data=case.calibration,
             example_inputs=case.example[0],
-            trials=5,
+            trials=trials,
         )
         task = search.start(Path(folder))
-        best = search.run_strategy(task)
-        row["CPU seconds"] = time.process_time() - start
-        reached = metric(task.candidate(best.choice).model)
-    row |= {"5 bits on average": reached, "average bits": best.costs["average_bits"]}
-    row["recovered"] = (reached - row["4 bits"]) / (1 - row["4 bits"])
-    row["images"] = len(x)
-    return row
-
-
-def scores(case: Case, images: int) -> dict[str, Any]:
-    """Return the CPU time and the rank correlation of scores, against one layer at a time."""
-    x = case.inputs[0][:images]
-    space = Space(case.model, BITS, case.example[0])
-    start = time.process_time()
-    found = find_scores(space, case.calibration)
-    cost = time.process_time() - start
-    reference = outputs(case.model, x).log_softmax(1)
-    start, real = time.process_time(), []
-    for decision in space.decisions:
-        model = uniform(case, 4, list(decision.layers))
-        now = outputs(model, x).log_softmax(1)
-        real.append(float((reference.exp() * (reference - now)).sum(1).mean()))
-    seconds = (
-        (time.process_time() - start) * len(case.calibration) * len(case.calibration[0]) / len(x)
-    )
-    expected = [float(s[1]) for s in found]
+        best = search.run_strategy(task).choice
+    seconds = time.process_time() - start
+    first = task.solve()
+    size = len(task.space.decisions)
+    ways = {"8 bits": (0,) * size, "4 bits": (1,) * size}
+    ways |= {"Lilliput": best} | ({"Lilliput, scores alone": first} if first else {})
+    ways["noise of each weight"] = by_noise(task)
+    for tool, chosen in kept_choices().items():
+        ways[tool] = tuple(int(chosen[d.layers[0]] == 4) for d in task.space.decisions)
+    ways |= {f"random {i + 1}": drawn(task, i) for i in range(DRAWN)}
+    same: dict[str, np.ndarray] = {}
+    rows: dict[str, Any] = {}
+    for title, choice in ways.items():
+        model = task.candidate(choice).model
+        same[title] = (outputs(model, test).argmax(1) == wanted).numpy()
+        rows[title] = {
+            "average bits": task.counts.average_bits(choice),
+            "same class": float(same[title].mean()),
+            "divergence on calibration": divergence(outputs(model, case.calibration), seen),
+        }
+        if title not in ("8 bits", "4 bits"):
+            rows[title]["recovered"] = recovered(same[title], same["4 bits"])
+            rows[title]["standard error"] = spread(same[title], same["4 bits"])
+        print(title, rows[title], flush=True)
     return {
-        "layers": len(space.decisions),
-        "CPU seconds": cost,
-        "one at a time, CPU seconds on as many images": seconds,
-        "times cheaper": seconds / cost,
-        "rank correlation": float(spearmanr(expected, real).statistic),
-        "images": len(x),
+        "network": case.title,
+        "photos": len(wanted),
+        "calibrated": len(seen),
+        "layers": size,
+        "trials": trials,
+        "CPU seconds": seconds,
+        "rows": rows,
     }
 
 
-def latency(case: Case, count: int, networks: int) -> dict[str, Any]:
-    """Return how far estimates are off for random networks."""
-    with tempfile.TemporaryDirectory() as folder:
-        space = Space(case.model, WIDTHS, case.example[0])
-        maker = Maker(space, case.calibration[:1], "none", {}, target_of("onnxruntime", "torch"))
-        original = maker.write_original(Path(folder), Journal(Path(folder), {}))
-        clock = Clock(maker, Counts(space), original, Path(folder))
-        clock.fill(networks)
-        terms, macs = clock.terms(), clock.counts.macs()
-        whole = total(macs, (0,) * len(space.sizes))
-        rng, rows = np.random.default_rng(1), []
-        for _ in range(count):
-            # Networks of all sizes: each draws from its own range of alternatives.
-            most = int(rng.integers(1, 5))
-            choice = tuple(int(rng.integers(min(n, most))) for n in space.sizes)
-            ratio, _ = clock.measure(choice, maker.draft(choice))
-            rows.append((total(terms, choice), ratio, total(macs, choice) / whole))
-            print(f"estimated {rows[-1][0]:.3f}, measured {ratio:.3f}", flush=True)
-        estimated, real, work = np.array(rows).T
-        scale = float(np.median(real / work))
-        return {
-            "networks timed for the table": networks,
-            "random networks": count,
-            "mean error": float(np.abs(estimated / real - 1).mean()),
-            "rank correlation": float(spearmanr(estimated, real).statistic),
-            "mean error by MACs": float(np.abs(scale * work / real - 1).mean()),
-            "rank correlation by MACs": float(spearmanr(work, real).statistic),
-            "original, ms": clock.milliseconds,
-            "batch": len(case.example[0]),
-        }
+def by_noise(task: Task) -> Choice:
+    """Choose by the squared error of rounding each weight, as a share of the weight's squares."""
+    noise = []
+    for decision in task.space.decisions:
+        weight = task.space.layers[decision.layers[0]].module.weight.detach()
+        errors = []
+        for number in decision.choices:
+            rules = [{"op_names": list(decision.layers), "quant_types": ["weight"]}]
+            model = quantized(task.space.model, [{**rules[0], "quant_bits": number}])
+            rounded = model.get_submodule(decision.layers[0]).weight.detach()
+            errors.append(float(((rounded - weight) ** 2).sum() / (weight**2).sum()))
+        noise.append(np.array(errors))
+    found = solve(noise, task.costs, {"average_bits": 0.0})
+    if found is None:
+        raise SystemExit("no choice has so few bits.")
+    return found
+
+
+def drawn(task: Task, seed: int) -> Choice:
+    """Raise layers to 8 bits in random order, each that still fits."""
+    choice = [1] * len(task.space.decisions)
+    for number in np.random.default_rng(seed).permutation(len(choice)):
+        choice[number] = 0
+        if task.counts.average_bits(choice) > AVERAGE:
+            choice[number] = 1
+    return tuple(choice)
+
+
+def recovered(same: np.ndarray, four: np.ndarray) -> float:
+    """Return the share of what 4 bits lose that is not lost."""
+    return float((same.mean() - four.mean()) / (1 - four.mean()))
+
+
+def spread(same: np.ndarray, four: np.ndarray) -> float:
+    """Return the standard error of that share: photographs drawn anew, a thousand times."""
+    rng = np.random.default_rng(0)
+    rows = rng.integers(len(same), size=(1000, len(same)))
+    return float(np.std([recovered(same[x], four[x]) for x in rows]))
+
+
+def quantized(model: nn.Module, rules: list[dict[str, Any]]) -> nn.Module:
+    quantizer = PTQQuantizer(copy.deepcopy(model), rules, weights="mse")
+    found: nn.Module = quantizer.compress()
+    return found
+
+
+# Scores
+
+
+def lite_scores(count: int) -> dict[str, Any]:
+    case = lite_case("lite0", 224)
+    seen, test = torch.cat(case.calibration)[:count].split(8), case.inputs[0][:count].split(8)
+    found = scores(case.model, case.example[0], seen, test, divergence)
+    return {"network": case.title, "inputs": count, **found}
+
+
+def minilm_scores(count: int) -> dict[str, Any]:
+    model, tokenizer = load_embedder()
+    task = Retrieval(tokenizer, pairs=count // 2, sets=1, seed=0)
+    test = list(zip(*(x.split(16) for x in task.inputs), strict=True))
+    example = tuple(x[:2] for x in task.inputs)
+    found = scores(model, example, task.padded[: count // 16], test, distance)
+    return {"network": "all-MiniLM-L6-v2", "inputs": count, **found}
+
+
+def scores(
+    model: nn.Module,
+    example: Any,
+    batches: Sequence[Any],
+    test: Sequence[Any],
+    far: Callable[[Tensor, Tensor], float],
+) -> dict[str, Any]:
+    """Return the CPU time and the rank correlation of scores, against one layer and choice at a time."""
+    start = time.process_time()
+    space = Space(model, BITS, example)
+    found = find_scores(space, batches)
+    cost = time.process_time() - start
+    wanted = outputs(model, test)
+    start, real = time.process_time(), []
+    for decision in space.decisions:
+        moved = []
+        for number in decision.choices:
+            rules = [{"op_names": list(decision.layers), "quant_types": ["weight"]}]
+            changed = quantized(model, [{**rules[0], "quant_bits": number}])
+            moved.append(far(outputs(changed, test), wanted))
+        real.append(moved)
+    seconds = time.process_time() - start
+    expected, moved_by = np.array(found), np.array(real)
+    by_bits = {
+        f"rank correlation at {number} bits": rank(expected[:, i], moved_by[:, i])
+        for i, number in enumerate(space.decisions[0].choices)
+    }
+    return {
+        "layers": len(space.decisions),
+        "choices": expected.shape[1],
+        "CPU seconds": cost,
+        "one at a time, CPU seconds": seconds,
+        "times cheaper": seconds / cost,
+        "rank correlation": rank(expected.ravel(), moved_by.ravel()),
+        **by_bits,
+    }
+
+
+def rank(one: np.ndarray, two: np.ndarray) -> float:
+    return float(spearmanr(one, two).statistic)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="+", choices=["bits", "scores", "latency"])
-    parser.add_argument("--images", type=int, default=500)
-    parser.add_argument("--random", type=int, default=50, help="networks to compare estimates with")
-    parser.add_argument("--networks", type=int, default=16, help="networks for the latency table")
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("parts", nargs="+", choices=["bits", "scores"])
+    parser.add_argument("--trials", type=int, default=20, help="of the search for bits")
+    parser.add_argument("--inputs", type=int, default=64, help="of scores, and of each trial")
+    parser.add_argument("--networks", nargs="+", choices=["lite0", "minilm"])
     options = parser.parse_args()
     torch.manual_seed(0)
-    case = lite_case("lite0", 224)
-    record: dict[str, Any] = {"measured": measured(), "network": case.title}
-    for part in options.parts:
-        if part == "latency":
-            record[part] = latency(case, options.random, options.networks)
-        else:
-            record[part] = {"bits": bits, "scores": scores}[part](case, options.images)
-        print(part, record[part], flush=True)
-        write_json(options.output, record)
+    torch.set_num_threads(1)
+    if "bits" in options.parts:
+        write_json(RESULTS / "search_bits.json", bits(options.trials))
+    if "scores" in options.parts:
+        path, makers = (
+            RESULTS / "search_scores.json",
+            {"lite0": lite_scores, "minilm": minilm_scores},
+        )
+        for name in options.networks or makers:
+            earlier = read_json(path)
+            found = makers[name](options.inputs)
+            print(found, flush=True)
+            write_json(path, {"networks": {**earlier.get("networks", {}), name: found}}, earlier)
 
 
 if __name__ == "__main__":

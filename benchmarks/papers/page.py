@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 
+from page_parts import machine
 from record import machines, read_json
-from results_page import machine
 
 from papers import PAPERS
 from papers.harness import Paper

@@ -217,6 +217,27 @@ def test_bad_arguments_are_refused(make, message):
         make()
 
 
+@pytest.mark.parametrize("target", ["flops", "params"])
+def test_amc_is_never_worse_than_one_sparsity_for_all_layers(target):
+    """Sensitivities want one layer whole, the evaluator wants both alike."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)
+    )
+    with torch.no_grad():
+        model[2].weight[:8] *= 0.01  # half of these channels hardly matter
+        model[2].bias[:8] = 0
+
+    def likeness(model):
+        return -abs(model[0].out_features - model[2].out_features)
+
+    rules = [{"total_sparsity": 0.4, "op_types": ["Linear"]}]
+    pruner = second("AMCPruner")(1, model, rules, torch.randn(4, 8), likeness, target=target)
+    small, _ = pruner.compress()
+    assert small[0].out_features == small[2].out_features < 16
+    assert pruner.get_best_result()[3] == 0
+
+
 def test_a_target_that_amc_cannot_reach_says_what_can_be_had():
     loader = [(torch.randn(8, 8), torch.zeros(8))]
     pruner = first("AMCPruner")(

@@ -99,6 +99,19 @@ def test_a_network_with_shortcuts_comes_close_again_and_can_be_cut(size):
     torch.testing.assert_close(shrunk.model(fresh), answer, rtol=1e-4, atol=1e-4)
 
 
+def test_the_layout_of_weights_does_not_matter():
+    """Channels last, as for faster training: views of such weights are not of the usual strides."""
+    torch.manual_seed(0)
+    x, refitted = torch.randn(8, 3, 6, 6), []
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    for layout in (torch.contiguous_format, torch.channels_last):
+        model = copy.deepcopy(plain).to(memory_format=layout)
+        model, teacher = pruned(model, x, op_names=["0"], sparsity=0.5)
+        reconstruct(model, [x], teacher, progress=False)
+        refitted.append(model(x))
+    torch.testing.assert_close(*refitted)
+
+
 def test_the_teacher_and_the_modes_stay_as_they_were():
     model = mobile_net()
     x = torch.randn(8, 3, 16, 16)

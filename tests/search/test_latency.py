@@ -1,6 +1,7 @@
 """The latency table: what is kept, what estimates are worth, and what a real runtime says."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -196,6 +197,22 @@ def test_the_original_is_timed_before_its_latency_is_asked_for(tmp_path, clock):
     assert fresh.milliseconds > 0 and not fresh.times.networks
     again = Clock(clock.maker, clock.counts, clock.original, tmp_path)
     assert again.milliseconds == fresh.milliseconds  # from the table
+
+
+def test_on_one_thread_other_processes_do_not_count(tmp_path, clock, monkeypatch):
+    """CPU time is the latency of a quiet machine; of several threads it would be their sum."""
+    given = []
+
+    def noted(calls, runs, seconds, clock):
+        given.append(clock)
+        return [[2.0], [1.0]]
+
+    monkeypatch.setattr(timing, "time_calls", noted)
+    fresh = Clock(clock.maker, clock.counts, clock.original, tmp_path)
+    for threads in (1, 2):
+        monkeypatch.setattr(fresh.file, "threads", threads)
+        assert fresh.compare(clock.original) == (0.5, 2.0)
+    assert given == [time.thread_time, time.perf_counter]
 
 
 def test_netadapt_takes_a_latency_in_milliseconds(tmp_path, monkeypatch):

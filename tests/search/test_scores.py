@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from digits_search import batches, digits, trained
 from scipy.stats import spearmanr
+from torch import nn
 
 from lilliput.search.scores import find_scores
 from lilliput.search.space import Space
@@ -76,6 +77,35 @@ def test_nothing_is_left_in_the_model():
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_gradients_of_watched_weights_are_not_computed():
+    """A third of the backward: only those of inputs and outputs are looked at."""
+    model, computed = trained(), []
+    for name, parameter in model.named_parameters():
+        parameter.register_hook(lambda gradient, name=name: computed.append(name))
+    find_scores(Space(model, RULES, digits()[0][:2]), batches(1))
+    assert set(computed) == {"norm.weight", "norm.bias"}
+
+
+def test_a_weight_that_tokens_select_is_scored_though_another_layer_shares_it():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens):
+            return self.head(self.embedding(tokens).mean(1))
+
+    torch.manual_seed(0)
+    tokens = torch.randint(16, (32, 5))
+    rules = [{"op_types": ["Embedding", "Linear"], "quant_types": ["weight"]}]
+    space = Space(Tied(), [{**rules[0], "quant_bits": {"choose": [2, 8]}}], tokens[:2])
+    one, two = (find_scores(space, [tokens] * n) for n in (1, 3))
+    assert one[0][1] > one[0][0] > 0
+    assert np.isclose(one[0][1], two[0][1], rtol=0.5)
 
 
 def held():

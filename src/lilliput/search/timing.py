@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -77,13 +78,13 @@ class Clock:
         for name, layer in self.layers.items():
             decisions = [d for d in self.counts.touching.get(layer, ()) if self.space.removed[d]]
 
-            def time(chosen: dict[int, int], kind: str, name: str = name) -> float:
+            def share(chosen: dict[int, int], kind: str, name: str = name) -> float:
                 return times.factor * times.layer(name, self.shape(name, chosen), kind)
 
             kinds = self.kinds(name)
             by_kind = {
                 kind: merged(
-                    expand(decisions, self.space.sizes, lambda c, k=kind: time(c, k))  # type: ignore[misc]
+                    expand(decisions, self.space.sizes, lambda c, k=kind: share(c, k))  # type: ignore[misc]
                 )
                 for kind in {x for own in kinds for x in self.bordered(name, own)}
             }
@@ -195,10 +196,15 @@ class Clock:
         return ratio, int(result.bytes)
 
     def compare(self, path: Path) -> tuple[float, float]:
-        """Return the latency of a file relative to the original, timed alternately, and in milliseconds."""
+        """Return the latency of a file relative to the original, timed alternately, and in milliseconds.
+
+        With one thread it is the CPU time of that thread, which other processes on the machine do not affect.
+        """
         files = [self.file, open_file(path)]
         calls = [how_to_measure(x).caller(x, self.inputs) for x in files]
-        one, two = (float(np.median(x)) for x in time_calls(calls, _RUNS, _SECONDS))
+        clock = time.thread_time if self.file.threads == 1 else time.perf_counter
+        times = time_calls(calls, _RUNS, _SECONDS, clock=clock)
+        one, two = (float(np.median(x)) for x in times)
         return two / one, one
 
     def _add(self, choice: Sequence[int], path: Path, ratio: float, milliseconds: float) -> None:
@@ -215,9 +221,9 @@ class Clock:
         described = self.describe(choice)
         layers = {
             name: TimedLayer(
-                shape=list(described[name][0]), kind=described[name][1], share=time / whole
+                shape=list(described[name][0]), kind=described[name][1], share=taken / whole
             )
-            for name, time in after.items()
+            for name, taken in after.items()
             if name in described
         }
         if not any(layer.share > 0 for layer in layers.values()):

@@ -303,11 +303,21 @@ class TorchBackend(Backend):
 
     def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
         """Watch every module that owns the weight."""
-        return [x for owner in layer.owners for x in effects.watch_effects(owner.module, task)]
+        is_shared = len(layer.owners) > 1
+        return [
+            x
+            for owner in layer.owners
+            for x in effects.watch_effects(owner.module, task, is_shared)
+        ]
 
     def response(self, layer: LayerInfo, change: Tensor, inputs: Tensor) -> Tensor:
-        """Run the first module that owns the weight, which is linear, with the change alone."""
-        return effects.response(layer.module, layer.weight_name or "", change, inputs)
+        """Run a module that owns the weight, which is linear, with the change alone.
+
+        Of an embedding and a linear layer that share it, the one that takes such inputs.
+        """
+        takes = (x for x in layer.owners if _reads_tokens(x.module) != inputs.is_floating_point())
+        owner = next(takes, layer.owners[0])
+        return effects.response(owner.module, owner.weight_name or "", change, inputs)
 
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
         """Return what calls a model with a batch; see :mod:`batches`."""
@@ -668,6 +678,10 @@ def _masked_parameters(wrappers: Sequence[ModuleWrapper]) -> Iterator[tuple[Any,
         for module, name, mask in _masks(wrapper):
             if not is_parametrized(module, name):
                 yield raw(module, name), mask
+
+
+def _reads_tokens(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Embedding, nn.EmbeddingBag))
 
 
 def _held_by(optimizer: Any) -> set[int]:

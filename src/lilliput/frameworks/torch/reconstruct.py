@@ -97,7 +97,7 @@ class Work:
 
     def _refit(self, reader: Reader, ridge: float) -> None:
         weight, groups = self.tensors[reader.weight], reader.groups
-        allowed = self._allowed(reader.weight).view(groups, weight.shape[0] // groups, -1)
+        allowed = self._allowed(reader.weight).reshape(groups, weight.shape[0] // groups, -1)
         inputs, outputs = allowed.any(1), allowed.any(2)  # (groups, inputs), (groups, outputs)
         why = _why_not(allowed, inputs, outputs)
         if why:
@@ -145,7 +145,7 @@ class Work:
                     reader, wanted - reader.rows(values[reader.other], picked)
                 )
             read = seen[0] * inputs[:, None] if columns is None else seen[0][:, :, columns]
-            equations.add(read, wanted.view(len(wanted), groups, -1).transpose(0, 1))
+            equations.add(read, wanted.reshape(len(wanted), groups, -1).transpose(0, 1))
             if not equations.is_finite():
                 raise AlgorithmError(
                     f"{self.title}: batch {batch + 1}: what layer "

@@ -46,3 +46,16 @@ def repaired(task: Task, choice: Choice, rng: np.random.Generator) -> Choice | N
             return None
         choice = stronger[int(rng.integers(len(stronger)))]
     return choice
+
+
+def alike(task: Task) -> Choice | None:
+    """Return the mildest choice with one sparsity for all decisions that keeps the budget, if there is one.
+
+    A decision that does not offer that sparsity has the next smaller one.
+    """
+    decisions = task.space.decisions
+    for share in sorted({x for decision in decisions for x in decision.choices}):
+        choice = tuple(max(sum(x <= share for x in d.choices) - 1, 0) for d in decisions)
+        if task.may_fit(choice) and task.keeps(task.measure(choice)):
+            return choice
+    return None

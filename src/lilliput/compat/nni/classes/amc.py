@@ -2,7 +2,8 @@
 
 He et al., "AMC: AutoML for model compression and acceleration on mobile devices", 2018, trained an agent by
 reinforcement for hundreds of episodes. There is no agent here: the sparsities that keep the same budget come
-from sensitivities, an exact solve and exchanges on the evaluator's score.
+from sensitivities, an exact solve and exchanges on the evaluator's score. One sparsity for all layers that
+keeps the budget is evaluated as well, so that what is found is never worse than that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from lilliput.frameworks.work import batch_of
 from lilliput.pruning.channel_rule import ChannelRule
 from lilliput.search.search import Search
 from lilliput.search.space import Space
+from lilliput.search.strategies.moves import alike
 from lilliput.speedup.channels import channel_groups
 
 log = logging.getLogger("lilliput")
@@ -124,6 +126,9 @@ class SearchedChannels(FirstStage):
         with tempfile.TemporaryDirectory() as folder:
             task = search.start(Path(folder))
             best = search.run_strategy(task)
+            uniform = alike(task)
+            if uniform is not None:
+                best = max([best, task.trial(uniform)], key=lambda trial: trial.metric)
         self.score = best.metric
         return search.space.pruning(best.choice), task.candidate(best.choice).model
 

@@ -1,0 +1,119 @@
+"""Bits as other tools choose them: 4 or 8 for each weight of EfficientNet-Lite0, 5 on average.
+
+    python benchmarks/search_peers.py modelopt     # pip install nvidia-modelopt
+
+Each tool sees the photographs that Lilliput's search sees. What it chose is kept in
+``results/search_peers.json``; ``search.py bits`` quantizes all choices in the same way and judges them by
+the same photographs. A tool may need other versions of packages than Lilliput, so it has its own process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from record import RESULTS, read_json, write_json
+from torch import Tensor, nn
+
+RESULT = RESULTS / "search_peers.json"
+AVERAGE = 5.0
+
+
+def kept_choices() -> dict[str, dict[str, int]]:
+    """Return the bits of each layer as the tools chose them, by the name of the tool."""
+    return {name: row["bits"] for name, row in read_json(RESULT).get("tools", {}).items()}
+
+
+class Padded(nn.Sequential):
+    """A convolution with padding before it, both of which tools know."""
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """Return a model whose convolutions are of torch's own class: the tools know no others."""
+    model = copy.deepcopy(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Conv2d) and type(module) is not nn.Conv2d:
+            sizes = (module.in_channels, module.out_channels, module.kernel_size, module.stride)
+            own = nn.Conv2d(*sizes, groups=module.groups, bias=module.bias is not None)
+            own.weight, own.bias = module.weight, module.bias
+            path, _, last = name.rpartition(".")
+            setattr(model.get_submodule(path), last, Padded(module.static_padding, own))
+    return model.eval()
+
+
+def modelopt(model: nn.Module, batches: list[Tensor]) -> dict[str, int]:
+    """AutoQuantize: gradients, formats of weights alone, one scale per output channel."""
+    import modelopt.torch.quantization as mtq
+
+    formats = [
+        {
+            "quant_cfg": [
+                {"quantizer_name": "*", "enable": False},
+                {"quantizer_name": "*weight_quantizer", "cfg": {"num_bits": bits, "axis": 0}},
+            ],
+            "algorithm": "max",
+        }
+        for bits in (4, 8)
+    ]
+    found, _ = mtq.auto_quantize(
+        model,
+        constraints={"effective_bits": AVERAGE},
+        quantization_formats=formats,
+        module_search_spaces=[
+            {
+                "module_name_patterns": "*",
+                "quantization_formats": formats,
+                "allow_no_quant": False,  # it would count as 16 bits
+            }
+        ],
+        data_loader=batches,
+        forward_step=lambda model, batch: model(batch),
+        # As for a model without labels: the classes that it gives itself.
+        loss_func=lambda output, batch: nn.functional.cross_entropy(output, output.argmax(1)),
+        num_calib_steps=len(batches),
+        num_score_steps=len(batches),
+    )
+    return {
+        name.removesuffix(".weight_quantizer"): int(module.num_bits)
+        for name, module in found.named_modules()
+        if name.endswith(".weight_quantizer") and module.is_enabled
+    }
+
+
+def main() -> None:
+    from trained_nets import lite_case
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    tools = {
+        "modelopt": ("nvidia-modelopt", modelopt),
+    }
+    parser.add_argument("tool", choices=list(tools))
+    package, choose = tools[parser.parse_args().tool]
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    case = lite_case("lite0", 224)
+    weights = {
+        name: module.weight.numel()
+        for name, module in case.model.named_modules()
+        if isinstance(module, (nn.Conv2d, nn.Linear))
+    }
+    start = time.process_time()
+    given = plain(case.model)
+    with torch.no_grad():
+        torch.testing.assert_close(given(case.example[0]), case.model(case.example[0]))
+    # The convolution is the second part of what has the layer's name.
+    bits = {k.removesuffix(".1"): v for k, v in choose(given, case.calibration).items()}
+    row: dict[str, Any] = {"CPU seconds": time.process_time() - start}
+    average = sum(weights[name] * n for name, n in bits.items()) / sum(weights.values())
+    row |= {"version": version(package), "average bits": average, "bits": bits}
+    print(package, row)
+    earlier = read_json(RESULT)
+    write_json(RESULT, {"tools": {**earlier.get("tools", {}), package: row}}, earlier)
+
+
+if __name__ == "__main__":
+    main()

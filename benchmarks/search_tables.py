@@ -1,0 +1,136 @@
+"""The sections of docs/results.md on search; results_page.py writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from page_parts import Record, ours, percent, section, table
+
+
+@section("Bits under an average", "search.py bits", "search_bits")
+def search_bits(record: Record) -> Iterator[str]:
+    yield (
+        f"{record['network']}, weights of 4 or 8 bits, 5 on average, {record['layers']} layers. How often "
+        f"the class is that of the float network, on {record['photos']:,} photos; what is chosen is chosen "
+        f"on {record['calibrated']} others. Recovered: of what 4 bits for all layers lose."
+    )
+    yield ""
+    rows, random = [], []
+    for title, row in record["rows"].items():
+        if title.startswith("random"):
+            random.append(row)
+            continue
+        cells = [title, f"{row['average bits']:.2f}", percent(row["same class"]), shown_share(row)]
+        rows.append([ours(cell, title == "Lilliput") for cell in cells])
+    shares = [row["recovered"] for row in random]
+    same = sum(row["same class"] for row in random) / len(random)
+    bits = sum(row["average bits"] for row in random) / len(random)
+    text = f"{percent(min(shares))} to {percent(max(shares))}"
+    rows.append([f"at random, {len(random)} times", f"{bits:.2f}", percent(same), text])
+    yield from table(["", "bits on average", "same class as float", "recovered"], rows)
+    yield ""
+    yield (
+        "± is one standard error over the photos. Scores alone: without exchanges that are judged by the "
+        f"outputs on the calibration photos ({record['trials']} trials at most). Noise of each "
+        "weight: the least total of squared rounding errors, each as a share of its weight. Other tools "
+        "chose by the same photos (`search_peers.py`); all choices are quantized in the same way."
+    )
+
+
+def shown_share(row: Record) -> str:
+    if "recovered" not in row:
+        return ""
+    return f"{percent(row['recovered'])} ± {100 * row['standard error']:.1f}"
+
+
+@section("What sensitivities cost and are worth", "search.py scores", "search_scores")
+def search_scores(record: Record) -> Iterator[str]:
+    rows = []
+    for row in record["networks"].values():
+        cells = [row["network"], f"{row['layers']} × {row['choices']}", str(row["inputs"])]
+        cells += [f"{row['CPU seconds']:.0f} s", f"{row['one at a time, CPU seconds']:.0f} s"]
+        cells += [f"{row['times cheaper']:.1f}×"]
+        ranks = ["rank correlation", *(f"rank correlation at {n} bits" for n in (8, 4))]
+        rows.append([*cells, *(f"{row[x]:.3f}" for x in ranks)])
+    head = ["", "layers × choices", "inputs", "all at once", "one at a time", "cheaper"]
+    yield from table([*head, "rank correlation", "at 8 bits", "at 4 bits"], rows)
+    yield ""
+    yield (
+        "CPU time on one thread, as many inputs for each trial as for all sensitivities together. Rank "
+        "correlation (Spearman) with how far the outputs move on other inputs when one layer is quantized: "
+        "divergence of the classes, or squared distance of the embeddings."
+    )
+
+
+@section("Latency as a search expects it", "search_latency.py time", "search_latency")
+def search_latency(record: Record) -> Iterator[str]:
+    rows = []
+    for kind, row in record["kinds"].items():
+        for title, suffix in (("table", ""), ("MACs", " by MACs")):
+            error, rank = row[f"mean error{suffix}"], row[f"rank correlation{suffix}"]
+            cells = [f"{kind}, by {title}", percent(error), f"{rank:.3f}"]
+            rows.append([ours(cell, title == "table") for cell in cells])
+    yield from table(["", "mean error", "rank correlation"], rows)
+    row = next(iter(record["kinds"].values()))
+    again = ", ".join(f"{k} {percent(x['measured again'])}" for k, x in record["kinds"].items())
+    yield ""
+    yield (
+        f"{row['random networks']} random networks cut out of EfficientNet-Lite0 and quantized, all layers "
+        f"(int8) or some (mixed); ONNX Runtime, CPU time of {row['threads']} thread, batch {row['batch']}. "
+        f"The table was filled from {row['networks timed for the table']} other networks. "
+        f"MACs are scaled by the median. The same network measured again differs by: {again}."
+    )
+
+
+@section("A search on two workers", "search_workers.py speed", "search_workers")
+def search_workers(record: Record) -> Iterator[str]:
+    if "speed" in record:
+        row = record["speed"]
+        one, two = row["seconds"].values()
+        yield (
+            f"{row['trials']} trials on Fashion-MNIST: {one:.0f} s on one worker, {two:.0f} s on two, "
+            f"{row['times faster']:.2f} × as fast, and the same config list."
+        )
+        yield ""
+    if "kills" in record:
+        held = record["kills"]
+        parts = [
+            f"{held[x]['same config list']} of {held[x]['killed']} searches {text}"
+            for x, text in (
+                ("workers", "in which a worker was killed"),
+                ("searches", "that were killed and continued"),
+            )
+        ]
+        yield (
+            "`kill -9` at random moments (`search_workers.py kills`): the same config list as without one "
+            f"in {' and '.join(parts)}."
+        )
+
+
+@section(
+    "Half the latency: search against uniform pruning", "search_fashion.py time", "search_fashion"
+)
+def search_fashion(record: Record) -> Iterator[str]:
+    seeds, rows = record["seeds"], []
+    names = {
+        "control": "not pruned, trained as long",
+        "uniform": "the same share of every layer, L1",
+        "search": "channels by `Search`",
+        "search, bits too": "channels and bits by `Search`",
+    }
+    for key, title in names.items():
+        held = [seed[key] for seed in seeds]
+        figures = [100 * x["accuracy"] for x in held]
+        mean = sum(figures) / len(figures)
+        cells = [title, f"{mean:.2f} %", ", ".join(f"{x:.2f}" for x in figures)]
+        for what in ("latency", "macs"):
+            cells.append(f"{sum(x[what] for x in held) / len(held):.2f}")
+        rows.append([ours(cell, key.startswith("search")) for cell in cells])
+    yield from table(["", "accuracy", "by seed", "latency", "MACs"], rows)
+    options = record["options"]
+    yield ""
+    yield (
+        f"A ResNet-8 on Fashion-MNIST, {options['epochs']} epochs, then {options['tune_epochs']} epochs more "
+        f"each way; 10,000 test images as ONNX Runtime executes them, one thread, batch {record['batch']}. "
+        "The search sees training images only."
+    )
