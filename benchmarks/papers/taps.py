@@ -1,4 +1,4 @@
-"""Train LeNet-5 in a third of the time: layers that skip weights that are zero, see taps.c.
+"""Train LeNet-5 faster: layers that skip weights that are zero, see taps.c.
 
 They are ordinary layers with the same names and weights, and with the images in the last axis; pruners and
 files see no difference. Not for quantizers: a weight that is rounded to zero must go on learning. Compiled on
@@ -139,7 +139,7 @@ class ImagesLast(nn.Sequential):
 
 
 def fast(model: nn.Module) -> nn.Module:
-    """Return a network of convolutions with its layers turned into those that skip zeros; others unchanged."""
+    """Return a network with convolutions with its layers made to skip zeros, and any other unchanged."""
     has_convolutions = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
     if not has_convolutions or shutil.which("cc") is None:
         return model
