@@ -11,7 +11,6 @@ epoch. What a seed of a row gave is kept as soon as it is there: start it again 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
@@ -33,6 +32,7 @@ from torch.nn import functional as F
 from lilliput.torch import Distiller
 from papers.datasets import DataSet
 from papers.lenets import NETWORKS
+from papers.taps import fast
 
 CONTROL = "control"  # among the names of rows
 TICKS = 4  # calls of a pruner's schedule in an epoch
@@ -86,6 +86,22 @@ class Row:
     note: str = ""
 
 
+class Answers(nn.Module):
+    """A teacher that answers each training image once: no image is augmented, so no answer changes."""
+
+    rows: Tensor  # of the images that the student has just seen
+
+    def __init__(self, teacher: nn.Module, images: Tensor) -> None:
+        super().__init__()
+        teacher.eval()
+        with torch.no_grad():
+            self.logits = torch.cat([teacher(some) for some in images.split(1024)])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the answers for a batch, which are those of ``rows``."""
+        return self.logits[self.rows]
+
+
 @dataclass(frozen=True)
 class Task:
     """One seed on one data set."""
@@ -103,7 +119,7 @@ class Task:
         budget = self.budget
 
         def make() -> nn.Module:
-            model = NETWORKS[self.network]()
+            model = fast(NETWORKS[self.network]())
             optimizer = torch.optim.Adam(model.parameters(), budget.dense_rate, fused=True)
             self.train(model, optimizer, budget.dense_epochs)
             return model
@@ -139,6 +155,7 @@ class Task:
         epochs: int,
         loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
         on_tick: Callable[[int], None] | None = None,
+        teacher: Answers | None = None,
     ) -> None:
         """Train, with the learning rate on a cosine down to 0."""
         images, labels = self.train_set
@@ -154,6 +171,8 @@ class Task:
                 tick, is_old = divmod(step * TICKS, steps)
                 if on_tick is not None and is_old < TICKS:  # the first step of a tick
                     on_tick(epoch * TICKS + tick)
+                if teacher is not None:
+                    teacher.rows = rows
                 optimizer.zero_grad()
                 loss(model(images[rows]), labels[rows]).backward()
                 optimizer.step()
@@ -171,8 +190,8 @@ class Task:
         What the labels and the teacher count in the loss is the budget's, if ``says`` is not given.
         """
         of_labels, of_teacher = says or (self.budget.labels, 1.0)
-        teacher = self.dense()
-        student = copy.deepcopy(teacher) if model is None else model
+        teacher = Answers(fast(self.dense()), self.train_set[0])
+        student = self.dense() if model is None else model
         optimizer = torch.optim.Adam(student.parameters(), self.budget.rate, fused=True)
         rules = [{"temperature": self.budget.temperature}]
         distiller = Distiller(student, rules, optimizer, teacher=teacher)
@@ -185,7 +204,7 @@ class Task:
 
         tick = getattr(compressor, "update_epoch", None)
         torch.manual_seed(self.seed)
-        self.train(student, optimizer, self.budget.epochs, loss, tick)
+        self.train(student, optimizer, self.budget.epochs, loss, tick, teacher)
         distiller.strip()
         return student, compressor
 
@@ -199,7 +218,8 @@ class Task:
 
         def make() -> nn.Module:
             is_first = self.budget.before is None
-            return self.retrain(None, None if is_first else self.before().controlled()[0])[0]
+            student = self.dense() if is_first else self.before().controlled()[0]
+            return self.retrain(None, fast(student))[0]
 
         return self.kept("control", asdict(self.budget), make)
 

@@ -189,6 +189,15 @@ def test_the_control_is_what_a_row_without_a_compressor_gives(data):
     assert task.control()["error"] == task.error(task.retrain(None)[0])
 
 
+def test_the_teacher_is_asked_once_and_says_what_it_would_say_each_time(data):
+    task = paper().task(data, 0, False)
+    dense = task.dense()
+    images = task.train_set[0]
+    answers = harness.Answers(dense, images)
+    answers.rows = torch.tensor([5, 3, 59])
+    torch.testing.assert_close(answers(images[answers.rows]), dense(images[answers.rows]))
+
+
 def test_every_tick_of_a_schedule_comes_once_in_order(data):
     seen = []
     task = paper().task(data, 0, False)
