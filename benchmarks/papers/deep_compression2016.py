@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn, optim
 
 from lilliput.torch import LevelPruner, LSQQuantizer, load, save
@@ -52,9 +51,7 @@ def small(
     """Return a row's function: round a network that was pruned in the training before, maybe prune more."""
 
     def run(task: Task) -> dict[str, Any]:
-        pruned = han2015.prune(task.before(), *before).to(
-            memory_format=torch.channels_last
-        )  # faster
+        pruned = han2015.prune(task.before(), *before)
         layers = han2015.KEPT[task.network]
         model, _ = task.retrain(lambda *both: attach(*both, layers, bits, kept or before), pruned)
         plain = NETWORKS[task.network]()

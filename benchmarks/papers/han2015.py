@@ -16,7 +16,6 @@ from torch import nn, optim
 
 from lilliput.torch import AGPPruner
 from papers.harness import Budget, Paper, Row, Task, sparse_figures
-from papers.taps import fast
 
 KEPT = {  # shares of the layers' weights that the paper keeps
     "lenet-300-100": {"1": 0.08, "3": 0.09, "5": 0.26},
@@ -61,7 +60,7 @@ def prune(task: Task, *kept: float) -> nn.Module:
     def make() -> nn.Module:
         is_first = task.budget.before is None
         student = task.dense() if is_first else prune(task.before(), *papers_shares(task.network))
-        model: nn.Module = task.retrain(schedule(task, kept), fast(student))[1].strip()
+        model: nn.Module = task.retrain(schedule(task, kept), student)[1].strip()
         return model
 
     return task.kept("agp", [asdict(task.budget), kept], make)[0]

@@ -32,7 +32,6 @@ from torch.nn import functional as F
 from lilliput.torch import Distiller
 from papers.datasets import DataSet
 from papers.lenets import NETWORKS
-from papers.taps import fast
 
 CONTROL = "control"  # among the names of rows
 TICKS = 4  # calls of a pruner's schedule in an epoch
@@ -119,7 +118,7 @@ class Task:
         budget = self.budget
 
         def make() -> nn.Module:
-            model = fast(NETWORKS[self.network]())
+            model = NETWORKS[self.network]()
             optimizer = torch.optim.Adam(model.parameters(), budget.dense_rate, fused=True)
             self.train(model, optimizer, budget.dense_epochs)
             return model
@@ -190,7 +189,7 @@ class Task:
         What the labels and the teacher count in the loss is the budget's, if ``says`` is not given.
         """
         of_labels, of_teacher = says or (self.budget.labels, 1.0)
-        teacher = Answers(fast(self.dense()), self.train_set[0])
+        teacher = Answers(self.dense(), self.train_set[0])
         student = self.dense() if model is None else model
         optimizer = torch.optim.Adam(student.parameters(), self.budget.rate, fused=True)
         rules = [{"temperature": self.budget.temperature}]
@@ -219,7 +218,7 @@ class Task:
         def make() -> nn.Module:
             is_first = self.budget.before is None
             student = self.dense() if is_first else self.before().controlled()[0]
-            return self.retrain(None, fast(student))[0]
+            return self.retrain(None, student)[0]
 
         return self.kept("control", asdict(self.budget), make)
 

@@ -217,7 +217,13 @@ def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
 def whole_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """Return a copy of a model with all that it keeps; ``memo`` is that of copy.deepcopy."""
     cached = [t for module in model.modules() for t in cached_tensors(module)]
-    twin: nn.Module = _deepcopy(model, (memo or {}) | _computed(cached))
+    try:
+        twin: nn.Module = _deepcopy(model, (memo or {}) | _computed(cached))
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be copied, which its analysis needs: {type(error).__name__}: "
+            f"{error}. Locks, generators and open files must not be attributes of modules."
+        ) from error
     return twin
 
 

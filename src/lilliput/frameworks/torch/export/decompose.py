@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from operator import getitem
 from threading import RLock
 from typing import Any
 
@@ -106,15 +107,15 @@ def take_apart(program: Any, known: set[Any], table: Table) -> bool:
         return False
     outputs = {x.arg.name for x in program.graph_signature.output_specs}
     due = [x for x in nodes if _is_operator(x) and x.target not in known and not _is_check(x)]
-    if any(x.name in outputs for x in due):
-        return False  # the signature goes by names
     # torch takes these apart as well, known or not.
-    shapers = {x for x in nodes if _is_operator(x) and _is_compound_view(x.target)}
-    due = [x for x in nodes if x in due or (x in shapers and x.name not in outputs)]
+    due += [x for x in nodes if _is_operator(x) and _is_compound_view(x.target) and x not in due]
+    if any(x.name in outputs for node in due for x in (node, *_pieces(node))):
+        return False  # the signature goes by names
     parts: list[tuple[fx.Node, fx.Graph | None]] = []
     for node in due:
-        found = None if _changes_nothing(node) else _parts(node, table)
-        if found is None and not _changes_nothing(node):
+        is_needless = _changes_nothing(node)
+        found = None if is_needless else _parts(node, table)
+        if found is None and not is_needless:
             return False
         if found is not None and not all(_is_fine(x, known) for x in found.nodes):
             return False
@@ -126,6 +127,11 @@ def take_apart(program: Any, known: set[Any], table: Table) -> bool:
     graph.lint()
     program.graph_module.recompile()
     return True
+
+
+def _pieces(node: fx.Node) -> list[fx.Node]:
+    """Return who picks one of several results of an operator."""
+    return [x for x in node.users if x.target is getitem]
 
 
 def _is_operator(node: fx.Node) -> bool:
