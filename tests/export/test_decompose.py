@@ -58,6 +58,18 @@ class PoolsLast(nn.Module):
         return nn.functional.adaptive_avg_pool2d(x * 2, 1)
 
 
+class Pieces(nn.Module):
+    """Returns pieces of an operator that is taken apart."""
+
+    def forward(self, x):
+        return (x * 2).chunk(2, -1)[1]
+
+
+class Transposed(nn.Module):
+    def forward(self, x):
+        return (x * 2).mT
+
+
 def exported(model, x):
     rows = torch.export.Dim.DYNAMIC
     return torch.onnx.export(
@@ -90,6 +102,7 @@ def answers(monkeypatch):
 
 IMAGE, TEXT = torch.linspace(-2, 2, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8), torch.randn(2, 5, 4)
 CASES = [(Cnn, IMAGE, True), (Mask, TEXT, True), (InPlace, IMAGE, False), (PoolsLast, IMAGE, False)]
+CASES += [(Pieces, TEXT, False), (Transposed, TEXT, False)]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

@@ -100,12 +100,13 @@ def test_a_dry_run_checks_later_rules_against_the_two_layers():
 
 
 def test_layers_that_stay_are_noted(tmp_path):
-    steps = recipe({"factorize": "svd", "config": [{"op_names": ["6"], "rank": 3}]})
+    steps = recipe({"factorize": "svd", "config": [{"op_names": ["4", "6"], "rank": 3}]})
     result = run(steps, tmp_path / "run", progress=False)
     assert any(
         note.startswith("6: not factorized, two layers of rank 3") for note in result.receipt.notes
     )
-    assert read_run(result.folder).model.factorized == []
+    (done,) = read_run(result.folder).model.factorized
+    assert [rule["op_names"] for rule in done.config] == [["4"]]
 
 
 @pytest.mark.parametrize(
@@ -140,3 +141,9 @@ def test_a_run_with_compressors_on_its_model_is_refused(tmp_path):
     again = {**recipe(FACTORIZE), "model": str(tmp_path / "first")}
     with pytest.raises(ConfigError, match="pruners or quantizers on its model"):
         run(again, tmp_path / "second", progress=False)
+
+
+def test_a_step_that_would_replace_nothing_is_refused(tmp_path):
+    step = {"factorize": "svd", "config": [{"op_names": ["4"], "rank": 15}]}
+    with pytest.raises(ConfigError, match=r"replaces no layer\. 4: two layers of rank 15"):
+        run(recipe(step), tmp_path / "run", progress=False)

@@ -247,7 +247,7 @@ def test_a_run_from_another_run_is_timed_in_one_runtime(tmp_path, monkeypatch):
     second = _written(tmp_path / "b.json", {**head, "model": "a"}, [EXPORT])
     receipt = run(second, tmp_path / "b", progress=False).receipt
     assert receipt.before.runtime == receipt.after.runtime and receipt.before.p50
-    assert len(receipt.before.readings) == len(receipt.after.readings) == 2
+    assert len(receipt.before.readings) == len(receipt.after.readings) >= 2
 
 
 def test_a_model_that_takes_long_to_make_is_not_timed_at_another_time(tmp_path, monkeypatch):

@@ -63,6 +63,14 @@ def test_noisy_latencies_make_no_claim_about_speed(before, after, words):
     assert next(row for row in receipt.rows() if row[0] == "latency p50")[3] == "noisy"
 
 
+def test_a_ratio_by_the_clock_that_cpu_time_does_not_confirm_is_noise():
+    """A steady load: both halves of the calls agree, at two or three times the time that they need."""
+    one = changed(BEFORE, runtime="ONNX Runtime", p50=14.6, readings=(14.6, 14.5, 6.1))
+    two = changed(AFTER, p50=10.7, readings=(10.7, 10.8, 2.8))
+    assert "faster" not in Receipt(one, two).verdict
+    assert "gave 6.1 and 14.6 ms" in Receipt(one, two).verdict
+
+
 def test_load_that_both_sides_meet_leaves_the_ratio():
     one = changed(BEFORE, runtime="ONNX Runtime", readings=(2.0, 2.8))
     assert "4.0× faster" in Receipt(one, changed(AFTER, readings=(0.5, 0.68))).verdict

@@ -442,7 +442,7 @@ def test_what_findings_rest_on_must_be_the_same(others, differing, tmp_path):
     }
     Search(trained(), CHOICES, **given).start(tmp_path).journal.note("baseline", 1.0)
     assert Search(trained(), CHOICES, **given).start(tmp_path).baseline == 1.0
-    with pytest.raises(StateError, match=rf"started with another {differing}; .*remove this one"):
+    with pytest.raises(StateError, match=rf"started with different {differing}; .*remove this one"):
         Search(trained(), CHOICES, **{**given, **others}).start(tmp_path)
 
 

@@ -94,6 +94,10 @@ class Factorization:
         """
         return [{"op_names": [name], "rank": rank} for name, rank in self.ranks.items()]
 
+    def why_left(self) -> str:
+        """Return why layers stay as they are, in one line."""
+        return "; ".join(f"{name}: {why}" for name, why in self.left.items())
+
     def __str__(self) -> str:
         width = max(map(len, self.ranks), default=0)
         lines = [f"{len(self.ranks)} layers became two each:"]
@@ -107,7 +111,7 @@ class Factorization:
 
 @register_factorizer("svd")
 class SVDFactorizer(Compressor):
-    """Replace layers by two smaller ones each, by their singular values, at ``compress()``.
+    """Replace each layer with two smaller ones, by singular value decomposition.
 
     A layer stays as it is, and ``result.left`` says why, where two layers would not have fewer weights, or
     cannot take its place: grouped convolutions, tied weights, subclasses of these layers. Make the
@@ -156,7 +160,7 @@ class SVDFactorizer(Compressor):
             **found, receipt=Receipt(_figures("original", before), _figures("factorized", after))
         )
         if not pairs:
-            log.warning("SVDFactorizer: no layer was replaced: %s.", found["left"])
+            log.warning("SVDFactorizer: no layer was replaced. %s.", self.result.why_left())
         self._has_compressed = True
         return self.bound_model
 

@@ -97,4 +97,5 @@ def _difference(one: Figures, two: Figures) -> float:
 
 
 def _pair(values: Sequence[float]) -> str:
-    return " and ".join(f"{value:.3g}" for value in values)
+    shown = values if len(values) == 2 else (min(values), max(values))
+    return " and ".join(f"{value:.3g}" for value in shown)

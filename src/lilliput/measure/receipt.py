@@ -51,8 +51,8 @@ class Figures:
     metric : float, optional
         What the user's evaluation gave.
     readings : tuple of float
-        Milliseconds per call in the median, of the first and of the second half of the calls: where
-        they disagree, the machine was busy with something else.
+        Milliseconds per call in the median, of the first and of the second half of the calls and, on one
+        thread, of CPU time: where they disagree, the machine was busy with something else.
     coded : int, optional
         Bytes of the weights as a compact file; see :func:`lilliput.torch.save`.
     """

@@ -166,6 +166,9 @@ def _check_steps(session: Session) -> dict[int, dict[int | str, list[str]]]:
                 session.model = _copy_to_factorize(session)
                 made = [algorithm_of("factorize", step.factorize)(session.model, step.config)]
                 made[0].compress()
+                if not made[0].result.ranks:
+                    why = f"replaces no layer. {made[0].result.why_left()}. Choose a lower rank."
+                    raise ConfigError([Problem("factorize", why)])
         except ConfigError as error:
             problems += [Problem(f"step {index + 1} → {x.path}", x.message) for x in error.problems]
             continue

@@ -206,9 +206,9 @@ def only_reader(value: ir.Value) -> ir.Node | None:
 
 
 def layers_of(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Yield the nodes that are layers."""
+    """Yield the nodes that are layers; an Einsum of one tensor only moves and adds its numbers."""
     for node in graph:
-        is_known = node.domain in ("", CONTRIB)
+        is_known = node.domain in ("", CONTRIB) and len(node.inputs) > 1
         if node.op_type in LAYERS and is_known and (node.domain, node.op_type) != _OWN_ATTENTION:
             yield node
 
