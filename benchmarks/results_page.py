@@ -88,9 +88,9 @@ def trained(record: Record) -> Iterator[str]:
         f"{record['rounds']} interleaved rounds). The CNNs are evaluated on {tested} photos, with the float "
         f"model's prediction as ground truth; MiniLM retrieves {tested} Reuters articles by their titles "
         "(R@1). The CNNs use default settings; the language models use dynamic quantization of the inputs of "
-        "linear layers. ONNX Runtime's tools run with `per_channel=True`, which makes their files more accurate "
-        "than their defaults do. Only layers with weights are counted: in both MiniLM files, the matrix products of "
-        "queries, keys and values stay in float."
+        "linear layers. ONNX Runtime's tools run with `per_channel=True`, which makes their files more "
+        "accurate than their defaults do. Only layers with weights are counted: in both MiniLM files, the "
+        "matrix products of queries, keys and values stay in float."
     )
     if "stories15m" in record["networks"]:
         yield ""
