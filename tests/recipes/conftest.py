@@ -1,9 +1,12 @@
 """One undisturbed run that the tests look at and compare with."""
 
 import hashlib
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for stopped_runs.py
 
 collect_ignore = ["kill.py", "project"]  # run by tests, not collected for doctests
 PROJECT = Path(__file__).parent / "project"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stopped_runs import Stopped, stop_after
 
 pytest.importorskip("torch")
 
@@ -31,18 +32,6 @@ def importable(monkeypatch):
 
 def recipe(*steps):
     return {**HEAD, "steps": list(steps)}
-
-
-class Stopped(Exception):
-    """Raised by a progress function, as if somebody stopped the run."""
-
-
-def stop_after(number):
-    def progress(event):
-        if event.seconds is not None and event.number >= number:
-            raise Stopped
-
-    return progress
 
 
 def test_the_two_layers_multiply_to_the_truncated_weight(tmp_path):

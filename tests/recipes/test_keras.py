@@ -7,15 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stopped_runs import Stopped
 
 from lilliput.errors import UnsupportedModelError
 from lilliput.recipes import load_run, run
 
 RECIPE = Path(__file__).parent / "project" / "dense.yaml"
-
-
-class Stopped(Exception):
-    """Raised by a progress function, as if somebody stopped the run."""
 
 
 @pytest.mark.slow

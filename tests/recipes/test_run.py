@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stopped_runs import Stopped, stop_after
 
 pytest.importorskip("torch")
 
@@ -19,18 +20,6 @@ from lilliput.recipes.opening import make_model
 
 HERE = Path(__file__).parent
 SMALL = HERE / "project" / "small.yaml"
-
-
-class Stopped(Exception):
-    """Raised by a progress function, as if somebody stopped the run."""
-
-
-def stop_after(number):
-    def progress(event):
-        if event.seconds is not None and event.number >= number:
-            raise Stopped
-
-    return progress
 
 
 def test_a_recipe_runs_to_receipt_report_and_files(small):

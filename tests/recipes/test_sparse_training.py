@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from stopped_runs import Stopped, stop_after
 
 pytest.importorskip("torch")
 
@@ -19,10 +20,6 @@ STEPS = {
     "sparse_vd": ("sparsity: 0.8", "training_epochs: 2, training_examples: 96"),
     "lottery_ticket": ("sparsity: 0.8, prune_iterations: 2", ""),
 }
-
-
-class Stopped(Exception):
-    """Raised by a progress function, as if somebody stopped the run."""
 
 
 def recipe(folder, name):
@@ -53,12 +50,8 @@ def test_a_stopped_run_goes_on_as_if_it_never_stopped(name, tmp_path, digest):
     path = recipe(tmp_path / "project", name)
     whole = run(path, tmp_path / "whole", progress=False)
 
-    def stop(event):
-        if event.seconds is not None and event.number >= 4:
-            raise Stopped
-
     with pytest.raises(Stopped):
-        run(path, tmp_path / "parts", progress=stop)
+        run(path, tmp_path / "parts", progress=stop_after(4))
     run(path, tmp_path / "parts", resume=True, progress=False)
     assert digest(tmp_path / "parts") == digest(tmp_path / "whole")
     after = whole.receipt.after
