@@ -137,7 +137,7 @@ def test_auto_goes_on_and_ends_with_the_file_that_keeps_the_budget(project, tmp_
     assert {"model.onnx", "model.safetensors"} <= {path.name for path in result.files}
     made = folder / "auto-1" / "model.onnx"
     assert (folder / "model.onnx").read_bytes() == made.read_bytes()
-    assert any("model.onnx is what auto has made" in note for note in receipt.notes)
+    assert any("model.onnx was written by auto" in note for note in receipt.notes)
 
 
 @pytest.mark.slow
