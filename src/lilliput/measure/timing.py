@@ -61,7 +61,9 @@ def measure_opened(
     calls = [how.caller(model, inputs) for model, how in models]
     times = time_calls(calls, runs)
     is_single = all(_SINGLE in how.runtime() for _, how in models)
-    busy = time_calls(calls, runs and _FEWEST, clock=time.process_time) if is_single else None
+    busy: list[list[float]] | None = None
+    if is_single:  # warm already
+        busy = time_calls(calls, runs and _FEWEST, warm_up=0, clock=time.process_time)
     return [
         figures_of(
             names[i],

@@ -106,9 +106,7 @@ def take_apart(program: Any, known: set[Any], table: Table) -> bool:
     if len([*program.graph_module.modules()]) > 1 or any(map(_writes, nodes)):
         return False
     outputs = {x.arg.name for x in program.graph_signature.output_specs}
-    due = [x for x in nodes if _is_operator(x) and x.target not in known and not _is_check(x)]
-    # torch takes these apart as well, known or not.
-    due += [x for x in nodes if _is_operator(x) and _is_compound_view(x.target) and x not in due]
+    due = [x for x in nodes if _is_operator(x) and not _is_check(x) and _is_due(x, known)]
     if any(x.name in outputs for node in due for x in (node, *_pieces(node))):
         return False  # the signature goes by names
     parts: list[tuple[fx.Node, fx.Graph | None]] = []
@@ -127,6 +125,11 @@ def take_apart(program: Any, known: set[Any], table: Table) -> bool:
     graph.lint()
     program.graph_module.recompile()
     return True
+
+
+def _is_due(node: fx.Node, known: set[Any]) -> bool:
+    """Whether an operator is taken apart: views that others make up are by torch, too, known or not."""
+    return node.target not in known or _is_compound_view(node.target)
 
 
 def _pieces(node: fx.Node) -> list[fx.Node]:
