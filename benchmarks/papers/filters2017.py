@@ -11,6 +11,7 @@ MACs.
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -39,9 +40,10 @@ def by_norm(model: nn.Module, example: Tensor, _: list[Tensor]) -> None:
 
 
 def by_least_squares(model: nn.Module, example: Tensor, batches: list[Tensor]) -> None:
+    original = copy.deepcopy(model)
     pruner = LeastSquaresPruner(model, RULES, example_inputs=example)
-    pruner.calibrate(batches, progress=False)
-    reconstruct(pruner.compress(), batches)
+    pruner.calibrate(batches)
+    reconstruct(pruner.compress(), batches, original, progress=False)
 
 
 def cut(prune: Callable[..., None]) -> Callable[[Task], dict[str, Any]]:

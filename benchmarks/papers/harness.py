@@ -208,7 +208,8 @@ class Task:
         optimizer = self.optimizer(student, self.budget.rate)
         rules = [{"temperature": self.budget.temperature}]
         distiller = Distiller(student, rules, optimizer, teacher=teacher)
-        student = distiller.compress()
+        if of_teacher:
+            student = distiller.compress()
         compressor = attach(student, optimizer) if attach is not None else None
 
         def loss(logits: Tensor, labels: Tensor) -> Tensor:
