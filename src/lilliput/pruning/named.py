@@ -7,9 +7,16 @@ from typing import Any
 
 from lilliput.core.masker import WeightMasker
 from lilliput.errors import ConfigError
-from lilliput.pruning.criterion import CriterionPruner
+from lilliput.pruning.criterion import CriterionArguments, CriterionPruner
 from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.registry import pruners
+
+
+class NamedCriterionArguments(CriterionArguments, total=False):
+    """What pruners that borrow a criterion are made with; see :class:`NamedCriterionPruner`."""
+
+    pruning_algorithm: str | type
+    pruning_params: Mapping[str, Any] | None
 
 
 class NamedCriterionPruner(CriterionPruner):
