@@ -34,6 +34,7 @@ from pydantic import Field
 
 from lilliput.config.spec import Count, Rule, SparsityRule
 from lilliput.core.arguments import passes_on
+from lilliput.core.checks import checked_flag
 from lilliput.errors import StageError, UnsupportedModelError
 from lilliput.ops.namespace import namespace
 from lilliput.pruning.criterion import check_counts
@@ -118,7 +119,7 @@ class LotteryTicketPruner(ScheduledPruner):
         check_counts(1, epochs_per_round=epochs_per_round)
         check_counts(0, rewind_epoch=rewind_epoch)
         self.epochs_per_round, self.rewind_epoch = epochs_per_round, rewind_epoch
-        self.reset_weights = reset_weights
+        self.reset_weights = checked_flag("reset_weights", reset_weights)
         self._others: list[Any] = []  # wrappers of all parameters, which are not attached
         super().__init__(*args, **others)
         self.set_wrappers_attribute("early_values", None)  # of all parameters, held by the first

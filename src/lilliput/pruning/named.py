@@ -45,6 +45,11 @@ class NamedCriterionPruner(CriterionPruner):
         groups: Any = None,
         pruning_params: Mapping[str, Any] | None = None,
     ) -> None:
+        if pruning_params is not None and not isinstance(pruning_params, Mapping):
+            raise ConfigError(
+                f"pruning_params: received {pruning_params!r}, expected a dict of keyword arguments of the "
+                "criterion."
+            )
         super().__init__(
             model,
             config_list,

@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lilliput.core.arguments import passes_on
-from lilliput.errors import ConfigError
+from lilliput.core.checks import checked_number
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner, filters
 from lilliput.pruning.criterion import (
@@ -51,9 +51,8 @@ class SlimMasker(TrainingMasker, ChannelMasker):
     ) -> None:
         super().__init__(model, pruner)
         check_counts(0, training_epochs=training_epochs)
-        if not scale >= 0:
-            raise ConfigError(f"scale: received {scale!r}, expected 0 or more.")
-        self.training_epochs, self.scale = training_epochs, scale
+        self.training_epochs = training_epochs
+        self.scale = checked_number("scale", scale, "0 or more", lambda x: x >= 0)
         self.is_penalizing = False
 
     def score(self, wrapper: Any) -> Tensor:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
 from lilliput.core.arguments import passes_on
+from lilliput.core.checks import checked_flag
 from lilliput.core.masker import Targets, WeightMasker
 from lilliput.errors import ConfigError, Problem
 from lilliput.ops.namespace import Tensor, namespace
@@ -114,7 +115,7 @@ class SoftScheduledPruner(ScheduledPruner):
     ) -> None:
         if hard_epoch is not None and not soft:
             raise ConfigError("hard_epoch: received without soft=True, which it requires.")
-        self.computes_weights = soft
+        self.computes_weights = checked_flag("soft", soft)
         self.hard_epoch = None if hard_epoch is None else checked_epoch(hard_epoch)
         super().__init__(*args, **others)
         if soft:
