@@ -17,7 +17,7 @@ from lilliput.export.targets.executed import ExecutedFile, open_file
 from lilliput.export.targets.measured import MeasuredFile
 from lilliput.export.targets.table import target_for
 from lilliput.frameworks.exporting.layer import Layer
-from lilliput.measure.receipt import Receipt, take_receipt
+from lilliput.measure.receipt import COUNTED, Receipt, take_receipt
 from lilliput.measure.timing import how_to_measure_model, measure_opened
 
 
@@ -113,15 +113,10 @@ class ExportResult:
                 path = Path(folder, f"float{self.path.suffix}")
                 self._write_float(path)
                 before, after = measure_opened([_opened(path), file], inputs, names)
-            if None in (before.parameters, before.nonzeros, before.macs):
+            if None in [getattr(before, name) for name in COUNTED]:
                 (held,) = measure_opened([given], inputs, names, runs=0)
-                counts = {
-                    "parameters": held.parameters,
-                    "nonzeros": held.nonzeros,
-                    "macs": held.macs,
-                }
-                missing = {k: x for k, x in counts.items() if getattr(before, k) is None}
-                before = replace(before, **missing)
+                missing = [name for name in COUNTED if getattr(before, name) is None]
+                before = replace(before, **{name: getattr(held, name) for name in missing})
         known = {"parameters": before.parameters, "macs": before.macs}
         found = [x.max_error for x in self.runtimes.values()]
         return take_receipt(
