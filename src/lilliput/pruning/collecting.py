@@ -9,6 +9,7 @@ from lilliput.config.select import Selection
 from lilliput.core.arguments import passes_on
 from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
 from lilliput.ops.namespace import Tensor, namespace
+from lilliput.progress import track
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner
 from lilliput.pruning.criterion import CriterionArguments, check_counts
 
@@ -150,7 +151,13 @@ class CollectingPruner(ChannelPruner):
                 "exposes none; call calibrate(batches) before training."
             )
 
-    def calibrate(self, batches: Iterable[Any], forward: Callable[..., Any] | None = None) -> None:
+    def calibrate(
+        self,
+        batches: Iterable[Any],
+        forward: Callable[..., Any] | None = None,
+        *,
+        progress: bool = True,
+    ) -> None:
         """Run batches, without training on them, and prune by what they show.
 
         The model is in eval mode meanwhile, and left as it was.
@@ -163,6 +170,8 @@ class CollectingPruner(ChannelPruner):
             ``forward(model, batch)``. By default a tensor or dict is what the model is called with, and
             a tuple its arguments, as in ``example_inputs``, or ``(inputs, targets)``: the parts that
             ``example_inputs`` or ``forward`` of the model has, and no targets.
+        progress : bool
+            Whether to show a progress bar on a terminal.
         """
         if self._wrappers is None:
             raise StageError(
@@ -172,7 +181,7 @@ class CollectingPruner(ChannelPruner):
         masker.start()
         masker.is_calibrating = True
         try:
-            self._run(masker.number(batches), forward)
+            self._run(masker.number(track(batches, "calibrating", progress)), forward)
             masker.finish()
         except BaseException:
             masker.start_over()
