@@ -114,8 +114,8 @@ def _receipt_now(made: Shrunk) -> Receipt:
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(made.model).__name__} passed its check and failed when it was timed ({error}), so what "
-            "it computes depends on chance or on earlier calls. It has been cut: start again from the original, "
-            "and make its forward compute the same in each call in evaluation."
+            "it computes depends on chance or on earlier calls. It has been cut: start again from the "
+            "original, and make its forward compute the same in each call in evaluation."
         ) from error
 
 
