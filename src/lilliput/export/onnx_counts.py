@@ -93,8 +93,8 @@ def _zero_counts(graph: Any) -> dict[str, int]:
             zeros = stored.integers == stored.spread(stored.zero_point)
             found[node.inputs[0].name] = int(np.count_nonzero(zeros))
         integers = _integers_of(node) if node.op_type == "Sub" else None
-        held = (integers, None if integers is None else _origin(node.inputs[1]))
-        if all(x is not None and x.const_value is not None for x in held):
+        held = [] if integers is None else [integers, _origin(node.inputs[1])]
+        if held and all(x.const_value is not None for x in held):
             values, zero = (x.const_value.numpy().astype(np.int32) for x in held)
             rows = values.reshape(*zero.shape[:-1], -1)  # a zero point for each group of inputs
             found[held[0].name] = int(np.count_nonzero(rows == zero))
@@ -127,8 +127,9 @@ def _integers_of(node: Any) -> Any:
 
 def _is_dynamic_scale(value: Any) -> bool:
     made_by = None if value is None else value.producer()
-    is_dynamic = made_by is not None and made_by.op_type == "DynamicQuantizeLinear"
-    return is_dynamic and value is made_by.outputs[1]
+    if made_by is None or made_by.op_type != "DynamicQuantizeLinear":
+        return False
+    return value is made_by.outputs[1]
 
 
 def _rounded_types() -> tuple[Any, ...]:

@@ -145,7 +145,7 @@ class Factorizer(Compressor):
         config : mapping
             The rule that took the layer.
         """
-        return min(int(config.get("rank") or 0), *weight.shape)
+        return int(min(config.get("rank") or 0, *weight.shape))
 
     def factors(self, weight: Array, rank: int) -> tuple[Array, Array]:
         """Return (outputs, rank) and (rank, inputs), whose product takes the place of a weight."""

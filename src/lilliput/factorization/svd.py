@@ -80,7 +80,7 @@ class SVDFactorizer(Factorizer):
     rule: ClassVar[type[Rule]] = SVDRule
     paper = "Denton et al. 2014, Exploiting linear structure within convolutional networks"
 
-    _parts: Decomposition | None = None  # of the weight that was asked about last
+    _last: Decomposition | None = None  # of the weight that was asked about last
 
     def rank_of(self, weight: Array, config: Mapping[str, Any]) -> int:
         """Return the rank that a rule asks for; only ``energy`` needs the singular values."""
@@ -98,6 +98,6 @@ class SVDFactorizer(Factorizer):
     def _decomposition(self, weight: Array) -> Decomposition:
         from lilliput.ops.low_rank import Decomposition  # here: importing Lilliput is to be quick
 
-        if self._parts is None or self._parts.matrix is not weight:
-            self._parts = Decomposition(weight, has_vectors=not self.is_laying_out)
-        return self._parts
+        if self._last is None or self._last.matrix is not weight:
+            self._last = Decomposition(weight, has_vectors=not self.is_laying_out)
+        return self._last

@@ -36,7 +36,7 @@ class Decomposition:
         """The singular values."""
         if self.has_vectors:
             return self.parts[1]
-        return np.linalg.svd(self.matrix, compute_uv=False)
+        return np.asarray(np.linalg.svd(self.matrix, compute_uv=False))
 
     @property
     def full(self) -> int:
