@@ -30,11 +30,13 @@ def machine(measured: Iterable[Record]) -> str:
     return f"{' and '.join(dict.fromkeys(names))}, {' and '.join(dates)}"
 
 
-def table(head: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
+def table(head: list[str], rows: Iterable[list[str]], note: str = "") -> Iterator[str]:
+    """Yield the lines of a table, and of what there is to say about it below."""
     yield f"| {' | '.join(head)} |"
     yield "|" + "---|" * len(head)
     for row in rows:
         yield f"| {' | '.join(row)} |"
+    yield from ("", note) if note else ()
 
 
 def ours(text: str, is_ours: bool) -> str:

@@ -80,10 +80,8 @@ def trained(record: Record) -> Iterator[str]:
             cells += [shown_speed(row), score, "{} of {}".format(*row["integer_layers"])]
             name = title if title == "Lilliput" else f"ONNX Runtime's `{title}`"
             rows.append([ours(cell, title == "Lilliput") for cell in [name, *cells]])
-    yield from table(head, rows)
     tested = record["tested"]
-    yield ""
-    yield (
+    note = (
         "Speed is relative to the float file in ONNX Runtime with one thread and batch size 1 (median of "
         f"{record['rounds']} interleaved rounds). The CNNs are evaluated on {tested} photos, with the float "
         f"model's prediction as ground truth; MiniLM retrieves {tested} Reuters articles by their titles "
@@ -92,6 +90,7 @@ def trained(record: Record) -> Iterator[str]:
         "accurate than their defaults do. Only layers with weights are counted: in both MiniLM files, the "
         "matrix products of queries, keys and values stay in float."
     )
+    yield from table(head, rows, note)
     if "stories15m" in record["networks"]:
         yield ""
         yield (
@@ -166,14 +165,13 @@ def criteria(record: Record) -> Iterator[str]:
             title = "nothing removed" if title == "nothing" else title
             cells = [title, *scores, f"{row['latency']:.2f}" if "latency" in row else "1"]
             rows.append([ours(cell, title == "least squares") for cell in cells])
-    yield from table(["", *states, "latency"], rows)
-    yield ""
-    yield (
+    note = (
         "Channels (for MiniLM, heads and neurons) are ranked globally across layers; latency is that of the "
         "cut network relative to the original. *Recalibrated* is `recalibrate(model, batches)`, which needs "
         "batches that resemble the training data. Here the batches are photos of fruit, so even the "
         "unpruned network gets worse. Empty cells were not measured."
     )
+    yield from table(["", *states, "latency"], rows, note)
 
 
 @section("EfficientNet-Lite with fewer multiplications", "pruned.py", "pruned")
@@ -191,9 +189,7 @@ def pruned(record: Record) -> Iterator[str]:
                     title = state if steps is None else f"{state}, {steps} steps"
                     rows.append([percent(row["share"]), title, *figures])
     head = ["MACs", "", "same class as float", "kind of fruit", "divergence from float"]
-    yield from table(head, rows)
-    yield ""
-    yield (
+    note = (
         f"`LeastSquaresPruner` and `reconstruct` see {network['calibrated']} unlabelled photos; the results "
         f"are evaluated on {record['tested']} others, where one standard error is about 1.5 points. All "
         f"settings were chosen on Lite0. *Distilled* means {network['minutes']:.0f} minutes of CPU time on "
@@ -201,6 +197,7 @@ def pruned(record: Record) -> Iterator[str]:
         "the best ones. Divergence is the Kullback-Leibler divergence between class probabilities, in nats "
         "(empty cells were not measured)."
     )
+    yield from table(head, rows, note)
 
 
 @section(

@@ -27,14 +27,13 @@ def search_bits(record: Record) -> Iterator[str]:
     bits = sum(row["average bits"] for row in random) / len(random)
     text = f"{percent(min(shares))} to {percent(max(shares))}"
     rows.append([f"at random, {len(random)} times", f"{bits:.2f}", percent(same), text])
-    yield from table(["", "bits on average", "same class as float", "recovered"], rows)
-    yield ""
-    yield (
+    note = (
         "± is one standard error over the photos. Scores alone: without exchanges that are judged by the "
         f"outputs on the calibration photos ({record['trials']} trials at most). Noise of each "
         "weight: the least total of squared rounding errors, each as a share of its weight. Other tools "
         "chose by the same photos (`search_peers.py`); all choices are quantized in the same way."
     )
+    yield from table(["", "bits on average", "same class as float", "recovered"], rows, note)
 
 
 def shown_share(row: Record) -> str:
@@ -53,13 +52,12 @@ def search_scores(record: Record) -> Iterator[str]:
         ranks = ["rank correlation", *(f"rank correlation at {n} bits" for n in (8, 4))]
         rows.append([*cells, *(f"{row[x]:.3f}" for x in ranks)])
     head = ["", "layers × choices", "inputs", "all at once", "one at a time", "cheaper"]
-    yield from table([*head, "rank correlation", "at 8 bits", "at 4 bits"], rows)
-    yield ""
-    yield (
+    note = (
         "CPU time on one thread, as many inputs for each trial as for all sensitivities together. Rank "
         "correlation (Spearman) with how far the outputs move on other inputs when one layer is quantized: "
         "divergence of the classes, or squared distance of the embeddings."
     )
+    yield from table([*head, "rank correlation", "at 8 bits", "at 4 bits"], rows, note)
 
 
 @section("Latency as a search expects it", "search_latency.py time", "search_latency")
@@ -70,16 +68,15 @@ def search_latency(record: Record) -> Iterator[str]:
             error, rank = row[f"mean error{suffix}"], row[f"rank correlation{suffix}"]
             cells = [f"{kind}, by {title}", percent(error), f"{rank:.3f}"]
             rows.append([ours(cell, title == "table") for cell in cells])
-    yield from table(["", "mean error", "rank correlation"], rows)
     row = next(iter(record["kinds"].values()))
     again = ", ".join(f"{k} {percent(x['measured again'])}" for k, x in record["kinds"].items())
-    yield ""
-    yield (
+    note = (
         f"{row['random networks']} random networks cut out of EfficientNet-Lite0 and quantized, all layers "
         f"(int8) or some (mixed); ONNX Runtime, CPU time of {row['threads']} thread, batch {row['batch']}. "
         f"The table was filled from {row['networks timed for the table']} other networks. "
         f"MACs are scaled by the median. The same network measured again differs by: {again}."
     )
+    yield from table(["", "mean error", "rank correlation"], rows, note)
 
 
 @section("A search on two workers", "search_workers.py speed", "search_workers")
@@ -126,11 +123,10 @@ def search_fashion(record: Record) -> Iterator[str]:
         for what in ("latency", "macs"):
             cells.append(f"{sum(x[what] for x in held) / len(held):.2f}")
         rows.append([ours(cell, key.startswith("search")) for cell in cells])
-    yield from table(["", "accuracy", "by seed", "latency", "MACs"], rows)
     options = record["options"]
-    yield ""
-    yield (
+    note = (
         f"A ResNet-8 on Fashion-MNIST, {options['epochs']} epochs, then {options['tune_epochs']} epochs more "
         f"each way; 10,000 test images as ONNX Runtime executes them, one thread, batch {record['batch']}. "
         "The search sees training images only."
     )
+    yield from table(["", "accuracy", "by seed", "latency", "MACs"], rows, note)

@@ -1,8 +1,10 @@
 """Docstrings on the site: reStructuredText becomes Markdown, shared descriptions become one item."""
 
+import inspect
 import re
+from importlib import import_module
 
-from griffe import Extension
+from griffe import Extension, Parameter, ParameterKind, Parameters
 
 _ROLE = re.compile(r":(?:class|func|meth|mod|data|attr):`~?([\w.]+)`")
 _SECTION = re.compile(r"^\w[\w ]*\n-{3,}$", re.MULTILINE)
@@ -21,6 +23,24 @@ class MarkdownDocstrings(Extension):
         """Translate the docstring of one object."""
         if obj.docstring:
             obj.docstring.value = to_markdown(obj.docstring.value)
+
+    def on_function(self, *, func, **_):
+        """Give a constructor the arguments that it passes on to a base class."""
+        if any("passes_on" in str(decorator.value) for decorator in func.decorators):
+            cls = getattr(import_module(func.module.path), func.parent.name)
+            shown = inspect.signature(cls.__init__).parameters.values()
+            func.parameters = Parameters(*map(_parameter, shown))
+
+
+def _parameter(shown):
+    """Return a parameter as the site knows it."""
+    is_given, is_typed = (x is not shown.empty for x in (shown.default, shown.annotation))
+    return Parameter(
+        shown.name,
+        annotation=shown.annotation if is_typed else None,
+        kind=ParameterKind(shown.kind.description),
+        default=repr(shown.default) if is_given else None,
+    )
 
 
 def to_markdown(text):

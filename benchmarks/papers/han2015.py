@@ -76,16 +76,16 @@ def pruned(*kept: float) -> Callable[[Task], dict[str, Any]]:
     return run
 
 
+def a_twelfth(network: str, error: float, reference: float) -> dict[str, Row]:
+    """Return the row of the paper: a network with a twelfth of its weights, and its errors in percent."""
+    figures = {"error": error, "rate": 12, "reference": reference}
+    return {"12 ×": Row(pruned(*papers_shares(network)), figures, above_control=0.10)}
+
+
 PAPER = Paper(
     "han2015",
     "Han et al. 2015, Learning both weights and connections",
-    {
-        "12 ×": Row(
-            pruned(*papers_shares("lenet-300-100")),
-            {"error": 1.59, "rate": 12, "reference": 1.64},
-            above_control=0.10,
-        ),
-    },
+    a_twelfth("lenet-300-100", error=1.59, reference=1.64),
     budget=Budget(epochs=20, rate=4e-3),
     about="The paper's shares of weights kept, on AGP's schedule with the dense network as teacher.",
 )

@@ -7,19 +7,13 @@ As han2015.py; the paper keeps 66, 12, 8 and 19 % of the weights of the four lay
 
 from __future__ import annotations
 
-from papers.han2015 import papers_shares, pruned
-from papers.harness import Budget, Paper, Row
+from papers.han2015 import a_twelfth
+from papers.harness import Budget, Paper
 
 PAPER = Paper(
     "han2015_lenet5",
     "Han et al. 2015, on LeNet-5",
-    {
-        "12 ×": Row(
-            pruned(*papers_shares("lenet-5")),
-            {"error": 0.77, "rate": 12, "reference": 0.80},
-            above_control=0.10,
-        ),
-    },
+    a_twelfth("lenet-5", error=0.77, reference=0.80),
     network="lenet-5",
     budget=Budget(dense_epochs=8, epochs=8),
     seeds=3,

@@ -28,7 +28,9 @@ from lilliput.errors import StageError as StageError
 from lilliput.errors import StateError as StateError
 from lilliput.errors import UnsupportedModelError as UnsupportedModelError
 from lilliput.errors import WriteError as WriteError
-from lilliput.factorization.svd import Factorization as Factorization
+from lilliput.factorization.factorizer import Factorization as Factorization
+from lilliput.factorization.factorizer import Factorizer as Factorizer
+from lilliput.factorization.factorizer import RankRule as RankRule
 from lilliput.factorization.svd import SVDFactorizer as SVDFactorizer
 from lilliput.ops.grad import QuantGrad as QuantGrad
 from lilliput.pruning.admm import ADMMPruner as ADMMPruner
@@ -67,6 +69,7 @@ from lilliput.quantization.naive import NaiveQuantizer as NaiveQuantizer
 from lilliput.quantization.ptq import PTQQuantizer as PTQQuantizer
 from lilliput.quantization.qat import QATQuantizer as QATQuantizer
 from lilliput.quantization.ranges import RangeQuantizer as RangeQuantizer
+from lilliput.registry import register_factorizer as register_factorizer
 from lilliput.registry import register_pruner as register_pruner
 from lilliput.registry import register_quantizer as register_quantizer
 

@@ -9,6 +9,14 @@ from typing import Any
 from lilliput.errors import StateError
 
 
+class NotPlainError(StateError):
+    """A value that is not a tensor, a number, a string, a list, a tuple or a dict; ``what`` names it."""
+
+    def __init__(self, message: str, what: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+
 def pack(value: Any, path: str, store: dict[str, Any], is_tensor: Callable[[Any], bool]) -> Any:
     """Return a value as JSON; tensors go to ``store``, by their path.
 
@@ -31,9 +39,10 @@ def pack(value: Any, path: str, store: dict[str, Any], is_tensor: Callable[[Any]
     if isinstance(value, Mapping) and all(isinstance(key, (str, int)) for key in value):
         pairs = [[k, pack(x, f"{path}/{k}", store, is_tensor)] for k, x in value.items()]
         return {"dict": pairs}
-    raise StateError(
+    raise NotPlainError(
         f"{path}: a {type(value).__name__} cannot be written to a checkpoint; expected tensors, numbers, "
-        "strings, lists, tuples and dicts."
+        "strings, lists, tuples and dicts.",
+        f"a {type(value).__name__}",
     )
 
 

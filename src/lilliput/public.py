@@ -24,7 +24,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ((TOP,), "lilliput.errors", "MissingExtraError StageError StateError UnsupportedModelError"),
     ((TOP,), "lilliput.errors", "WriteError"),
     ((TOP,), "lilliput.algorithms", "config_schema list_pruners list_quantizers pruner quantizer"),
-    ((TOP,), "lilliput.registry", "register_pruner register_quantizer"),
+    ((TOP,), "lilliput.registry", "register_factorizer register_pruner register_quantizer"),
     # the frame
     (ALL, "lilliput.core.compressor", "Compressor"),
     (ALL, "lilliput.ops.grad", "QuantGrad"),
@@ -77,7 +77,8 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     # distillation
     (ALL, "lilliput.distillation.distiller", "Distiller"),
     # factorization
-    (NOT_KERAS, "lilliput.factorization.svd", "Factorization SVDFactorizer"),
+    (NOT_KERAS, "lilliput.factorization.factorizer", "Factorization Factorizer RankRule"),
+    (NOT_KERAS, "lilliput.factorization.svd", "SVDFactorizer"),
     # speedup
     (BOTH, "lilliput.graph.groups", "ChannelGroups"),
     (BOTH, "lilliput.speedup.channels", "channel_groups"),

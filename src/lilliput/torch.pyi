@@ -13,7 +13,9 @@ from lilliput.export import export_executorch as export_executorch
 from lilliput.export import export_onnx as export_onnx
 from lilliput.export import export_openvino as export_openvino
 from lilliput.export.targets.executed import open_file as open_file
-from lilliput.factorization.svd import Factorization as Factorization
+from lilliput.factorization.factorizer import Factorization as Factorization
+from lilliput.factorization.factorizer import Factorizer as Factorizer
+from lilliput.factorization.factorizer import RankRule as RankRule
 from lilliput.factorization.svd import SVDFactorizer as SVDFactorizer
 from lilliput.frameworks.torch.backend import strip as strip
 from lilliput.frameworks.torch.wrapper import ModuleWrapper as ModuleWrapper

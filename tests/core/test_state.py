@@ -12,6 +12,7 @@ from torch import nn
 from lilliput import CompressionState, store
 from lilliput.errors import StateError, WriteError
 from lilliput.files import STALE_SECONDS
+from lilliput.packing import pack
 from lilliput.torch import AGPPruner, LevelPruner, NaiveQuantizer, PTQQuantizer, QATQuantizer
 
 RULES = [{"op_types": ["Linear"], "final_sparsity": 0.8, "end_epoch": 4}]
@@ -200,16 +201,8 @@ def test_algorithm_attributes_and_buffers_travel_with_the_state(tmp_path):
 
 
 def test_lists_tuples_dicts_and_tensors_of_an_algorithm_come_back_as_they_were(tmp_path):
-    class Inventive(LevelPruner):
-        """May set attributes at any time, as authors do."""
-
-    def make():
-        pruner = Inventive(nn.Linear(2, 2), [{"sparsity": 0.5}])
-        pruner.compress()
-        return pruner
-
     value = {"seen": [torch.ones(2), torch.zeros(1, 3)], "range": (1, 2.5), "odd": {"a/b::c": None}}
-    source, target = make(), make()
+    source, target = make_inventive()[0], make_inventive()[0]
     source.get_modules_wrapper()[0].history = value
     source.get_modules_wrapper()[0]._scratch = object()
     source.state().save(tmp_path)
@@ -219,6 +212,49 @@ def test_lists_tuples_dicts_and_tensors_of_an_algorithm_come_back_as_they_were(t
         True
     ] * 2
     assert back["range"] == (1, 2.5) and back["odd"] == {"a/b::c": None}
+
+
+class Inventive(LevelPruner):
+    """May set attributes at any time, as authors do."""
+
+
+def make_inventive(memo=None):
+    pruner = Inventive(nn.Linear(2, 2), [{"sparsity": 0.5}])
+    pruner.compress()
+    (wrapper,) = pruner.get_modules_wrapper()
+    wrapper.memo = memo
+    return pruner, wrapper
+
+
+def test_states_write_values_as_checkpoints_of_runs_do(tmp_path):
+    tensor = torch.ones(2)
+    held = {"a": [1, (2.5, None)], 7: {"b": tensor, "again": tensor}, "c": float("inf")}
+    source, wrapper = make_inventive(held)
+    state, tensors = source.state(), {}
+    assert state.layers[wrapper.name]["values"]["memo"] == pack(
+        held, "memo/", tensors, torch.is_tensor
+    )
+    assert tensors.keys() <= state.tensors[wrapper.name].keys()
+    state.save(tmp_path)
+    target, wrapper = make_inventive({})
+    target.load_state(CompressionState.load(tmp_path))
+    assert wrapper.memo["a"] == held["a"] and wrapper.memo["c"] == held["c"]
+    assert all(torch.equal(wrapper.memo[7][key], tensor) for key in held[7])
+
+
+def test_a_number_that_is_infinite_fits_one_that_is_not():
+    source, target = make_inventive(float("inf"))[0], make_inventive(0.5)
+    target[0].load_state(source.state())
+    assert target[1].memo == float("inf")
+
+
+def test_a_state_in_which_dicts_are_json_objects_is_read():
+    """As states were written at first."""
+    pruner, wrapper = make_inventive({})
+    state = pruner.state()
+    state.layers[wrapper.name]["values"]["memo"] = {"dict": {"a": {"tuple": [1, 2]}}}
+    pruner.load_state(state)
+    assert wrapper.memo == {"a": (1, 2)}
 
 
 def test_an_attribute_that_cannot_be_saved_is_refused_by_layer_and_name():

@@ -110,6 +110,17 @@ def test_every_name_for_torch_is_in_the_reference(pages):
     assert not [name for name in names if not documented(pages, f"lilliput.torch.{name}")]
 
 
+def test_constructors_show_the_arguments_that_they_pass_on(site):
+    page = (site / "reference" / "pruning.html").read_text(encoding="utf-8")
+    text = html.unescape(re.sub(r"<[^>]+>", "", page))
+    head = re.search(r"^RandomPruner\(\n(.*?)^\)", text, re.DOTALL | re.MULTILINE)[1]
+    names = re.findall(r"^\s*(\*?\w*)", head.replace(",", "\n"), re.MULTILINE)
+    assert [name for name in names if name] == [
+        *("model", "config_list", "optimizer", "example_inputs"),
+        *("*", "seed", "groups"),
+    ]
+
+
 def test_every_name_for_keras_is_in_the_reference(pages, site):
     shared = set(pages[site / "reference" / "keras.html"].text)
     for name in homes_of("lilliput.keras"):

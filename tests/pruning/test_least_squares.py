@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from lilliput import progress
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.torch import L1NormPruner, LeastSquaresPruner, reconstruct
 
@@ -118,3 +119,15 @@ def test_channels_that_nobody_is_seen_to_read_are_left_alone():
     rules = [{"op_types": ["Linear"], "sparsity": 0.5}]
     with pytest.raises(ConfigError, match="can be observed"):
         LeastSquaresPruner(model, rules, example_inputs=torch.randn(2, 5, 4))
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_progress_is_shown_unless_it_is_not_wanted(is_shown, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_IN_A_LOG", 0.0)  # a line for each item
+    x = torch.randn(8, 3, 8, 8)
+    pruner = LeastSquaresPruner(net(), [{"sparsity": 0.5}], example_inputs=x[:2])
+    pruner.calibrate([x[:4], x[4:]], progress=is_shown)
+    pruner.compress()
+    lines = capsys.readouterr().err.splitlines()
+    kinds = {line.partition(":")[0] for line in lines}
+    assert kinds == ({"calibrating", "ranking channels"} if is_shown else set())

@@ -136,3 +136,16 @@ def test_a_step_that_would_replace_nothing_is_refused(tmp_path):
     step = {"factorize": "svd", "config": [{"op_names": ["4"], "rank": 15}]}
     with pytest.raises(ConfigError, match=r"replaces no layer\. 4: two layers of rank 15"):
         run(recipe(step), tmp_path / "run", progress=False)
+
+
+def test_weights_are_decomposed_once_in_a_run_and_not_when_it_is_loaded(tmp_path, monkeypatch):
+    calls, svd = [], np.linalg.svd
+    monkeypatch.setattr(
+        np.linalg, "svd", lambda *args, **named: calls.append(1) or svd(*args, **named)
+    )
+    result = run(recipe(FACTORIZE), tmp_path / "run", progress=False)
+    (done,) = read_run(result.folder).model.factorized
+    assert len(calls) == len(done.config)
+    calls.clear()
+    load_run(result.folder)
+    assert not calls

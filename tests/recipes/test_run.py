@@ -236,6 +236,10 @@ def test_a_run_from_another_run_is_timed_in_one_runtime(tmp_path, monkeypatch):
     second = _written(tmp_path / "b.json", {**head, "model": "a"}, [EXPORT])
     receipt = run(second, tmp_path / "b", progress=False).receipt
     assert receipt.before.runtime == receipt.after.runtime and receipt.before.p50
+    # Nothing is done to the model but to write it: the same file, counted and weighed alike.
+    for name in ("parameters", "nonzeros", "macs"):
+        assert getattr(receipt.before, name) == getattr(receipt.after, name)
+    assert receipt.before.bytes == pytest.approx(receipt.after.bytes, rel=0.01)
     assert len(receipt.before.readings) == len(receipt.after.readings) >= 2
 
 

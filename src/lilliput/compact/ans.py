@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +30,7 @@ LOWEST = 1 << 32  # a state is at least this between two symbols
 LANES = 1024  # at most
 _FEWEST = 64  # with fewer lanes a plain loop is faster
 _BYTES_PER_LANE = 1024
+_TOO_SHORT = "a stream of symbols ends too early"
 _WORD = 0xFFFFFFFF
 _SHIFT, _MASK = np.uint64(PRECISION), np.uint64(SLOTS - 1)
 _LOWEST, _HALF = np.uint64(LOWEST), np.uint64(32)
@@ -198,7 +201,7 @@ class Reader:
         if count:
             words = self._words[self._at : self._at + count]
             if len(words) < count:
-                raise damaged("a stream of symbols ends too early")
+                raise damaged(_TOO_SHORT)
             states[is_low] = states[is_low] << _HALF | words
             self._at += count
         self._states[: len(states)] = states
@@ -206,7 +209,7 @@ class Reader:
     def _bits_alone(self, zeros: Array) -> Array:
         state, at, words = self._state, self._at, self._plain
         found = bytearray(len(zeros))
-        try:
+        with _whole():
             for i, zero in enumerate(zeros.tolist()):
                 slot = state & (SLOTS - 1)
                 if slot < zero:
@@ -217,15 +220,13 @@ class Reader:
                 if state < LOWEST:
                     state = state << 32 | words[at]
                     at += 1
-        except IndexError:
-            raise damaged("a stream of symbols ends too early") from None
         self._state, self._at = state, at
         return np.frombuffer(found, np.uint8).astype(bool)
 
     def _symbols_alone(self, bounds: list[list[int]], contexts: list[int]) -> Array:
         state, at, words = self._state, self._at, self._plain
         found = [0] * len(contexts)
-        try:
+        with _whole():
             for i, context in enumerate(contexts):
                 held, slot = bounds[context], state & (SLOTS - 1)
                 symbol = bisect_right(held, slot) - 1
@@ -235,10 +236,17 @@ class Reader:
                 if state < LOWEST:
                     state = state << 32 | words[at]
                     at += 1
-        except IndexError:
-            raise damaged("a stream of symbols ends too early") from None
         self._state, self._at = state, at
         return np.array(found, np.int64)
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Refuse a stream in which there are fewer words than are read."""
+    try:
+        yield
+    except IndexError:
+        raise damaged(_TOO_SHORT) from None
 
 
 def damaged(why: str) -> StateError:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lilliput.core.state_checks import find_state_problems
 from lilliput.errors import LilliputError, StateError
-from lilliput.packing import unpack
+from lilliput.packing import NotPlainError, pack, unpack
 from lilliput.printing import printable, shown
 
 
@@ -71,17 +71,19 @@ def capture(compressor: Any) -> CompressionState:
     layers, tensors, unset = {}, {}, _unset(compressor)
     for wrapper in compressor._every_wrapper():
         held, attributes = wrapper.snapshot()
-        values = {}
+        values: dict[str, Any] = {}
+        inside: dict[str, Any] = {}
         for key, value in attributes.items():
             if value is None and key in unset:
                 continue  # as a new wrapper has it
             try:
-                values[key] = _pack(value, key, held, compressor._is_tensor)
-            except TypeError as error:
+                # The slash tells the tensors inside attributes from buffers of the same name.
+                values[key] = pack(value, f"{key}/", inside, compressor._is_tensor)
+            except NotPlainError as error:
                 raise StateError(
-                    f"layer {wrapper.name!r}: the attribute {key!r} holds {error}, which cannot be saved in "
-                    "a state; use tensors, numbers, strings, lists, tuples and dicts, or start its name "
-                    "with an underscore to exclude it."
+                    f"layer {wrapper.name!r}: the attribute {key!r} holds {error.what}, which cannot be "
+                    "saved in a state; use tensors, numbers, strings, lists, tuples and dicts, or start its "
+                    "name with an underscore to exclude it."
                 ) from error
         layers[wrapper.name] = {
             "type": wrapper.type,
@@ -89,7 +91,7 @@ def capture(compressor: Any) -> CompressionState:
             "config": copy.deepcopy(wrapper.config),
             "values": values,
         }
-        tensors[wrapper.name] = held
+        tensors[wrapper.name] = held | {k: copy.deepcopy(x) for k, x in inside.items()}
     progress = {name: getattr(compressor, name) for name in compressor.tracked}
     framework = str(compressor._backend.name)
     return CompressionState(type(compressor).__name__, layers, tensors, progress, framework)
@@ -148,19 +150,3 @@ def _unpack_values(name: str, state: CompressionState) -> dict[str, Any]:
     values = {"dict": state.layers[name]["values"]}
     unpacked: dict[str, Any] = unpack(values, state.tensors.get(name, {}), title)
     return copy.deepcopy(unpacked)
-
-
-def _pack(value: Any, path: str, store: dict[str, Any], is_tensor: Callable[[Any], bool]) -> Any:
-    """Return a value as JSON from which ``unpack`` gives it back; tensors go to ``store`` by their path."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if is_tensor(value):
-        store[f"{path}/"] = copy.deepcopy(value)
-        return {"tensor": f"{path}/"}
-    if isinstance(value, (list, tuple)):
-        items = [_pack(x, f"{path}/{i}", store, is_tensor) for i, x in enumerate(value)]
-        return items if isinstance(value, list) else {"tuple": items}
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        packed = {k: _pack(x, f"{path}/{k}", store, is_tensor) for k, x in value.items()}
-        return {"dict": packed}
-    raise TypeError(f"a {type(value).__name__}")

@@ -79,7 +79,8 @@ def _is_alike(packed: Any, held: Any) -> bool:
     if isinstance(held, (dict, tuple)):
         return isinstance(packed, dict) and list(packed) == [type(held).__name__]
     if isinstance(held, float):
-        return type(packed) in (int, float)
+        is_special = isinstance(packed, dict) and list(packed) == ["float"]  # NaN or infinity
+        return is_special or type(packed) in (int, float)
     return type(packed) is type(held)
 
 

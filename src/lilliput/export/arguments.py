@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,24 @@ from lilliput.errors import ExportError
 from lilliput.files import write_atomically
 
 _OPSETS = range(21, 24)
+
+
+@dataclass(frozen=True)
+class OnnxSettings:
+    """What was asked of an ONNX file, as in the arguments of ``export_onnx``."""
+
+    target: str
+    dynamic_batch: bool
+    check: bool
+    min_sqnr: float
+    assume_vnni: bool | None
+    opset: int = 21
+    dynamic_shapes: Any = True
+
+    @property
+    def wanted_sqnr(self) -> float | None:
+        """The least agreement at which the file is written; None: it is not executed."""
+        return self.min_sqnr if self.check else None
 
 
 def check_options(min_sqnr: Any, calibration: Any) -> None:

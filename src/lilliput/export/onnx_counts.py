@@ -20,6 +20,8 @@ _SCALES = {
     "MatMulNBits": (2, 3),
     "DynamicQuantizeLSTM": (8, 9, 10, 11),
     "GatherBlockQuantized": (2, 3),
+    "MatMulInteger": (2, 3),
+    "ConvInteger": (2, 3),
 }
 _MOVERS = ("Gather", "Unsqueeze", "Transpose", "Cast")
 
@@ -90,24 +92,51 @@ def _zero_counts(graph: Any) -> dict[str, int]:
         if stored is not None:
             zeros = stored.integers == stored.spread(stored.zero_point)
             found[node.inputs[0].name] = int(np.count_nonzero(zeros))
+        integers = _integers_of(node) if node.op_type == "Sub" else None
+        held = [] if integers is None else [integers, _origin(node.inputs[1])]
+        if held and all(x.const_value is not None for x in held):
+            values, zero = (x.const_value.numpy().astype(np.int32) for x in held)
+            rows = values.reshape(*zero.shape[:-1], -1)  # a zero point for each group of inputs
+            found[held[0].name] = int(np.count_nonzero(rows == zero))
     return found
 
 
 def _scale_inputs(node: Any) -> tuple[int, ...]:
-    """Return which inputs of a node are scales or zero points; ``(Cast(rows) - zero) * scale`` has them."""
-    rows = node.inputs[0].producer() if node.op_type in ("Mul", "Sub") and node.inputs[0] else None
-    if rows is not None and rows.op_type == "Sub":
-        rows = rows.inputs[0].producer()
-    if rows is not None and rows.op_type == "Cast" and rows.inputs[0].dtype in _rounded_types():
+    """Return which inputs of a node are scales or zero points.
+
+    ``(Cast(rows) - zero) * scale`` has them, and the product of a weight's scales with that of an input whose
+    range is found in each call.
+    """
+    if node.op_type == "Mul" and any(map(_is_dynamic_scale, node.inputs)):
+        return (0, 1)
+    if node.op_type in ("Mul", "Sub") and _integers_of(node) is not None:
         return (1,)
     return _SCALES.get(node.op_type, ())
+
+
+def _integers_of(node: Any) -> Any:
+    """Return the integers of ``(Reshape(Cast(integers)) - zero) * scale``, None if there are none."""
+    made_by = node.inputs[0].producer() if node.inputs[0] else None
+    for kind in ("Sub", "Reshape"):
+        if made_by is not None and made_by.op_type == kind:
+            made_by = made_by.inputs[0].producer()
+    if made_by is None or made_by.op_type != "Cast":
+        return None
+    return made_by.inputs[0] if made_by.inputs[0].dtype in _rounded_types() else None
+
+
+def _is_dynamic_scale(value: Any) -> bool:
+    made_by = None if value is None else value.producer()
+    if made_by is None or made_by.op_type != "DynamicQuantizeLinear":
+        return False
+    return value is made_by.outputs[1]
 
 
 def _rounded_types() -> tuple[Any, ...]:
     import onnx_ir
 
     kinds = onnx_ir.DataType
-    return (kinds.INT8, kinds.UINT8, kinds.INT16, kinds.UINT16)
+    return (*(kinds.INT4, kinds.UINT4), *(kinds.INT8, kinds.UINT8, kinds.INT16, kinds.UINT16))
 
 
 def _origin(value: Any) -> Any:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lilliput.export.arguments import check_onnx, check_options, checked_path
+from lilliput.export.arguments import OnnxSettings, check_onnx, check_options, checked_path
 from lilliput.export.guard.cpu import cpu_for
 from lilliput.export.guard.on_model import (
     kept_if_done,
@@ -113,34 +113,19 @@ def export_onnx(
     """
     _require_onnx()
     check_onnx(target, opset)
-    return write_checked(
-        quantizer_or_model,
-        checked_path(path, ".onnx"),
-        example_inputs,
-        target,
-        dynamic_batch=dynamic_batch,
-        dynamic_shapes=dynamic_shapes,
-        opset=opset,
-        check=check,
-        min_sqnr=min_sqnr,
-        calibration=calibration,
-        assume_vnni=assume_vnni,
+    settings = OnnxSettings(
+        target, dynamic_batch, check, min_sqnr, assume_vnni, opset, dynamic_shapes
     )
+    place = checked_path(path, ".onnx")
+    return write_checked(quantizer_or_model, place, example_inputs, settings, calibration)
 
 
 def write_checked(
     quantizer_or_model: Any,
     place: Path,
     example_inputs: Any,
-    target: str,
-    *,
-    dynamic_batch: bool,
-    dynamic_shapes: Any,
-    opset: int,
-    check: bool,
-    min_sqnr: float,
+    settings: OnnxSettings,
     calibration: Iterable[Any] | None,
-    assume_vnni: bool | None,
     pack: Pack = packing,
 ) -> ExportResult:
     """Do the work of :func:`export_onnx`; ``pack`` makes the graph of the file into its bytes."""
@@ -148,10 +133,11 @@ def write_checked(
     from lilliput.export.layers import example_sizes, list_layers
     from lilliput.export.rounding import keep_precise
 
-    check_options(min_sqnr, calibration)
+    check_options(settings.min_sqnr, calibration)
+    target = settings.target
     part: Simulating = part_of("torch", "export.simulation")
     model, inputs = part.model_of(quantizer_or_model), part.as_inputs(example_inputs)
-    cpu = cpu_for(assume_vnni, target)
+    cpu = cpu_for(settings.assume_vnni, target)
     if calibration is None:
         batches = sample_inputs(model)
     else:
@@ -160,23 +146,25 @@ def write_checked(
         simulation, guarded = simulate_guarded(part, model, inputs, batches, cpu)
 
         def write(opening: Opening) -> ExportResult:
-            draft = build(replace(simulation, axes=opening.axes), target, opset)
-            if check:
-                keep_precise(draft, simulation, batches, min_sqnr)
+            draft = build(replace(simulation, axes=opening.axes), target, settings.opset)
+            if settings.check:
+                keep_precise(draft, simulation, batches, settings.min_sqnr)
             shapes = {str(x.name): () for x in draft.graph.inputs}
             shapes = {k: tuple(x.shape) for k, x in simulation.by_name([*shapes]).items()}
             layers = list_layers(draft.graph, example_sizes(draft.graph, shapes))
             result = ExportResult(place, 0, target, layers=layers, guarded=guarded, cpu=cpu)
             result.notes += [_NO_CACHE] if _keeps_states(model) else []
-            result.notes += [] if check else untried(draft.sizes)
+            result.notes += [] if settings.check else untried(draft.sizes)
             result._source = lambda: part.plain_source(model, example_inputs)
-            is_asked, wanted = calibration is not None, min_sqnr if check else None
+            is_asked, wanted = calibration is not None, settings.wanted_sqnr
             write_draft(draft, simulation, result, batches, wanted, is_asked, pack)
-            result.sizes = size_texts(simulation, draft, opening, dynamic_shapes is not True)
+            is_given = settings.dynamic_shapes is not True
+            result.sizes = size_texts(simulation, draft, opening, is_given)
             return result
 
         try:
-            return write_open(choose_axes(simulation, dynamic_batch, dynamic_shapes), write)
+            axes = choose_axes(simulation, settings.dynamic_batch, settings.dynamic_shapes)
+            return write_open(axes, write)
         finally:
             simulation.forget()
 

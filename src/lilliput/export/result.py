@@ -17,7 +17,7 @@ from lilliput.export.targets.executed import ExecutedFile, open_file
 from lilliput.export.targets.measured import MeasuredFile
 from lilliput.export.targets.table import target_for
 from lilliput.frameworks.exporting.layer import Layer
-from lilliput.measure.receipt import TIMED, Receipt, take_receipt
+from lilliput.measure.receipt import COUNTED, Receipt, take_receipt
 from lilliput.measure.timing import how_to_measure_model, measure_opened
 
 
@@ -95,7 +95,8 @@ class ExportResult:
     def receipt(self) -> Receipt:
         """Before → after: the model without compressors, and the file.
 
-        Both are timed in the runtime of the file: the model as a file of its own, made from the same trace.
+        Both are counted, weighed and timed as files of one format: the model as a file of its own, made from
+        the same trace. Where there is no such file (LiteRT, ExecuTorch), its figures are those of the model.
         Measured when it is first asked for, so that an export that nobody asks costs nothing.
         """
         if self._source is None:
@@ -111,11 +112,11 @@ class ExportResult:
             with TemporaryDirectory() as folder:
                 path = Path(folder, f"float{self.path.suffix}")
                 self._write_float(path)
-                timed, after = measure_opened([_opened(path), file], inputs, names)
-            before = replace(
-                measure_opened([given], inputs, names, runs=0)[0],
-                **{name: getattr(timed, name) for name in TIMED},
-            )
+                before, after = measure_opened([_opened(path), file], inputs, names)
+            if None in [getattr(before, name) for name in COUNTED]:
+                (held,) = measure_opened([given], inputs, names, runs=0)
+                missing = [name for name in COUNTED if getattr(before, name) is None]
+                before = replace(before, **{name: getattr(held, name) for name in missing})
         known = {"parameters": before.parameters, "macs": before.macs}
         found = [x.max_error for x in self.runtimes.values()]
         return take_receipt(

@@ -26,6 +26,7 @@ _DERIVED = ("verdict", "masked_only")
 _SAME = 0.005
 # The fields of Figures that say how long a model takes, and in what.
 TIMED = ("runtime", "p50", "p95", "runs", "readings")
+COUNTED = ("parameters", "nonzeros", "macs", "bytes")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ class Decomposition:
     """
 
     matrix: Array
+    has_vectors: bool = True  # False: only its values will be asked for, which are found sooner
 
     @cached_property
     def parts(self) -> tuple[Array, Array, Array]:
@@ -31,10 +31,12 @@ class Decomposition:
         left, values, right = np.linalg.svd(self.matrix, full_matrices=False)
         return left, values, right
 
-    @property
+    @cached_property
     def values(self) -> Array:
         """The singular values."""
-        return self.parts[1]
+        if self.has_vectors:
+            return self.parts[1]
+        return np.asarray(np.linalg.svd(self.matrix, compute_uv=False))
 
     @property
     def full(self) -> int:
@@ -67,8 +69,3 @@ class Decomposition:
         left, values, right = self.parts
         roots = np.sqrt(values[:rank])
         return left[:, :rank] * roots, roots[:, None] * right[:rank]
-
-    def truncated(self, rank: int) -> Any:
-        """Return the best matrix of a rank."""
-        left, values, right = self.parts
-        return (left[:, :rank] * values[:rank]) @ right[:rank]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lilliput.config.layer import LayerInfo
+from lilliput.core.arguments import passes_on
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.collecting import CollectingMasker, CollectingPruner
+from lilliput.pruning.collecting import CollectingArguments, CollectingMasker, CollectingPruner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _ACTIVATIONS = ("relu", "gelu", "relu6")
 _HIDDEN_TYPES = frozenset({"MultiheadAttention", "RNNBase", "RNNCellBase"})
@@ -83,23 +87,8 @@ class ActivationPruner(CollectingPruner):
         that has one itself (``Dense(8, "relu")`` of Keras) is taken as it is.
     """
 
+    @passes_on(CollectingArguments, to=CollectingPruner)
     def __init__(
-        self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        example_inputs: Any = None,
-        *,
-        activation: str = "relu",
-        training_batches: int = 20,
-        groups: Any = None,
+        self, *args: Any, activation: str = "relu", **others: Unpack[CollectingArguments]
     ) -> None:
-        super().__init__(
-            model,
-            config_list,
-            optimizer,
-            example_inputs,
-            training_batches=training_batches,
-            groups=groups,
-            options={"activation": activation},
-        )
+        super().__init__(*args, options={"activation": activation}, **others)

@@ -28,18 +28,22 @@ penalty acts by its gradient, added before each optimizer step: the training loo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from lilliput.config.spec import Rule, SparsityRule
+from lilliput.core.arguments import passes_on
 from lilliput.core.masker import Targets, WeightMasker
 from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.criterion import check_counts, checked_epoch
-from lilliput.pruning.named import NamedCriterionPruner
+from lilliput.pruning.named import NamedCriterionArguments, NamedCriterionPruner
 from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
 from lilliput.registry import register_pruner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class ADMMRule(SparsityRule):
@@ -82,21 +86,18 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
     now_epoch: int = 0
     moves: int = 0  # of the target so far
 
+    @passes_on(NamedCriterionArguments, to=NamedCriterionPruner)
     def __init__(
         self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        pruning_algorithm: str | type = "level",
-        *,
+        *args: Any,
         iterations: int = 10,
         epochs_per_iteration: int = 1,
-        **criterion: Any,
+        **others: Unpack[NamedCriterionArguments],
     ) -> None:
         check_counts(0, iterations=iterations)
         check_counts(1, epochs_per_iteration=epochs_per_iteration)
         self.iterations, self.epochs_per_iteration = iterations, epochs_per_iteration
-        super().__init__(model, config_list, optimizer, pruning_algorithm, **criterion)
+        super().__init__(*args, **others)
         self.set_wrappers_attribute("has_target", False)
 
     def masker_of(self, algorithm: str | type) -> type[WeightMasker]:

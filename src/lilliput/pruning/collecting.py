@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lilliput.config.select import Selection
+from lilliput.core.arguments import passes_on
 from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
 from lilliput.ops.namespace import Tensor, namespace
+from lilliput.progress import track
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner
-from lilliput.pruning.criterion import check_counts
+from lilliput.pruning.criterion import CriterionArguments, check_counts
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class CollectingMasker(ChannelMasker):
@@ -103,6 +108,12 @@ class CollectingMasker(ChannelMasker):
             wrapper.is_collected = True
 
 
+class CollectingArguments(CriterionArguments, total=False):
+    """What pruners that look at data are made with; see :class:`CollectingPruner`."""
+
+    training_batches: int
+
+
 class CollectingPruner(ChannelPruner):
     """Prune when the criterion has seen enough batches, and keep the masks from then on.
 
@@ -121,21 +132,16 @@ class CollectingPruner(ChannelPruner):
         Other keyword arguments of the criterion.
     """
 
+    @passes_on(CriterionArguments, to=ChannelPruner)
     def __init__(
         self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        example_inputs: Any = None,
-        *,
+        *args: Any,
         training_batches: int = 20,
-        groups: Any = None,
         options: Mapping[str, Any] | None = None,
+        **others: Unpack[CriterionArguments],
     ) -> None:
         options = {"training_batches": training_batches, **(options or {})}
-        super().__init__(
-            model, config_list, optimizer, example_inputs, groups=groups, options=options
-        )
+        super().__init__(*args, options=options, **others)
 
     def step(self) -> None:
         """Follow one training step."""
@@ -145,7 +151,13 @@ class CollectingPruner(ChannelPruner):
                 "exposes none; call calibrate(batches) before training."
             )
 
-    def calibrate(self, batches: Iterable[Any], forward: Callable[..., Any] | None = None) -> None:
+    def calibrate(
+        self,
+        batches: Iterable[Any],
+        forward: Callable[..., Any] | None = None,
+        *,
+        progress: bool = True,
+    ) -> None:
         """Run batches, without training on them, and prune by what they show.
 
         The model is in eval mode meanwhile, and left as it was.
@@ -158,6 +170,8 @@ class CollectingPruner(ChannelPruner):
             ``forward(model, batch)``. By default a tensor or dict is what the model is called with, and
             a tuple its arguments, as in ``example_inputs``, or ``(inputs, targets)``: the parts that
             ``example_inputs`` or ``forward`` of the model has, and no targets.
+        progress : bool
+            Whether to show a progress bar on a terminal.
         """
         if self._wrappers is None:
             raise StageError(
@@ -167,7 +181,7 @@ class CollectingPruner(ChannelPruner):
         masker.start()
         masker.is_calibrating = True
         try:
-            self._run(masker.number(batches), forward)
+            self._run(masker.number(track(batches, "calibrating", progress)), forward)
             masker.finish()
         except BaseException:
             masker.start_over()

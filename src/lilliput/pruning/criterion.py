@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
+from lilliput.core.arguments import CompressorArguments
 from lilliput.core.masker import Answers, Targets, WeightMasker
 from lilliput.core.pruner import Pruner
 from lilliput.errors import AlgorithmError, ConfigError, Problem, StageError
@@ -60,6 +61,13 @@ class TrainingMasker(WeightMasker):
         left = self.training_epochs - int(self.pruner.now_epoch)
         text = f"{left} of {self.training_epochs} epochs with {self.training_under} are missing"
         return text if left > 0 else ""
+
+
+class CriterionArguments(CompressorArguments, total=False):
+    """What pruners with a criterion are made with; see :class:`CriterionPruner`."""
+
+    example_inputs: Any
+    groups: Any
 
 
 class CriterionPruner(Pruner):

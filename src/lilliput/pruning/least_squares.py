@@ -36,6 +36,7 @@ from lilliput.config.select import Selection
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.namespace import Tensor, namespace
+from lilliput.progress import track
 from lilliput.pruning.collecting import CollectingMasker, CollectingPruner
 from lilliput.registry import register_pruner
 
@@ -52,6 +53,7 @@ class LeastSquaresMasker(CollectingMasker):
         self.returned: dict[str, Seen] = {}  # and the gradient of what it returns
         self._is_finished = False
         self._handles: list[Any] = []
+        self.shows_progress = True
         super().__init__(model, pruner, training_batches)
 
     @classmethod
@@ -125,7 +127,7 @@ class LeastSquaresMasker(CollectingMasker):
             each.group.name: removal_costs(
                 [self._reading(reader) for reader in readers_of(each, layout)], each.group.size
             )
-            for each in due
+            for each in track(due, "ranking channels", self.shows_progress)
         }
 
     def _reading(self, reader: Reader) -> Any:
@@ -242,19 +244,21 @@ class LeastSquaresPruner(CollectingPruner):
         batches: Iterable[Any],
         forward: Callable[..., Any] | None = None,
         loss: Callable[..., Any] | None = None,
+        *,
+        progress: bool = True,
     ) -> None:
         """As in :meth:`CollectingPruner.calibrate`, without labels.
 
         Parameters
         ----------
-        batches, forward
+        batches, forward, progress
             See there.
         loss : callable, optional
             ``loss(model, batch)`` returns what to derive. By default a random combination of the
             model's outputs, so that what counts is how much they move.
         """
-        self._loss = loss
-        super().calibrate(batches, forward)
+        self._loss, self.masker.shows_progress = loss, progress
+        super().calibrate(batches, forward, progress=progress)
 
     def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
         run = forward or self._backend.feeder(self.example_inputs)

@@ -13,12 +13,17 @@ weights are removed, whatever ties there are.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lilliput.core.arguments import passes_on
 from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.criterion import CriterionArguments
 from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
 from lilliput.registry import register_pruner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class LevelMasker(ScoreMasker):
@@ -36,8 +41,8 @@ class LevelPruner(OneShotPruner):
 
     Parameters
     ----------
-    model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``sparsity`` (per layer), or
+    model, config_list, optimizer, example_inputs, groups
+        See :class:`~lilliput.pruning.criterion.CriterionPruner`. Rules hold ``sparsity`` (per layer), or
         ``total_sparsity`` with ``max_sparsity_per_layer`` (ranked over all the rule's layers).
     mode : {"normal", "balance"}
         ``"balance"``: every block of a weight loses the same number of its smallest entries, the
@@ -59,22 +64,21 @@ class LevelPruner(OneShotPruner):
 
     masker_type = LevelMasker
 
+    @passes_on(CriterionArguments, to=OneShotPruner)
     def __init__(
         self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        *,
+        *args: Any,
         mode: str = "normal",
         balance_gran: Any = None,
-        **criterion: Any,
+        **others: Unpack[CriterionArguments],
     ) -> None:
         if mode not in ("normal", "balance"):
             raise ConfigError(f"mode: received {mode!r}, expected 'normal' or 'balance'.")
         if mode == "balance":
             from lilliput.pruning.balance import balanced  # here: it needs NumPy
 
-            criterion["masker_type"] = balanced(balance_gran)
-        elif balance_gran is not None:
+            super().__init__(*args, masker_type=balanced(balance_gran), **others)
+            return
+        if balance_gran is not None:
             raise ConfigError("balance_gran goes with mode='balance', which is missing.")
-        super().__init__(model, config_list, optimizer, **criterion)
+        super().__init__(*args, **others)

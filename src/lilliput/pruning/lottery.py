@@ -28,16 +28,22 @@ so that each round removes the same share of what is left.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from lilliput.config.spec import Count, Rule, SparsityRule
+from lilliput.core.arguments import passes_on
+from lilliput.core.checks import checked_flag
 from lilliput.errors import StageError, UnsupportedModelError
 from lilliput.ops.namespace import namespace
 from lilliput.pruning.criterion import check_counts
+from lilliput.pruning.named import NamedCriterionArguments
 from lilliput.pruning.scheduled import ScheduledPruner
 from lilliput.registry import register_pruner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _SHARE = 0.2  # of what is left goes in each round, if the rule does not say how many there are
 
@@ -101,24 +107,21 @@ class LotteryTicketPruner(ScheduledPruner):
     rule: ClassVar[type[Rule]] = LotteryRule
     _first_epoch = 0
 
+    @passes_on(NamedCriterionArguments, to=ScheduledPruner)
     def __init__(
         self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        pruning_algorithm: str | type = "level",
-        *,
+        *args: Any,
         epochs_per_round: int = 1,
         rewind_epoch: int = 0,
         reset_weights: bool = True,
-        **criterion: Any,
+        **others: Unpack[NamedCriterionArguments],
     ) -> None:
         check_counts(1, epochs_per_round=epochs_per_round)
         check_counts(0, rewind_epoch=rewind_epoch)
         self.epochs_per_round, self.rewind_epoch = epochs_per_round, rewind_epoch
-        self.reset_weights = reset_weights
+        self.reset_weights = checked_flag("reset_weights", reset_weights)
         self._others: list[Any] = []  # wrappers of all parameters, which are not attached
-        super().__init__(model, config_list, optimizer, pruning_algorithm, **criterion)
+        super().__init__(*args, **others)
         self.set_wrappers_attribute("early_values", None)  # of all parameters, held by the first
 
     @property

@@ -32,6 +32,7 @@ from pydantic import model_validator
 
 from lilliput.config.select import Selection
 from lilliput.config.spec import PatternRule, Rule
+from lilliput.core.checks import checked_number
 from lilliput.core.masker import Answers, Targets
 from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest
@@ -115,14 +116,15 @@ class MovementPruner(LearningPruner):
             raise ConfigError(
                 f"movement_mode: received {movement_mode!r}, expected 'hard' or 'soft'."
             )
-        if not regular_scale >= 0:
-            raise ConfigError(f"regular_scale: received {regular_scale!r}, expected 0 or more.")
-        if not score_scale > 0:
-            raise ConfigError(f"score_scale: received {score_scale!r}, expected more than 0.")
+        self.regular_scale = checked_number(
+            "regular_scale", regular_scale, "0 or more", lambda x: x >= 0
+        )
+        self.score_scale = checked_number(
+            "score_scale", score_scale, "more than 0", lambda x: x > 0
+        )
         self.warm_up_step = warm_up_step
         self.cool_down_beginning_step = int(cool_down_beginning_step or 0)
-        self.movement_mode, self.regular_scale = movement_mode, float(regular_scale)
-        self.score_scale = float(score_scale)
+        self.movement_mode = movement_mode
         super().__init__(model, config_list, optimizer)
 
     def first_value(self, wrapper: Any) -> Tensor:

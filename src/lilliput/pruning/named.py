@@ -7,9 +7,16 @@ from typing import Any
 
 from lilliput.core.masker import WeightMasker
 from lilliput.errors import ConfigError
-from lilliput.pruning.criterion import CriterionPruner
+from lilliput.pruning.criterion import CriterionArguments, CriterionPruner
 from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.registry import pruners
+
+
+class NamedCriterionArguments(CriterionArguments, total=False):
+    """What pruners that borrow a criterion are made with; see :class:`NamedCriterionPruner`."""
+
+    pruning_algorithm: str | type
+    pruning_params: Mapping[str, Any] | None
 
 
 class NamedCriterionPruner(CriterionPruner):
@@ -38,6 +45,11 @@ class NamedCriterionPruner(CriterionPruner):
         groups: Any = None,
         pruning_params: Mapping[str, Any] | None = None,
     ) -> None:
+        if pruning_params is not None and not isinstance(pruning_params, Mapping):
+            raise ConfigError(
+                f"pruning_params: received {pruning_params!r}, expected a dict of keyword arguments of the "
+                "criterion."
+            )
         super().__init__(
             model,
             config_list,

@@ -13,14 +13,18 @@ mask does not depend on which others are pruned.
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lilliput.core.arguments import passes_on
 from lilliput.core.masker import WeightMasker
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner
-from lilliput.pruning.criterion import check_counts
+from lilliput.pruning.criterion import CriterionArguments, check_counts
 from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
 from lilliput.registry import register_pruner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def random_scores(name: str, shape: tuple[int, ...], seed: int, like: Tensor) -> Tensor:
@@ -72,20 +76,9 @@ class SeededPruner(OneShotPruner):
         Another seed, other weights or channels.
     """
 
-    def __init__(
-        self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        example_inputs: Any = None,
-        *,
-        seed: int = 0,
-        groups: Any = None,
-    ) -> None:
-        options = {"seed": seed}
-        super().__init__(
-            model, config_list, optimizer, example_inputs, groups=groups, options=options
-        )
+    @passes_on(CriterionArguments, to=OneShotPruner)
+    def __init__(self, *args: Any, seed: int = 0, **others: Unpack[CriterionArguments]) -> None:
+        super().__init__(*args, options={"seed": seed}, **others)
 
 
 @register_pruner("random")

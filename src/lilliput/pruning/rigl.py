@@ -30,6 +30,7 @@ from pydantic import Field, model_validator
 
 from lilliput.config.select import Selection
 from lilliput.config.spec import Fraction, PatternRule, Rule
+from lilliput.core.checks import checked_number
 from lilliput.core.masker import Answers, Targets
 from lilliput.core.pruner import Pruner
 from lilliput.errors import AlgorithmError, ConfigError, Problem, StageError
@@ -37,6 +38,7 @@ from lilliput.ops.erk import erk_counts
 from lilliput.ops.masks import prune_count, prune_smallest
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.patterns import keep_n_of_m
+from lilliput.pruning.criterion import check_counts
 from lilliput.pruning.granularity import (
     block_of,
     counts_of,
@@ -196,14 +198,14 @@ class RigLPruner(Pruner):
         stop_at: float = 0.75,
         seed: int = 0,
     ) -> None:
-        super().__init__(model, config_list, optimizer)
         counts = {"training_steps": training_steps, "update_every": update_every}
         for name, value in counts.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}: received {value!r}, expected a number of steps from 1.")
         for name, share in {"drop_fraction": drop_fraction, "stop_at": stop_at}.items():
-            if not 0 < share <= 1:
-                raise ConfigError(f"{name}: received {share!r}, expected a share in (0, 1].")
+            checked_number(name, share, "a share in (0, 1]", lambda x: 0 < x <= 1)
+        check_counts(0, seed=seed)
+        super().__init__(model, config_list, optimizer)
         self.training_steps = int(training_steps or 0)
         self.update_every, self.drop_fraction = update_every, drop_fraction
         self.stop_at, self.seed = stop_at, seed

@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lilliput.config.select import Selection
+from lilliput.core.checks import checked_number
 from lilliput.core.masker import Targets
 from lilliput.errors import ConfigError, StageError
 from lilliput.frameworks import part_for
@@ -120,9 +121,7 @@ class SecondOrderPruner(OneShotPruner):
         *,
         ridge: float = 1e-3,
     ) -> None:
-        if not ridge > 0:
-            raise ConfigError(f"ridge: received {ridge!r}, expected a number above 0.")
-        self.ridge = ridge
+        self.ridge = checked_number("ridge", ridge, "a number above 0", lambda x: x > 0)
         super().__init__(model, config_list, optimizer)
 
     def calibrate(self, batches: Iterable[Any], *, progress: bool = False) -> None:

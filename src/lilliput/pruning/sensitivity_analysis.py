@@ -14,11 +14,12 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lilliput.core.checks import checked_number
 from lilliput.errors import AlgorithmError, ConfigError, StageError, nearest
 from lilliput.files import write_atomically
 from lilliput.pruning.sensitivity_files import (
@@ -249,10 +250,16 @@ class SensitivityAnalysis:
 
 
 def _checked_sparsities(sparsities: Sequence[float] | None) -> list[float]:
-    found = [i / 10 for i in range(1, 10)] if sparsities is None else sorted(set(sparsities))
-    if not found or not all(0 < sparsity < 1 for sparsity in found):
+    if sparsities is None:
+        return [i / 10 for i in range(1, 10)]
+    given = list(sparsities) if isinstance(sparsities, Iterable) else []
+    if not given:
         raise ConfigError(f"sparsities: received {sparsities!r}, expected numbers in (0, 1).")
-    return found
+    return sorted({checked_number("sparsities", x, "numbers in (0, 1)", _is_share) for x in given})
+
+
+def _is_share(number: float) -> bool:
+    return 0 < number < 1
 
 
 def _check_stop(mode: str | None, value: float | None) -> None:
@@ -265,3 +272,5 @@ def _check_stop(mode: str | None, value: float | None) -> None:
         raise ConfigError(
             "early_stop_mode and early_stop_value belong together; give both or neither."
         )
+    if value is not None:
+        checked_number("early_stop_value", value, "a number")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lilliput.config.files import read_rules
+from lilliput.core.checks import checked_number
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis
 from lilliput.pruning.sensitivity_files import (
@@ -311,10 +312,8 @@ class IterativeSensitivityPruner(PlannedPruner):
 def _check_settings(metric_mode: str, sparsity_per_iter: float, acc_drop_threshold: float) -> None:
     if metric_mode not in STOP_MODE:
         raise ConfigError(f"metric_mode: received {metric_mode!r}, expected one of {[*STOP_MODE]}.")
-    if not 0 < sparsity_per_iter <= 1:
-        raise ConfigError(f"sparsity_per_iter: received {sparsity_per_iter}, expected (0, 1].")
-    if not 0 <= acc_drop_threshold < math.inf:
-        raise ConfigError(f"acc_drop_threshold: received {acc_drop_threshold}, expected 0 or more.")
+    checked_number("sparsity_per_iter", sparsity_per_iter, "(0, 1]", lambda x: 0 < x <= 1)
+    checked_number("acc_drop_threshold", acc_drop_threshold, "0 or more", lambda x: x >= 0)
 
 
 def _or_none(metric: float) -> float | None:

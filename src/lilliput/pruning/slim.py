@@ -20,13 +20,22 @@ True
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lilliput.errors import ConfigError
+from lilliput.core.arguments import passes_on
+from lilliput.core.checks import checked_number
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner, filters
-from lilliput.pruning.criterion import TrainingMasker, check_counts, checked_epoch
+from lilliput.pruning.criterion import (
+    CriterionArguments,
+    TrainingMasker,
+    check_counts,
+    checked_epoch,
+)
 from lilliput.registry import register_pruner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class SlimMasker(TrainingMasker, ChannelMasker):
@@ -42,9 +51,8 @@ class SlimMasker(TrainingMasker, ChannelMasker):
     ) -> None:
         super().__init__(model, pruner)
         check_counts(0, training_epochs=training_epochs)
-        if not scale >= 0:
-            raise ConfigError(f"scale: received {scale!r}, expected 0 or more.")
-        self.training_epochs, self.scale = training_epochs, scale
+        self.training_epochs = training_epochs
+        self.scale = checked_number("scale", scale, "0 or more", lambda x: x >= 0)
         self.is_penalizing = False
 
     def score(self, wrapper: Any) -> Tensor:
@@ -97,21 +105,16 @@ class SlimPruner(ChannelPruner):
     tracked = ("now_epoch",)
     now_epoch: int = 0
 
+    @passes_on(CriterionArguments, to=ChannelPruner)
     def __init__(
         self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        example_inputs: Any = None,
-        *,
+        *args: Any,
         training_epochs: int = 0,
         scale: float = 1e-4,
-        groups: Any = None,
+        **others: Unpack[CriterionArguments],
     ) -> None:
         options = {"training_epochs": training_epochs, "scale": scale}
-        super().__init__(
-            model, config_list, optimizer, example_inputs, groups=groups, options=options
-        )
+        super().__init__(*args, options=options, **others)
 
     def update_epoch(self, epoch: int) -> None:
         """Follow the training; masks come at epoch ``training_epochs``."""

@@ -22,17 +22,23 @@ tensor([ 2., -1.,  0.])
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
+from lilliput.core.arguments import passes_on
+from lilliput.core.checks import checked_flag
 from lilliput.core.masker import Targets, WeightMasker
 from lilliput.errors import ConfigError, Problem
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.criterion import checked_epoch
 from lilliput.pruning.granularity import find_patterns, spread_blocks, sum_blocks
 from lilliput.pruning.level import LevelMasker
+from lilliput.pruning.named import NamedCriterionArguments
 from lilliput.pruning.scheduled import ScheduledPruner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _BELOW = 1 - 2**-7  # times a number, this is less in any precision that weights have
 
@@ -88,7 +94,7 @@ class SoftScheduledPruner(ScheduledPruner):
 
     Parameters
     ----------
-    model, config_list, optimizer, pruning_algorithm, **criterion
+    model, config_list, optimizer, pruning_algorithm, example_inputs, groups, pruning_params
         See :class:`~lilliput.pruning.scheduled.ScheduledPruner`.
     soft : bool
         Shrink weights by a threshold, with a straight-through gradient to all of them (ST-3). The
@@ -99,22 +105,19 @@ class SoftScheduledPruner(ScheduledPruner):
         of a training of that length. ``strip()`` does the same at any time.
     """
 
+    @passes_on(NamedCriterionArguments, to=ScheduledPruner)
     def __init__(
         self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        pruning_algorithm: str | type = "level",
-        *,
+        *args: Any,
         soft: bool = False,
         hard_epoch: int | None = None,
-        **criterion: Any,
+        **others: Unpack[NamedCriterionArguments],
     ) -> None:
         if hard_epoch is not None and not soft:
             raise ConfigError("hard_epoch: received without soft=True, which it requires.")
-        self.computes_weights = soft
+        self.computes_weights = checked_flag("soft", soft)
         self.hard_epoch = None if hard_epoch is None else checked_epoch(hard_epoch)
-        super().__init__(model, config_list, optimizer, pruning_algorithm, **criterion)
+        super().__init__(*args, **others)
         if soft:
             self.set_wrappers_attribute("is_soft", True)
 

@@ -19,12 +19,11 @@ divide it among themselves.
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 from lilliput.config.spec import Rule
+from lilliput.core.checks import checked_number
 from lilliput.core.masker import Answers, Targets
-from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.learning import LearningPruner, sigmoid
 from lilliput.pruning.soft import soft_threshold
@@ -63,11 +62,8 @@ class STRPruner(LearningPruner):
         decay: float = 1e-3,
         start: float = -8.0,
     ) -> None:
-        if not decay >= 0:
-            raise ConfigError(f"decay: received {decay!r}, expected 0 or more.")
-        if isinstance(start, bool) or not math.isfinite(start):
-            raise ConfigError(f"start: received {start!r}, expected a number, usually below zero.")
-        self.decay, self.start = float(decay), float(start)
+        self.decay = checked_number("decay", decay, "0 or more", lambda x: x >= 0)
+        self.start = checked_number("start", start, "a number, usually below zero")
         super().__init__(model, config_list, optimizer)
 
     def sparsity(self) -> float:

@@ -70,13 +70,15 @@ class TaylorFOWeightPruner(CollectingPruner):
         batches: Iterable[Any],
         forward: Callable[..., Any] | None = None,
         loss: Callable[..., Any] | None = None,
+        *,
+        progress: bool = True,
     ) -> None:
         """As in :meth:`CollectingPruner.calibrate`; ``loss(model, batch)`` returns what to derive."""
         if loss is None and forward is None:
             raise ConfigError(
                 "calibrate() needs a loss: calibrate(batches, loss=lambda model, batch: ...)."
             )
-        super().calibrate(batches, forward if loss is None else loss)
+        super().calibrate(batches, forward if loss is None else loss, progress=progress)
 
     def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
         self._backend.run(self.bound_model, batches, forward, self.masker.before_step)

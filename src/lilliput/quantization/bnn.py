@@ -19,6 +19,7 @@ from pydantic import Field
 
 from lilliput.config.layer import QuantType
 from lilliput.config.spec import QuantTarget, Rule, Targets
+from lilliput.core.checks import checked_flag
 from lilliput.core.quantizer import Quantizer
 from lilliput.ops.grad import QuantGrad
 from lilliput.ops.namespace import Tensor, namespace
@@ -91,7 +92,7 @@ class BNNQuantizer(Quantizer):
         *,
         clip_weights: bool = True,
     ) -> None:
-        self.clip_weights = clip_weights
+        self.clip_weights = checked_flag("clip_weights", clip_weights)
         super().__init__(model, config_list, optimizer)
 
     def quantize_weight(self, weight: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:

@@ -22,17 +22,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lilliput.config.layer import QuantType as QuantType
 from lilliput.config.select import Selection
+from lilliput.core.arguments import passes_on
+from lilliput.core.checks import checked_flag, checked_number
 from lilliput.errors import ConfigError, Problem, StageError, nearest
 from lilliput.ops.fakequant import by_scale, covering
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams, fit
 from lilliput.quantization.placed import ACTIVATIONS
-from lilliput.quantization.ranges import RangeQuantizer
+from lilliput.quantization.ranges import RangeArguments, RangeQuantizer
 from lilliput.registry import register_quantizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 log = logging.getLogger("lilliput")
 
@@ -162,29 +167,27 @@ class PTQQuantizer(RangeQuantizer):
     _is_outdated: bool = False
     _is_loaded: bool = False
 
+    @passes_on(RangeArguments, to=RangeQuantizer)
     def __init__(
         self,
-        model: Any = None,
-        config_list: Any = None,
-        optimizer: Any = None,
-        example_inputs: Any = None,
-        *,
+        *args: Any,
         weights: str = "minmax",
         equalize: bool = False,
         smooth: float | None = None,
         adaround: bool | Mapping[str, Any] = False,
         bias_correction: bool = False,
         is_bias_correction: bool | None = None,
+        **others: Unpack[RangeArguments],
     ) -> None:
         if weights not in ("minmax", "mse"):
             raise ConfigError(f"weights: received {weights!r}, expected 'minmax' or 'mse'.")
         self.weights = weights
-        self.equalize = _flag("equalize", equalize)
+        self.equalize = checked_flag("equalize", equalize)
         self.smooth = _check_alpha(smooth)
         self.adaround = _check_adaround(adaround)
         asked = bias_correction if is_bias_correction is None else is_bias_correction
-        self.bias_correction = _flag("bias_correction", asked)
-        super().__init__(model, config_list, optimizer, example_inputs)
+        self.bias_correction = checked_flag("bias_correction", asked)
+        super().__init__(*args, **others)
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return where options ask for something that no rule gives."""
@@ -392,19 +395,10 @@ class PTQQuantizer(RangeQuantizer):
         return self._rows(next(iter(items)))
 
 
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}: received {value!r}, expected True or False.")
-    return value
-
-
 def _check_alpha(alpha: Any) -> float | None:
     if alpha is None:
         return None
-    is_number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
-    if not is_number or not 0 <= alpha <= 1:
-        raise ConfigError(f"smooth: received {alpha!r}, expected a number from 0 to 1, or None.")
-    return float(alpha)
+    return checked_number("smooth", alpha, "a number from 0 to 1, or None", lambda x: 0 <= x <= 1)
 
 
 def _check_adaround(given: Any) -> Mapping[str, Any] | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from lilliput.core.checks import checked_number
 from lilliput.errors import ConfigError
 from lilliput.ops.fakequant import fake_quantize
 from lilliput.ops.namespace import Tensor, namespace
@@ -62,15 +63,16 @@ class QATQuantizer(RangeQuantizer):
         momentum: float = 0.99,
         freeze_norm_step: int | None = None,
     ) -> None:
-        if not isinstance(momentum, (int, float)) or not 0 <= momentum < 1:
-            raise ConfigError(f"momentum: received {momentum!r}, expected a number in [0, 1).")
         if freeze_norm_step is not None:
             check_count("freeze_norm_step", freeze_norm_step)
         if freeze_norm_step is not None and example_inputs is None:
             raise ConfigError(
                 "freeze_norm_step needs example_inputs, to know which norms follow quantized layers."
             )
-        self.momentum, self.freeze_norm_step = momentum, freeze_norm_step
+        self.momentum = checked_number(
+            "momentum", momentum, "a number in [0, 1)", lambda x: 0 <= x < 1
+        )
+        self.freeze_norm_step = freeze_norm_step
         super().__init__(model, config_list, optimizer, example_inputs, quant_start_step)
 
     def follow(self, tensor: Tensor, wrapper: Any, target: str) -> None:

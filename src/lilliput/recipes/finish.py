@@ -98,8 +98,11 @@ def _about_simulation(session: Session) -> list[str]:
 
 
 def _timed_together(session: Session, before: Figures, after: Figures) -> list[Figures]:
-    """Time the model as it was and what came out in turns: the machine may have changed meanwhile."""
-    from lilliput.measure.receipt import TIMED
+    """Time the model as it was and what came out in turns: the machine may have changed meanwhile.
+
+    Where a file came out, the model is also counted and weighed as the file of the same format that is timed.
+    """
+    from lilliput.measure.receipt import COUNTED, TIMED
     from lilliput.report.measure import measure_all
 
     if _is_slow(session):
@@ -113,6 +116,9 @@ def _timed_together(session: Session, before: Figures, after: Figures) -> list[F
             final = inside(session.folder, exported["path"])
             models = [_exported_alike(session, original, Path(folder) / final.name), final]
         timed = measure_all(models, session.inputs)
+    if models[0] is not original:
+        known = [name for name in COUNTED if getattr(timed[0], name) is not None]
+        before = replace(before, **{name: getattr(timed[0], name) for name in known})
     return [
         replace(x, **{name: getattr(t, name) for name in TIMED})
         for x, t in zip((before, after), timed, strict=True)

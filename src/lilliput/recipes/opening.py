@@ -143,7 +143,7 @@ def build(
     for number in range(len(entry.shrunk) + 1):
         for done in entry.factorized:
             if done.shrunk == number:
-                model = algorithm_of("factorize", done.algorithm)(model, done.config).compress()
+                model = algorithm_of("factorize", done.algorithm)(model, done.config).lay_out()
         if number < len(entry.shrunk):
             model = shrink_again(framework, model, inside(folder, entry.shrunk[number]))
     inputs = _inputs(held, model)

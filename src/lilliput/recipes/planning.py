@@ -165,7 +165,7 @@ def _check_steps(session: Session) -> dict[int, dict[int | str, list[str]]]:
             if isinstance(step, FactorizeStep):
                 session.model = _copy_to_factorize(session)
                 made = [algorithm_of("factorize", step.factorize)(session.model, step.config)]
-                made[0].compress()
+                made[0].lay_out()
                 if not made[0].result.ranks:
                     why = f"replaces no layer. {made[0].result.why_left()}. Choose a lower rank."
                     raise ConfigError([Problem("factorize", why)])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lilliput.errors import ConfigError
+from lilliput.errors import ConfigError, LilliputError, UnsupportedModelError
 from lilliput.frameworks import part_for
 from lilliput.frameworks.shrinking import Options, Shrinking, Shrunk
 from lilliput.measure.receipt import Receipt
@@ -92,7 +92,7 @@ def speedup(
         notes=made.notes,
         source=made.source,
         example_inputs=example_inputs,
-        _take_receipt=_later(made) if not part.RUNS_AT_ONCE else _known(_receipt_of(made)),
+        _take_receipt=_later(made) if not part.RUNS_AT_ONCE else _known(_receipt_now(made)),
     )
 
 
@@ -103,6 +103,20 @@ def _later(made: Shrunk) -> Callable[[], Receipt]:
 def _known(receipt: Receipt) -> Callable[[], Receipt]:
     """Return what gives a receipt, without holding on to the larger model."""
     return lambda: receipt
+
+
+def _receipt_now(made: Shrunk) -> Receipt:
+    """Take the receipt; say what it means if a model that was just checked does not run."""
+    try:
+        return _receipt_of(made)
+    except LilliputError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(made.model).__name__} passed its check and failed when it was timed ({error}), so what "
+            "it computes depends on chance or on earlier calls. It has been cut: start again from the "
+            "original, and make its forward compute the same in each call in evaluation."
+        ) from error
 
 
 def _receipt_of(made: Shrunk) -> Receipt:

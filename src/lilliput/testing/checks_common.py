@@ -80,8 +80,7 @@ def check_bad_config(subject: Subject) -> None:
 def check_repeated_updates(subject: Subject) -> None:
     """update_epoch() and step() may be called any number of times, with or without training."""
     lab, model = subject.lab, subject.model()
-    optimizer = lab.optimizer(model)
-    compressor = subject.compress(model, optimizer)
+    optimizer, compressor = subject.set_up(model)
     for epoch in range(3):
         compressor.update_epoch(epoch)
         compressor.update_epoch(epoch)
@@ -153,8 +152,7 @@ def check_layers_know_of_training(subject: Subject) -> None:
     """Layers are told whether a call is a training call, even where the model itself is not."""
     lab = subject.lab
     for model in subject.models("mlp", "nested", "subclassed", "untold"):
-        optimizer = lab.optimizer(model)
-        compressor = subject.compress(model, optimizer)
+        optimizer, compressor = subject.set_up(model)
         seen: set[bool] = set()
         compressor.add_activation_collector(
             lambda wrapper, *_, seen=seen: seen.add(bool(wrapper.training))

@@ -34,8 +34,7 @@ def check_levels(subject: Subject) -> None:
     lab = subject.lab
     for bits, kinds in ((2, lab.LAYER_KINDS), (4, lab.FEW), (8, lab.FEW)):
         for model in subject.models(*kinds):
-            optimizer = lab.optimizer(model)
-            quantizer = subject.compress(model, optimizer, quant_bits=bits)
+            optimizer, quantizer = subject.set_up(model, quant_bits=bits)
             for when in ("after compress()", "after training"):
                 for entry in entries(lab, quantizer):
                     levels = np.unique(entry.seen).size
@@ -74,8 +73,7 @@ def check_float_weights_train(subject: Subject) -> None:
     """The float weights are what the optimizer holds, and they keep changing."""
     lab = subject.lab
     for model in subject.models():
-        optimizer = lab.optimizer(model, "momentum")
-        quantizer = subject.compress(model, optimizer)
+        optimizer, quantizer = subject.set_up(model, "momentum")
         for step in range(2 * lab.STEPS):
             before = {e.label: e.raw for e in entries(lab, quantizer)}
             lab.train(model, optimizer, 1, quantizer)
@@ -231,8 +229,7 @@ def check_own_parameters_are_trained(subject: Subject) -> None:
     """Parameters that the algorithm put on its wrappers (a learned scale) move with training."""
     lab = subject.lab
     for model in subject.models():
-        optimizer = lab.optimizer(model, "momentum")
-        quantizer = subject.compress(model, optimizer)
+        optimizer, quantizer = subject.set_up(model, "momentum")
         own = {
             f"{wrapper.name}.{name}": weight
             for wrapper in quantizer.get_modules_wrapper()

@@ -71,10 +71,14 @@ class Subject:
         compressor.compress(model)
         return compressor
 
+    def set_up(self, model: Model, *kind: str, **settings: Any) -> tuple[Optimizer, Compressor]:
+        """Compress a model that is to be trained, and return its optimizer and the compressor."""
+        optimizer = self.lab.optimizer(model, *kind)
+        return optimizer, self.compress(model, optimizer, **settings)
+
     def train(self, model: Model) -> tuple[Optimizer, Compressor]:
         """Compress a model, train it for a few steps, and return its optimizer and the compressor."""
-        optimizer = self.lab.optimizer(model)
-        compressor = self.compress(model, optimizer)
+        optimizer, compressor = self.set_up(model)
         self.lab.train(model, optimizer, self.lab.STEPS, compressor)
         return optimizer, compressor
 

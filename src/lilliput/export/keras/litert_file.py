@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,16 @@ from lilliput.export.keras.transfer import write_by_tensorflow
 from lilliput.export.result import ExportResult
 from lilliput.frameworks import part_of
 from lilliput.frameworks.exporting.simulation import Inputs, Simulating
+
+
+@dataclass(frozen=True)
+class LiteRTSettings:
+    """What was asked of a LiteRT file, as in the arguments of :func:`export_litert`."""
+
+    io: str
+    dynamic_batch: bool
+    check: bool
+    min_sqnr: float
 
 
 def export_litert(
@@ -80,12 +91,7 @@ def export_litert(
         raise ExportError(f"io: received {io!r}, expected 'float' or 'int8'.")
     check_options(min_sqnr, calibration)
     model = part_of("keras", "export.simulation").model_of(quantizer_or_model)
-    settings: dict[str, Any] = {
-        "io": io,
-        "dynamic_batch": dynamic_batch,
-        "check": check,
-        "min_sqnr": min_sqnr,
-    }
+    settings = LiteRTSettings(io, dynamic_batch, check, min_sqnr)
     return write_by_tensorflow(
         "litert", write_litert, model, place, example_inputs, calibration, settings
     )
@@ -96,11 +102,7 @@ def write_litert(
     place: Path,
     inputs: Inputs,
     batches: list[Inputs],
-    *,
-    io: str,
-    dynamic_batch: bool,
-    check: bool,
-    min_sqnr: float,
+    settings: LiteRTSettings,
 ) -> ExportResult:
     """Do the work of :func:`export_litert`, in a process whose Keras runs on TensorFlow."""
     from lilliput.export.keras.litert.build import build, integer_ends, name_ends, serialize
@@ -113,20 +115,20 @@ def write_litert(
     part: Simulating = part_of("keras", "export.simulation")
     simulation = part.simulate(model, inputs)
     known = known_weights(model, simulation)  # before tracing, when variables can be read
-    traced = part_of("keras", "export.trace").trace(simulation, mark_site, dynamic_batch)
+    traced = part_of("keras", "export.trace").trace(simulation, mark_site, settings.dynamic_batch)
     data = part_of("keras", "export.convert").to_litert(traced)
     draft, found = build(data, traced.sites, simulation, known)
     names = simulation.input_names()
     layers = list_layers(draft, found)
     loops = [draft.name(x) for loop in draft.of_kind("WHILE") for x in loop.outputs]
     notes = find_notes(draft, simulation, found, layers)
-    if io == "int8":
+    if settings.io == "int8":
         integer_ends(draft, names, simulation.names)
     name_ends(draft, names, simulation.names)
     data = serialize(draft)
     result = ExportResult(place, len(data), "litert", layers=layers, notes=notes)
-    if check:
-        check_file(result, data, draft, simulation, min_sqnr, batches)
+    if settings.check:
+        check_file(result, data, draft, simulation, settings.min_sqnr, batches)
     write_file(place, data)
-    result.layers += loop_layers(loops, model, inputs, "WHILE float32", dynamic_batch)
+    result.layers += loop_layers(loops, model, inputs, "WHILE float32", settings.dynamic_batch)
     return result

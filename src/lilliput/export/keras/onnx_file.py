@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lilliput.export.arguments import check_onnx, check_options, checked_path
+from lilliput.export.arguments import OnnxSettings, check_onnx, check_options, checked_path
 from lilliput.export.guard.cpu import cpu_for
 from lilliput.export.guard.on_model import kept_if_done, simulate_guarded
 from lilliput.export.keras.loops import loop_layers
@@ -65,8 +65,7 @@ def export_onnx(
     _require_onnx()
     check_onnx(target, opset)
     model = part_of("keras", "export.simulation").model_of(quantizer_or_model)
-    settings: dict[str, Any] = {"target": target, "dynamic_batch": dynamic_batch, "opset": opset}
-    settings |= {"check": check, "min_sqnr": min_sqnr, "assume_vnni": assume_vnni}
+    settings = OnnxSettings(target, dynamic_batch, check, min_sqnr, assume_vnni, opset)
     cpu_for(assume_vnni, target)  # raises
     return write_by_tensorflow(
         "onnx", write_onnx, model, place, example_inputs, calibration, settings
@@ -78,13 +77,7 @@ def write_onnx(
     place: Path,
     inputs: Inputs,
     batches: list[Inputs],
-    *,
-    target: str,
-    dynamic_batch: bool,
-    opset: int,
-    check: bool,
-    min_sqnr: float,
-    assume_vnni: bool | None,
+    settings: OnnxSettings,
 ) -> ExportResult:
     """Do the work of :func:`export_onnx`, in a process whose Keras runs on TensorFlow."""
     from lilliput.export.keras.onnx.convert import draft_of
@@ -95,10 +88,11 @@ def write_onnx(
     from lilliput.export.passes.finish import finish
 
     part: Simulating = part_of("keras", "export.simulation")
-    cpu = cpu_for(assume_vnni, target)
+    target = settings.target
+    cpu = cpu_for(settings.assume_vnni, target)
     with kept_if_done(model):
         simulation, guarded = simulate_guarded(part, model, inputs, batches, cpu)
-        draft = draft_of(simulation, dynamic_batch, opset)
+        draft = draft_of(simulation, settings.dynamic_batch, settings.opset)
         write_weights(draft, simulation)
         rewrite(draft)
         for value, name in zip(draft.graph.inputs, simulation.input_names(), strict=True):
@@ -107,8 +101,8 @@ def write_onnx(
         loops = [str(node.name) for node in draft.graph if node.op_type in ("Loop", "Scan")]
         layers = list_layers(draft.graph)
         result = ExportResult(place, 0, target, layers=layers, guarded=guarded, cpu=cpu)
-        write_draft(draft, simulation, result, batches, min_sqnr if check else None)
-        result.layers += loop_layers(loops, model, inputs, "Loop", dynamic_batch)
+        write_draft(draft, simulation, result, batches, settings.wanted_sqnr)
+        result.layers += loop_layers(loops, model, inputs, "Loop", settings.dynamic_batch)
         simulation.forget()
     return result
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,14 @@ def write_by_tensorflow(
     place: Path,
     example_inputs: Any,
     calibration: Iterable[Any] | None,
-    settings: dict[str, Any],
+    settings: Any,
 ) -> ExportResult:
-    """Return what ``write(model, place, inputs, batches, **settings)`` returns under TensorFlow."""
+    """Return what ``write(model, place, inputs, batches, settings)`` returns under TensorFlow."""
     inputs, batches = _gather_inputs(model, example_inputs, calibration)
     if part_of("keras", "export.moving").backend_name() != "tensorflow":
-        result = export_elsewhere(format_, model, place, inputs, batches, settings)
+        result = export_elsewhere(format_, model, place, inputs, batches, asdict(settings))
     else:
-        result = write(model, place, inputs, batches, **settings)
+        result = write(model, place, inputs, batches, settings)
     part = part_of("keras", "export.simulation")
     result._source = lambda: part.plain_source(model, inputs[0])
     return result

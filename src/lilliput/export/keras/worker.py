@@ -13,14 +13,18 @@ import numpy as np
 from lilliput.core.pruner import Pruner
 from lilliput.core.state import CompressionState
 from lilliput.errors import LilliputError
+from lilliput.export.arguments import OnnxSettings
 from lilliput.export.guard.on_model import scales_of
-from lilliput.export.keras.litert_file import write_litert
+from lilliput.export.keras.litert_file import LiteRTSettings, write_litert
 from lilliput.export.keras.onnx_file import write_onnx
 from lilliput.export.keras.transfer import ARRAYS, JOB, MODEL, REPORT, RESULT, unpacked
 from lilliput.frameworks import part_of
 from lilliput.frameworks.exporting.simulation import Array, Inputs
 
-_WRITERS = {"litert": write_litert, "onnx": write_onnx}
+_WRITERS: dict[str, tuple[Any, Any]] = {
+    "litert": (write_litert, LiteRTSettings),
+    "onnx": (write_onnx, OnnxSettings),
+}
 
 
 class HeldMasks(Pruner):
@@ -56,8 +60,9 @@ def _work(folder: Path) -> dict[str, Any]:
     calls: list[Inputs] = [(unpacked(x, arrays), {}) for x in job["calls"]]
     inputs, batches = calls[0], calls[1:]
     before = scales_of(model)
-    write: Any = _WRITERS[job["kind"]]
-    result = write(model, folder / job["file"], inputs, batches, **job["settings"])
+    write, settings = _WRITERS[job["kind"]]
+    asked = settings(**job["settings"])
+    result = write(model, folder / job["file"], inputs, batches, asked)
     changed = {k: x for k, x in scales_of(model).items() if not np.array_equal(x, before[k])}
     found = {f"scale {i}": x for i, x in enumerate(changed.values())}
     found |= {f"output {i}": x for i, x in enumerate(part.outputs_of(model, inputs))}

@@ -13,7 +13,7 @@ True
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,16 @@ class TensorInfo:
         """Return plain data; dynamic sizes are question marks."""
         shape = ["?" if size is None else size for size in self.shape]
         return {"kind": self.kind, "name": self.name, "shape": shape, "dtype": self.dtype}
+
+
+def list_ends(
+    inputs: Iterable[Any],
+    outputs: Iterable[Any],
+    describe: Callable[[Any], tuple[str, tuple[int | None, ...], str]],
+) -> list[TensorInfo]:
+    """Return the inputs and outputs of a file; ``describe`` tells the name, shape and type of each."""
+    ends = [*(("input", x) for x in inputs), *(("output", x) for x in outputs)]
+    return [TensorInfo(kind, *describe(x)) for kind, x in ends]
 
 
 def open_file(path: str | os.PathLike[str], threads: int | None = None) -> ExecutedFile:

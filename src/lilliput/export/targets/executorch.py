@@ -26,27 +26,6 @@ RUNTIME = "executorch"
 _NEEDS = "ExecuTorch files need pip install 'lilliput[executorch]'"
 
 
-class ExecuTorch(Target):
-    """A program of ExecuTorch, lowered to XNNPACK, executed by the runtime in ExecuTorch's package."""
-
-    name, title, suffix, runtime = "executorch", "ExecuTorch", ".pte", RUNTIME
-    writers = (
-        Writer(
-            "torch",
-            "lilliput.export.targets.executorch:export_executorch",
-            ("executorch", "torchao"),
-            "executorch",
-        ),
-    )
-    packages = (Package("executorch", "ExecuTorch files", "executorch"),)
-    options = ("dynamic_batch", "max_batch", "check", "min_sqnr")
-    quant_types = ("weight", "input", "output")
-
-    def open(self, path: Path, threads: int) -> ExecutedFile:
-        """Open a file in ExecuTorch's runtime."""
-        return ExecuTorchFile(path, threads)
-
-
 def export_executorch(
     quantizer_or_model: Any,
     path: str | os.PathLike[str],
@@ -134,3 +113,21 @@ class ExecuTorchFile(ExecutedFile):
     def tensors(self) -> list[TensorInfo]:
         """Return the inputs and outputs; a dynamic batch has its largest size."""
         return [TensorInfo(*x) for x in self.execution.tensors()]
+
+
+class ExecuTorch(Target):
+    """A program of ExecuTorch, lowered to XNNPACK, executed by the runtime in ExecuTorch's package."""
+
+    name, title, suffix, runtime = "executorch", "ExecuTorch", ".pte", RUNTIME
+    file = ExecuTorchFile
+    writers = (
+        Writer(
+            "torch",
+            "lilliput.export.targets.executorch:export_executorch",
+            ("executorch", "torchao"),
+            "executorch",
+        ),
+    )
+    packages = (Package("executorch", "ExecuTorch files", "executorch"),)
+    options = ("dynamic_batch", "max_batch", "check", "min_sqnr")
+    quant_types = ("weight", "input", "output")

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from lilliput.errors import StateError
-from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count
+from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count, list_ends
 from lilliput.export.targets.target import Package, Target, Writer
 from lilliput.extras import require
-
-
-class LiteRT(Target):
-    """A flatbuffer with int8 weights and activations."""
-
-    name, title, suffix, runtime = "litert", "LiteRT", ".tflite", "litert"
-    writers = (
-        Writer(
-            "keras",
-            "lilliput.export.keras.litert_file:export_litert",
-            ("tensorflow", "ai_edge_litert"),
-            "litert",
-        ),
-    )
-    packages = (Package("ai-edge-litert", "executing LiteRT files", "litert", "ai_edge_litert"),)
-    options = ("io", "dynamic_batch", "check", "min_sqnr")
-
-    def open(self, path: Path, threads: int) -> ExecutedFile:
-        """Open a file in LiteRT's interpreter."""
-        return LiteRTFile(path, threads)
 
 
 class LiteRTFile(ExecutedFile):
@@ -64,14 +45,27 @@ class LiteRTFile(ExecutedFile):
 
     def tensors(self) -> list[TensorInfo]:
         """Return the inputs and outputs."""
-        details = [("input", x) for x in self.interpreter.get_input_details()]
-        details += [("output", x) for x in self.interpreter.get_output_details()]
-        return [
-            TensorInfo(
-                kind,
-                x["name"],
-                tuple(None if size < 0 else int(size) for size in x["shape_signature"]),
-                x["dtype"].__name__,
-            )
-            for kind, x in details
-        ]
+        inputs = self.interpreter.get_input_details()
+        return list_ends(inputs, self.interpreter.get_output_details(), _describe)
+
+
+def _describe(end: Mapping[str, Any]) -> tuple[str, tuple[int | None, ...], str]:
+    sizes = tuple(None if size < 0 else int(size) for size in end["shape_signature"])
+    return end["name"], sizes, end["dtype"].__name__
+
+
+class LiteRT(Target):
+    """A flatbuffer with int8 weights and activations."""
+
+    name, title, suffix, runtime = "litert", "LiteRT", ".tflite", "litert"
+    file = LiteRTFile
+    writers = (
+        Writer(
+            "keras",
+            "lilliput.export.keras.litert_file:export_litert",
+            ("tensorflow", "ai_edge_litert"),
+            "litert",
+        ),
+    )
+    packages = (Package("ai-edge-litert", "executing LiteRT files", "litert", "ai_edge_litert"),)
+    options = ("io", "dynamic_batch", "check", "min_sqnr")

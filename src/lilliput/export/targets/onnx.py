@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lilliput.errors import MissingExtraError, StateError
-from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count
+from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count, list_ends
 from lilliput.export.targets.target import Package, Target, Writer
 
 _TYPES = {
@@ -22,41 +22,6 @@ _TYPES = {
     "tensor(uint8)": "uint8",
     "tensor(bool)": "bool",
 }
-
-
-class Onnx(Target):
-    """ONNX with QuantizeLinear and DequantizeLinear; ``target=`` of the writer chooses the runtime."""
-
-    name, title, suffix, runtime = "onnx", "ONNX", ".onnx", "onnxruntime"
-    writers = (
-        Writer(
-            "torch",
-            "lilliput.export.onnx_file:export_onnx",
-            ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
-            "onnx",
-        ),
-        Writer(
-            "keras",
-            "lilliput.export.keras.onnx_file:export_onnx",
-            ("tensorflow", "tf2onnx", "onnx", "onnx_ir", "onnxruntime"),
-            "litert,onnx",
-        ),
-    )
-    packages = (
-        Package("onnx", "ONNX files", "onnx"),
-        Package("onnx-ir", "ONNX files", "onnx", "onnx_ir"),
-        Package("onnxscript", "ONNX files of torch models", "onnx"),
-        Package("onnxruntime", "executing ONNX files", "onnx"),
-        Package("tf2onnx", "ONNX files of Keras models", "litert"),
-    )
-    options = (
-        *("target", "dynamic_batch", "dynamic_shapes"),
-        *("opset", "check", "min_sqnr", "assume_vnni"),
-    )
-
-    def open(self, path: Path, threads: int) -> ExecutedFile:
-        """Open a file in ONNX Runtime."""
-        return OnnxFile(path, threads)
 
 
 class OnnxFile(ExecutedFile):
@@ -95,17 +60,7 @@ class OnnxFile(ExecutedFile):
 
     def tensors(self) -> list[TensorInfo]:
         """Return the inputs and outputs."""
-        pairs = [("input", x) for x in self.session.get_inputs()]
-        pairs += [("output", x) for x in self.session.get_outputs()]
-        return [
-            TensorInfo(
-                kind,
-                x.name,
-                tuple(size if isinstance(size, int) else None for size in x.shape),
-                _TYPES.get(x.type, x.type),
-            )
-            for kind, x in pairs
-        ]
+        return list_ends(self.session.get_inputs(), self.session.get_outputs(), _describe)
 
     def operations(self) -> dict[str, int]:
         """Return how often each operation occurs."""
@@ -121,3 +76,40 @@ class OnnxFile(ExecutedFile):
         from lilliput.export.onnx_counts import count_onnx
 
         return count_onnx(self, arrays, names)
+
+
+def _describe(end: Any) -> tuple[str, tuple[int | None, ...], str]:
+    sizes = tuple(size if isinstance(size, int) else None for size in end.shape)
+    return end.name, sizes, _TYPES.get(end.type, end.type)
+
+
+class Onnx(Target):
+    """ONNX with QuantizeLinear and DequantizeLinear; ``target=`` of the writer chooses the runtime."""
+
+    name, title, suffix, runtime = "onnx", "ONNX", ".onnx", "onnxruntime"
+    file = OnnxFile
+    writers = (
+        Writer(
+            "torch",
+            "lilliput.export.onnx_file:export_onnx",
+            ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
+            "onnx",
+        ),
+        Writer(
+            "keras",
+            "lilliput.export.keras.onnx_file:export_onnx",
+            ("tensorflow", "tf2onnx", "onnx", "onnx_ir", "onnxruntime"),
+            "litert,onnx",
+        ),
+    )
+    packages = (
+        Package("onnx", "ONNX files", "onnx"),
+        Package("onnx-ir", "ONNX files", "onnx", "onnx_ir"),
+        Package("onnxscript", "ONNX files of torch models", "onnx"),
+        Package("onnxruntime", "executing ONNX files", "onnx"),
+        Package("tf2onnx", "ONNX files of Keras models", "litert"),
+    )
+    options = (
+        *("target", "dynamic_batch", "dynamic_shapes"),
+        *("opset", "check", "min_sqnr", "assume_vnni"),
+    )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lilliput.errors import ConfigError, ExportError, StateError
 from lilliput.export.packed import Packed, packing
-from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count
+from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count, list_ends
 from lilliput.export.targets.target import Package, Target, Writer
 from lilliput.extras import require
 from lilliput.files import write_atomically
@@ -33,26 +33,6 @@ RUNTIME = "openvino"
 _EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 _NEEDS = "OpenVINO files need pip install 'lilliput[openvino]'"
 _MULTIPLY = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul", "RNNSeq"})
-
-
-class OpenVINO(Target):
-    """OpenVINO's own format, executed by OpenVINO on the CPU, in float32 where not in integers."""
-
-    name, title, suffix, runtime = "openvino", "OpenVINO", ".xml", RUNTIME
-    writers = (
-        Writer(
-            "torch",
-            "lilliput.export.targets.openvino:export_openvino",
-            ("onnx", "onnx_ir", "onnxscript", "openvino"),
-            "openvino",
-        ),
-    )
-    packages = (Package("openvino", "OpenVINO files", "openvino"),)
-    options = ("dynamic_batch", "dynamic_shapes", "check", "min_sqnr", "assume_vnni")
-
-    def open(self, path: Path, threads: int) -> ExecutedFile:
-        """Open a file in OpenVINO."""
-        return OpenVINOFile(path, threads)
 
 
 def export_openvino(
@@ -81,23 +61,16 @@ def export_openvino(
     check, min_sqnr
         As there. The file is executed by OpenVINO with ``INFERENCE_PRECISION_HINT="f32"``.
     """
-    from lilliput.export.arguments import checked_path
+    from lilliput.export.arguments import OnnxSettings, checked_path
     from lilliput.export.onnx_file import write_checked
 
     require("openvino", _NEEDS)
+    place = checked_path(path, OpenVINO.suffix)
+    settings = OnnxSettings(
+        RUNTIME, dynamic_batch, check, min_sqnr, assume_vnni, dynamic_shapes=dynamic_shapes
+    )
     return write_checked(
-        quantizer_or_model,
-        checked_path(path, OpenVINO.suffix),
-        example_inputs,
-        RUNTIME,
-        pack=packing_ir,
-        dynamic_batch=dynamic_batch,
-        dynamic_shapes=dynamic_shapes,
-        opset=21,
-        check=check,
-        min_sqnr=min_sqnr,
-        calibration=calibration,
-        assume_vnni=assume_vnni,
+        quantizer_or_model, place, example_inputs, settings, calibration, packing_ir
     )
 
 
@@ -237,19 +210,31 @@ class OpenVINOFile(ExecutedFile):
 
     def tensors(self) -> list[TensorInfo]:
         """Return the inputs and outputs."""
-        pairs = [("input", x) for x in self.compiled.inputs]
-        pairs += [("output", x) for x in self.compiled.outputs]
-        return [
-            TensorInfo(
-                kind,
-                x.any_name,
-                tuple(d.get_length() if d.is_static else None for d in x.partial_shape),
-                x.element_type.to_dtype().name,
-            )
-            for kind, x in pairs
-        ]
+        return list_ends(self.compiled.inputs, self.compiled.outputs, _describe)
 
     def operations(self) -> dict[str, int]:
         """Return how often each operation occurs."""
         kinds = (x.get_type_name() for x in self.model.get_ops())
         return dict(Counter(x for x in kinds if x != "Constant").most_common())
+
+
+def _describe(end: Any) -> tuple[str, tuple[int | None, ...], str]:
+    sizes = tuple(x.get_length() if x.is_static else None for x in end.partial_shape)
+    return end.any_name, sizes, end.element_type.to_dtype().name
+
+
+class OpenVINO(Target):
+    """OpenVINO's own format, executed by OpenVINO on the CPU, in float32 where not in integers."""
+
+    name, title, suffix, runtime = "openvino", "OpenVINO", ".xml", RUNTIME
+    file = OpenVINOFile
+    writers = (
+        Writer(
+            "torch",
+            "lilliput.export.targets.openvino:export_openvino",
+            ("onnx", "onnx_ir", "onnxscript", "openvino"),
+            "openvino",
+        ),
+    )
+    packages = (Package("openvino", "OpenVINO files", "openvino"),)
+    options = ("dynamic_batch", "dynamic_shapes", "check", "min_sqnr", "assume_vnni")

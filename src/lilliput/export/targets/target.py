@@ -6,7 +6,6 @@ Recipes, the command line, ``open_file``, ``doctor`` and receipts find it there.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -75,13 +74,14 @@ class Writer:
         return found
 
 
-class Target(ABC):
+class Target:
     """One kind of file, and the runtime that executes it. Importing its module imports no framework."""
 
     name: ClassVar[str]  # in recipes and on the command line
     title: ClassVar[str]  # for people
     suffix: ClassVar[str]
     runtime: ClassVar[str]  # which of ``ExportResult.runtimes`` the file is for
+    file: ClassVar[type[ExecutedFile]]  # a file in its runtime
     writers: ClassVar[tuple[Writer, ...]]
     packages: ClassVar[tuple[Package, ...]]
     # What a recipe may pass to the writer; example_inputs, calibration and the path are the recipe's.
@@ -89,9 +89,9 @@ class Target(ABC):
     # Which tensors must be quantized for integer kernels; empty: what quantizers do by default.
     quant_types: ClassVar[tuple[str, ...]] = ()
 
-    @abstractmethod
     def open(self, path: Path, threads: int) -> ExecutedFile:
         """Open a file in its runtime."""
+        return self.file(path, threads)
 
     def find_writer(self, framework: str) -> Writer | None:
         """Return the writer for a framework's models, or None if there is none."""

@@ -44,25 +44,13 @@ from lilliput.frameworks.keras.masks import (
 )
 from lilliput.frameworks.keras.scopes import is_tracing, is_training, sync
 from lilliput.frameworks.keras.variables import forget_in_torch, raw, tensor_of, to_array
-from lilliput.frameworks.keras.wrapper import (
-    DistillerModuleWrapper,
-    ModuleWrapper,
-    PrunerModuleWrapper,
-    QuantizerModuleWrapper,
-)
+from lilliput.frameworks.keras.wrapper import WRAPPERS, ModuleWrapper
 from lilliput.frameworks.ports.files import PlainFiles
 from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
 from lilliput.ops.grad import QuantGrad
 
 Tensor = Any
-
-_WRAPPERS = {
-    "compressor": ModuleWrapper,
-    "pruner": PrunerModuleWrapper,
-    "quantizer": QuantizerModuleWrapper,
-    "distiller": DistillerModuleWrapper,
-}
 
 
 class KerasBackend(Backend):
@@ -117,7 +105,7 @@ class KerasBackend(Backend):
                     f"layer {layer.name!r} computes in float64; quantization is simulated in float32: "
                     "build the model with that dtype."
                 )
-        return _WRAPPERS[kind](layer, compressor)
+        return WRAPPERS[kind](layer, compressor)
 
     def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
         """Do nothing: variables of Keras never share memory."""

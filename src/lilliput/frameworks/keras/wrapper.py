@@ -359,3 +359,11 @@ def _is_binary(mask: Any) -> bool:
 
 def _dtype_of(tensor: Any) -> str:
     return str(keras.backend.standardize_dtype(tensor.dtype))
+
+
+WRAPPERS = {
+    "compressor": ModuleWrapper,
+    "pruner": PrunerModuleWrapper,
+    "quantizer": QuantizerModuleWrapper,
+    "distiller": DistillerModuleWrapper,
+}

@@ -56,8 +56,8 @@ from lilliput.frameworks.torch.weights import (
     zero_,
 )
 from lilliput.frameworks.torch.wrapper import (
+    WRAPPERS,
     Collector,
-    DistillerModuleWrapper,
     ModuleWrapper,
     PrunerModuleWrapper,
     QuantizerModuleWrapper,
@@ -65,13 +65,6 @@ from lilliput.frameworks.torch.wrapper import (
 from lilliput.graph.flow import Flow
 from lilliput.graph.ir import Graph
 from lilliput.ops.grad import QuantGrad
-
-_WRAPPERS = {
-    "compressor": ModuleWrapper,
-    "pruner": PrunerModuleWrapper,
-    "quantizer": QuantizerModuleWrapper,
-    "distiller": DistillerModuleWrapper,
-}
 
 
 class TorchBackend(Backend):
@@ -112,7 +105,7 @@ class TorchBackend(Backend):
         check_layer(layer, holds_masks=kind == "pruner")
         if kind == "pruner" and compressor.computes_weights:
             check_plain_weight(layer)
-        return (compressor._wrapper_type or _WRAPPERS[kind])(layer, compressor)
+        return (compressor._wrapper_type or WRAPPERS[kind])(layer, compressor)
 
     def quantizers_in(self, model: nn.Module) -> list[Any]:
         """Return the wrappers of quantizers that are at work in a model."""

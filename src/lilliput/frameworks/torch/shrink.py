@@ -32,6 +32,7 @@ from lilliput.frameworks.torch.build import (
 from lilliput.frameworks.torch.caches import find_shortcuts
 from lilliput.frameworks.torch.capture import as_inputs, check_copies, copy_model, plain_copy, quiet
 from lilliput.frameworks.torch.captured import CapturedModule
+from lilliput.frameworks.torch.chance import drawn_from
 from lilliput.frameworks.torch.cutting import named_tensors, shapes_of
 from lilliput.frameworks.torch.dead import unseen_by_norms, zero_classes, zeros_in
 from lilliput.frameworks.torch.discover import unwrapped
@@ -153,8 +154,13 @@ class _Work:
         if left:
             self.notes.append(f"the zeros of {', '.join(left)} are no longer enforced in training")
         self.noise = Noise(unwrapped(self.masked), self.cuts)
+        drawn = drawn_from(self._make_references)
+        if drawn:
+            self.reference.check_chance(unwrapped(self.masked), drawn)
+
+    def _make_references(self) -> None:
         self.reference, self.elsewhere = make_references(
-            unwrapped(self.masked), example_inputs, has_casts(self.analysis), self.noise.add
+            unwrapped(self.masked), self.example_inputs, has_casts(self.analysis), self.noise.add
         )
 
     def _find_removed(self) -> Flags:

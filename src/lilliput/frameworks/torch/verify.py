@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.caches import cached_tensors, drop_caches, has_tables
 from lilliput.frameworks.torch.capture import Inputs, as_inputs, fresh, quiet, shared_copy
+from lilliput.frameworks.torch.chance import kinds_of_luck
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
 from lilliput.frameworks.torch.cutting import clear_, cut_all
 from lilliput.frameworks.torch.precision import Load, keep, load_in_parts
@@ -66,6 +67,25 @@ class Reference:
                 f"{type(model).__name__} runs on the same inputs twice and answers differently, in "
                 "evaluation; without a stable answer nothing can be checked."
             )
+
+    def check_chance(self, model: nn.Module, drawn: str) -> None:
+        """Raise if the numbers that the masked model draws in evaluation change what it computes.
+
+        ``drawn`` is what it draws them from.
+        """
+        twin = Twin(shared_copy(model).eval(), self.precision).model
+        for _ in kinds_of_luck():
+            try:
+                is_same = self.error(twin) <= self.tolerance
+            except Exception as failure:
+                log.debug("speedup: it fails for some of the numbers that it draws: %r", failure)
+                is_same = False
+            if not is_same:
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} draws from {drawn} in evaluation, and what it computes depends "
+                    "on it, so that a check holds for one of its branches only; draw in training only "
+                    "('if self.training:'), or fix the choice before the call. The model is as it was."
+                )
 
 
 class Twin:

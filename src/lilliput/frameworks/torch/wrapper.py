@@ -363,3 +363,11 @@ class Collector:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Collector:
         return Collector(copy.deepcopy(self.wrapper, memo), self.function)
+
+
+WRAPPERS = {
+    "compressor": ModuleWrapper,
+    "pruner": PrunerModuleWrapper,
+    "quantizer": QuantizerModuleWrapper,
+    "distiller": DistillerModuleWrapper,
+}

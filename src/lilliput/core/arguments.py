@@ -1,0 +1,57 @@
+"""Constructors that declare only their own arguments, and pass the others on to a base class.
+
+``*args`` and ``**kwargs`` hide what may be passed. A ``TypedDict`` tells type checkers and editors the
+names, and :func:`passes_on` tells ``help()``, recipes and everything else that reads signatures.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypedDict, TypeVar
+
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
+
+
+class CompressorArguments(TypedDict, total=False):
+    """What all compressors are made with; see :class:`~lilliput.core.compressor.Compressor`."""
+
+    model: Any
+    config_list: Any
+    optimizer: Any
+
+
+def passes_on(arguments: Any, to: type) -> Callable[[Constructor], Constructor]:
+    """Show the arguments that a constructor passes on in its signature.
+
+    Parameters
+    ----------
+    arguments : type
+        The ``TypedDict`` of what is passed on, as in ``**kwargs: Unpack[arguments]``.
+    to : type
+        The class whose constructor receives them; their order and defaults are taken from it.
+
+    Examples
+    --------
+    >>> class Scheduled:
+    ...     def __init__(self, model=None, config_list=None, optimizer=None, *, options=None): ...
+    >>> class Seeded(Scheduled):
+    ...     @passes_on(CompressorArguments, to=Scheduled)
+    ...     def __init__(self, *args, seed=0, **kwargs): ...
+    >>> inspect.signature(Seeded)
+    <Signature (model=None, config_list=None, optimizer=None, *, seed=0)>
+    """
+    names = {name for base in arguments.__mro__ for name in getattr(base, "__annotations__", {})}
+
+    def show(constructor: Constructor) -> Constructor:
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        own = inspect.signature(constructor)
+        kept = [x for x in own.parameters.values() if x.kind not in kinds]
+        received = inspect.signature(to.__init__).parameters.values()  # type: ignore[misc]
+        shown = [x for x in received if x.name in names and x.name not in own.parameters]
+        # Sorting is stable: what is new comes before what is passed on, positional arguments first.
+        parameters = sorted([*kept, *shown], key=lambda x: x.kind)
+        constructor.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return constructor
+
+    return show
