@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from lilliput.config.layer import LayerInfo, Owner
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.caches import (
     cached_tensors,
@@ -32,6 +33,7 @@ from lilliput.frameworks.torch.caches import (
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
 from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.record import Recorder, is_simple
+from lilliput.frameworks.torch.weights import is_zero_at, unshadowed
 
 _one_capture = RLock()
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -99,13 +101,12 @@ class Exported(Captured):
 
 
 _CONSTANTS = frozenset({bool, int, float, str, type(None), torch.dtype})
-_COPIED = [  # by which methods modules are copied, unless their class has its own
+_RECORDS = (nn.Module, LayerInfo, Owner)  # copied attribute by attribute
+_COPIED = [  # by which methods they are, unless their class has its own
     (name, getattr(nn.Module, name, None))
-    for name in (
-        *("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__"),
-        *("__getnewargs__", "__getnewargs_ex__"),
-    )
+    for name in ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getnewargs__", "__getnewargs_ex__")
 ]
+_GET_STATE = getattr(nn.Module, "__getstate__", None)
 AnyCaptured = TypeVar("AnyCaptured", bound=Captured)
 
 
@@ -164,7 +165,7 @@ def _as_masked(model: nn.Module) -> Iterator[nn.Parameter]:
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
         mask = mask_of(module, leaf)
-        is_other = mask is not None and bool(((mask == 0) & (parameter.detach() != 0)).any())
+        is_other = mask is not None and not is_zero_at(parameter.detach(), mask)
         if is_other or is_computed(module, leaf):
             masked.add(id(parameter))
     yield from (p for p in model.parameters() if id(p) not in masked)
@@ -240,7 +241,9 @@ def _deepcopy(value: Any, memo: dict[int, Any]) -> Any:
     Most of a module are constants, which need no copy, and dicts and sets that hold little or nothing.
     """
     kind: Any = type(value)
-    if kind in _CONSTANTS or (kind is tuple and all(type(x) in _CONSTANTS for x in value)):
+    if kind in _CONSTANTS:
+        return value
+    if kind in (tuple, frozenset) and all(type(x) in _CONSTANTS for x in value):
         return value
     if id(value) in memo:
         return memo[id(value)]
@@ -250,11 +253,32 @@ def _deepcopy(value: Any, memo: dict[int, Any]) -> Any:
         return copied
     if kind is set and all(type(x) in _CONSTANTS for x in value):
         return memo.setdefault(id(value), set(value))
-    if not isinstance(value, nn.Module) or any(getattr(kind, x, None) is not f for x, f in _COPIED):
+    if kind is list:
+        copied = memo[id(value)] = []
+        copied.extend(_deepcopy(x, memo) for x in value)
+        return copied
+    if kind is tuple:
+        copied = tuple(_deepcopy(x, memo) for x in value)
+        return memo.setdefault(id(value), copied)
+    if not issubclass(kind, _RECORDS) or not _is_copied_by_attributes(unshadowed(kind)):
         return copy.deepcopy(value, memo)
+    state = vars(value)
+    if getattr(kind, "__getstate__", None) is not _GET_STATE:
+        state = value.__getstate__()
+        memo.setdefault(id(memo), []).append(state)  # or its identity would be given away again
+        if type(state) is not dict:
+            return copy.deepcopy(value, memo)
     twin = memo[id(value)] = kind.__new__(kind)
-    twin.__setstate__({name: _deepcopy(x, memo) for name, x in vars(value).items()})
+    copied = {name: _deepcopy(x, memo) for name, x in state.items()}
+    if issubclass(kind, nn.Module):
+        twin.__setstate__(copied)
+    else:
+        vars(twin).update(copied)
     return twin
+
+
+def _is_copied_by_attributes(kind: type) -> bool:
+    return all(getattr(kind, name, None) is method for name, method in _COPIED)
 
 
 def _computed(cached: list[Tensor]) -> dict[int, Any]:

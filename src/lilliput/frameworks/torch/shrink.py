@@ -190,6 +190,8 @@ class _Work:
         failures: list[Failure] = []
         remembered = find_remembered(self.plain, self.cuts)
         left = choices(self.plain, attributes, remembered)
+        if not left[0] and (found := self._try_with_widths(Plan(self.cuts, {}))):
+            return found
         while left:
             plan = Plan(self.cuts, left.pop(0))
             error = self._try(plan, failures)
@@ -228,23 +230,27 @@ class _Work:
                     plan, error = trial, found
         return plan, error
 
+    def _try_with_widths(self, plan: Plan) -> tuple[Plan, float] | None:
+        """Return a plan that sets no attribute but widths, if one check finds all of it right."""
+        try:
+            found = self._find_widths(plan)
+        except Exception as failure:  # the model does not run on fewer channels; it is seen why later
+            log.debug("speedup: no widths: %s", describe(failure))
+            return None
+        if not found:
+            return None
+        trial = replace(plan, attributes=found)
+        error = self._try(trial, [])
+        if error > self.reference.tolerance:
+            return None
+        self.remembered |= found
+        return trial, error
+
     def _with_widths(self, plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a plan that also sets the widths which modules remember, where they are certain."""
         if plan.kind == "graph":
             return plan, error
-        known = {(path, name.partition(".")[0]) for path, name in plan.attributes}
-        inside = tuple(f"{x}." for x in plan.graphs)
-        outputs = {x.tensor: x.dim for x in self.groups.pinned if x.reason == IS_OUTPUT}
-        found, self.outdated = Widths(self.plain, plan.cuts, outputs).find(
-            lambda key: (
-                (key[0], key[1].partition(".")[0]) in known or f"{key[0]}.".startswith(inside)
-            )
-        )
-        found |= find_feature_info(
-            self.plain,
-            lambda: build(self.plain, plan, self.example_inputs, self._parts),
-            self._run,
-        )
+        found = self._find_widths(plan)
         names = sorted({name for _, name in found})
         left = dict(found)
         for chosen in [names, *([name] for name in names[:_MOST_WIDTHS] if len(names) > 1)]:
@@ -259,6 +265,22 @@ class _Work:
                 left = {k: v for k, v in left.items() if k not in new}
         self.outdated |= {k: held_value(self.plain.get_submodule(k[0]), k[1]) for k in left}
         return plan, error
+
+    def _find_widths(self, plan: Plan) -> Attributes:
+        """Return the widths that modules remember, beside the attributes of a plan; note stale ones."""
+        known = {(path, name.partition(".")[0]) for path, name in plan.attributes}
+        inside = tuple(f"{x}." for x in plan.graphs)
+        outputs = {x.tensor: x.dim for x in self.groups.pinned if x.reason == IS_OUTPUT}
+        found, self.outdated = Widths(self.plain, plan.cuts, outputs).find(
+            lambda key: (
+                (key[0], key[1].partition(".")[0]) in known or f"{key[0]}.".startswith(inside)
+            )
+        )
+        return found | find_feature_info(
+            self.plain,
+            lambda: build(self.plain, plan, self.example_inputs, self._parts),
+            self._run,
+        )
 
     def _run(self, model: nn.Module) -> None:
         args, kwargs = as_inputs(self.example_inputs)
@@ -355,7 +377,8 @@ class _Work:
         model = unwrapped(self.model)
         modes = {name: module.training for name, module in model.named_modules()}
         parts = capture_parts(self.plain, plan, self.example_inputs, self._parts)
-        graph = build(self.plain, plan, self.example_inputs) if plan.kind == "graph" else None
+        is_graph = plan.kind == "graph"
+        graph = build(self.plain, plan, self.example_inputs, self._parts) if is_graph else None
         for parameter in () if graph is None else graph.parameters():
             parameter.data = parameter.data.clone()  # what was not cut is the model's own still
         release(model)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -17,7 +18,7 @@ from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.caches import cached_tensors, drop_caches, has_tables
 from lilliput.frameworks.torch.capture import Inputs, as_inputs, fresh, quiet, shared_copy
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
-from lilliput.frameworks.torch.cutting import clear_, cut_all
+from lilliput.frameworks.torch.cutting import clear_, cut_all, part_of
 from lilliput.frameworks.torch.precision import Load, keep, load_in_parts
 from lilliput.frameworks.torch.sidecar import is_ours, mask_of
 from lilliput.frameworks.torch.weights import zero_
@@ -25,7 +26,7 @@ from lilliput.graph.cuts import Cut, by_tensor
 
 log = logging.getLogger("lilliput")
 _SEED = 20_230
-_ROWS = 256  # of a weight that are added to at once
+_CHUNK = 131_072  # numbers of a weight that are added to at once: as many as stay in a cache
 _PERIOD = 65_537  # of noise: a prime, so that neighbouring rows and channels get other numbers
 
 Precision = Literal["parts", "double", "own"]  # of which "parts" is double, with less in memory
@@ -116,43 +117,64 @@ class Noise:
             if not is_ours(name) and p.is_floating_point()
         }
         self._spreads: dict[str, float] = {}
-        self._table = torch.rand(_PERIOD, generator=torch.Generator().manual_seed(_SEED)) - 0.5
+        table = torch.rand(_PERIOD, generator=torch.Generator().manual_seed(_SEED)) - 0.5
+        longest = max([p[0].numel() for p in self.parameters.values() if p.dim()], default=1)
+        self._table = table.repeat((_CHUNK + longest) // _PERIOD + 2)
 
     def add(self, name: str, tensor: Tensor) -> Tensor:
         """Add noise to a weight of the masked model, zero where it is masked or cut."""
         if name not in self.parameters:
             return tensor
-        for rows, noise in self._rows(name):
-            tensor[rows] += noise  # in parts: the noise of all of a large weight is a large weight
-        for cut in self.cuts.get(name, ()):
+        table, start, width, step = self._noise(name, tensor)
+        for first in range(0, len(tensor) if tensor.dim() else 1, step):
+            part = tensor[first : first + step] if tensor.dim() else tensor
+            at = (start + first * width) % _PERIOD
+            part.add_(table[at : at + part.numel()].view(part.shape), alpha=self._spread(name))
+        cuts = self.cuts.get(name, [])
+        for cut in cuts:
             clear_(cut, tensor)
-        path, _, leaf = name.rpartition(".")
-        mask = mask_of(self.model.get_submodule(path), leaf)
-        if mask is not None:
-            zero_(tensor, mask)
+        self._clear_masked(name, tensor, [])
         return tensor
 
     def add_cut(self, name: str, tensor: Tensor) -> Tensor:
         """Add to a weight of a shrunk model what is left of the noise."""
         if name not in self.parameters:
             return tensor
-        parameter = self.parameters[name]
-        noise = self.add(name, torch.zeros(parameter.shape, device=parameter.device))
-        return tensor.add_(cut_all(noise, self.cuts.get(name, [])))
+        cuts, shape = self.cuts.get(name, []), self.parameters[name].shape
+        if not shape or any(cut.keep.ndim > 1 for cut in cuts):
+            noise = self.add(name, tensor.new_zeros(shape))
+            return tensor.add_(cut_all(noise, cuts))
+        table, start, width, step = self._noise(name, tensor)
+        kept = next((cut.keep for cut in cuts if cut.dim == 0), np.arange(shape[0]))
+        for first in range(0, len(kept), step):  # rows: all of the noise is as large as the weight
+            at = torch.from_numpy((start + kept[first : first + step] * width) % _PERIOD)
+            noise = table.unfold(0, width, 1)[at.to(table.device)].view(-1, *shape[1:])
+            for cut in cuts:
+                noise = noise if cut.dim == 0 else part_of(cut, noise)
+            tensor[first : first + step].add_(noise, alpha=self._spread(name))
+        self._clear_masked(name, tensor, cuts)
+        return tensor
 
-    def _rows(self, name: str) -> Iterator[tuple[Any, Tensor]]:
-        """Yield the noise of a parameter, and the rows that it is for."""
-        parameter = self.parameters[name]
+    def _clear_masked(self, name: str, tensor: Tensor, cuts: list[Cut]) -> None:
+        """Set to zero what is masked of a weight of which some cuts are done."""
+        path, _, leaf = name.rpartition(".")
+        mask = mask_of(self.model.get_submodule(path), leaf)
+        if mask is not None:
+            zero_(tensor, cut_all(mask, cuts) if cuts else mask)
+
+    def _noise(self, name: str, tensor: Tensor) -> tuple[Tensor, int, int, int]:
+        """Return the noise, where that of a parameter starts, the length of a row, and rows per step."""
+        if (self._table.dtype, self._table.device) != (tensor.dtype, tensor.device):
+            self._table = self._table.to(tensor.device, tensor.dtype)
+        width = max(1, self.parameters[name].shape[1:].numel())
+        return self._table, zlib.crc32(name.encode()), width, max(1, _CHUNK // width)
+
+    def _spread(self, name: str) -> float:
+        """Return the scale of the noise of a parameter: a tenth of how far its numbers spread."""
         if name not in self._spreads:
+            parameter = self.parameters[name]
             self._spreads[name] = float(parameter.std()) if parameter.numel() > 1 else 0.0
-        table = self._table * (0.35 * self._spreads[name] or 0.35)  # a tenth of the spread
-        start = zlib.crc32(name.encode())
-        for first in range(0, len(parameter) if parameter.dim() else 1, _ROWS):
-            rows = slice(first, first + _ROWS) if parameter.dim() else ()
-            shape = parameter[rows].shape
-            noise = table.roll(-(start % _PERIOD)).repeat(shape.numel() // _PERIOD + 1)
-            yield rows, noise[: shape.numel()].view(shape).to(parameter.device)
-            start += shape.numel()
+        return 0.35 * self._spreads[name] or 0.35
 
 
 def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]:
