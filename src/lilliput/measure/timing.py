@@ -122,8 +122,8 @@ def time_calls(
 ) -> list[list[float]]:
     """Return milliseconds of each call; the calls take turns.
 
-    It ends after ``seconds`` per call, but not before the ``fewest`` were made. The clock may be one that stands
-    still while other processes run, such as ``time.thread_time``.
+    It ends after ``seconds`` per call, but not before the ``fewest`` were made. The clock may be one that
+    stands still while other processes run, such as ``time.thread_time``.
 
     Examples
     --------

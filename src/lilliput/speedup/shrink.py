@@ -95,7 +95,9 @@ def speedup(
         notes=made.notes,
         source=made.source,
         example_inputs=example_inputs,
-        _take_receipt=_later(made) if not part.RUNS_AT_ONCE else _known(_receipt_of(made, is_warm=True)),
+        _take_receipt=_later(made)
+        if not part.RUNS_AT_ONCE
+        else _known(_receipt_of(made, is_warm=True)),
     )
 
 

@@ -7,7 +7,6 @@ import functools
 import inspect
 import logging
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
-from lilliput.config.layer import LayerInfo, Owner
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.caches import (
     cached_tensors,
@@ -31,9 +29,10 @@ from lilliput.frameworks.torch.caches import (
     without_shortcuts,
 )
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
+from lilliput.frameworks.torch.copies import copy_tree
 from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.record import Recorder, is_simple
-from lilliput.frameworks.torch.weights import is_zero_at, unshadowed
+from lilliput.frameworks.torch.weights import is_zero_at
 
 _one_capture = RLock()
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -100,13 +99,6 @@ class Exported(Captured):
     ranges: dict[Any, Any]
 
 
-_CONSTANTS = frozenset({bool, int, float, str, type(None), torch.dtype})
-_RECORDS = (nn.Module, LayerInfo, Owner)  # copied attribute by attribute
-_COPIED = [  # by which methods they are, unless their class has its own
-    (name, getattr(nn.Module, name, None))
-    for name in ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getnewargs__", "__getnewargs_ex__")
-]
-_GET_STATE = getattr(nn.Module, "__getstate__", None)
 AnyCaptured = TypeVar("AnyCaptured", bound=Captured)
 
 
@@ -219,7 +211,7 @@ def whole_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
     """Return a copy of a model with all that it keeps; ``memo`` is that of copy.deepcopy."""
     cached = [t for module in model.modules() for t in cached_tensors(module)]
     try:
-        twin: nn.Module = _deepcopy(model, (memo or {}) | _computed(cached))
+        twin: nn.Module = copy_tree(model, (memo or {}) | _computed(cached))
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be copied, which its analysis needs: {type(error).__name__}: "
@@ -233,52 +225,6 @@ def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     drop_caches(twin)
     forget_states(twin)
     return twin
-
-
-def _deepcopy(value: Any, memo: dict[int, Any]) -> Any:
-    """Do what copy.deepcopy does with a tree of modules, in a fraction of its time.
-
-    Most of a module are constants, which need no copy, and dicts and sets that hold little or nothing.
-    """
-    kind: Any = type(value)
-    if kind in _CONSTANTS:
-        return value
-    if kind in (tuple, frozenset) and all(type(x) in _CONSTANTS for x in value):
-        return value
-    if id(value) in memo:
-        return memo[id(value)]
-    if kind is dict or (kind is OrderedDict and not value):
-        copied = memo[id(value)] = kind()
-        copied.update((_deepcopy(k, memo), _deepcopy(x, memo)) for k, x in value.items())
-        return copied
-    if kind is set and all(type(x) in _CONSTANTS for x in value):
-        return memo.setdefault(id(value), set(value))
-    if kind is list:
-        copied = memo[id(value)] = []
-        copied.extend(_deepcopy(x, memo) for x in value)
-        return copied
-    if kind is tuple:
-        copied = tuple(_deepcopy(x, memo) for x in value)
-        return memo.setdefault(id(value), copied)
-    if not issubclass(kind, _RECORDS) or not _is_copied_by_attributes(unshadowed(kind)):
-        return copy.deepcopy(value, memo)
-    state = vars(value)
-    if getattr(kind, "__getstate__", None) is not _GET_STATE:
-        state = value.__getstate__()
-        memo.setdefault(id(memo), []).append(state)  # or its identity would be given away again
-        if type(state) is not dict:
-            return copy.deepcopy(value, memo)
-    twin = memo[id(value)] = kind.__new__(kind)
-    copied = {name: _deepcopy(x, memo) for name, x in state.items()}
-    if issubclass(kind, nn.Module):
-        twin.__setstate__(copied)
-    else:
-        vars(twin).update(copied)
-    return twin
-
-
-def _is_copied_by_attributes(kind: type) -> bool:
-    return all(getattr(kind, name, None) is method for name, method in _COPIED)
 
 
 def _computed(cached: list[Tensor]) -> dict[int, Any]:

@@ -17,7 +17,7 @@ _SMALL = 250_000  # or no more than these
 
 
 class MixedPrecisionError(Exception):
-    """A part of the model did not compute in double precision."""
+    """A part of the model did not compute in the precision that was asked for."""
 
 
 def keep(name: str, tensor: Tensor) -> Tensor:
@@ -25,8 +25,8 @@ def keep(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def load_in_parts(model: nn.Module, load: Load) -> nn.Module:
-    """Let each module of a model have its tensors in double precision while it runs; return it.
+def load_in_parts(model: nn.Module, load: Load, dtype: Callable[[], torch.dtype]) -> nn.Module:
+    """Let each module of a model have its tensors in a precision while it runs; return it.
 
     Tensors are replaced for the time of a call, so the model should be a copy; their memory may be
     shared, since it is never written to. Where a module reads tensors of another one that is not
@@ -41,7 +41,7 @@ def load_in_parts(model: nn.Module, load: Load) -> nn.Module:
         if sum(t.numel() for _, t in inside) > limit and not isinstance(module, fx.GraphModule):
             inside = _tensors(module, recurse=False)
         own = [(names[id(t)], t) for _, t in inside if id(t) in names]
-        part = _Part(own, load, loaded)
+        part = _Part(own, load, loaded, dtype)
         if own:
             module.register_forward_pre_hook(part.enter, prepend=True)
         module.register_forward_hook(part.leave, always_call=True)
@@ -51,8 +51,14 @@ def load_in_parts(model: nn.Module, load: Load) -> nn.Module:
 class _Part:
     """What a module brings into memory when it is called."""
 
-    def __init__(self, tensors: list[tuple[str, Tensor]], load: Load, loaded: set[int]) -> None:
-        self.tensors, self.load, self.loaded = tensors, load, loaded
+    def __init__(
+        self,
+        tensors: list[tuple[str, Tensor]],
+        load: Load,
+        loaded: set[int],
+        dtype: Callable[[], torch.dtype],
+    ) -> None:
+        self.tensors, self.load, self.loaded, self.dtype = tensors, load, loaded, dtype
         self.before: list[list[tuple[Tensor, Tensor]]] = []
 
     def enter(self, module: nn.Module, args: Any) -> None:
@@ -61,14 +67,14 @@ class _Part:
         self.before.append([(t, t.data) for _, t in own])
         self.loaded |= {id(t) for _, t in own}
         for name, tensor in own:
-            tensor.data = self.load(name, tensor.data.to(torch.float64, copy=True))
+            tensor.data = self.load(name, tensor.data.to(self.dtype(), copy=True))
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Put back what was there before."""
         for tensor, before in self.before.pop() if self.before else ():
             tensor.data = before
             self.loaded.discard(id(tensor))
-        if any(x.is_floating_point() and x.dtype != torch.float64 for x in tensors_of(output)):
+        if any(x.is_floating_point() and x.dtype != self.dtype() for x in tensors_of(output)):
             raise MixedPrecisionError(type(module).__name__)
 
 

@@ -51,7 +51,7 @@ from lilliput.frameworks.torch.release import (
 )
 from lilliput.frameworks.torch.rewrite import Edit, find_cause, find_edits, has_casts
 from lilliput.frameworks.torch.track import Failure, describe, failing_module
-from lilliput.frameworks.torch.verify import Noise, Twin, make_references
+from lilliput.frameworks.torch.verify import Noise, Reference, Twin, make_references, run_with_noise
 from lilliput.frameworks.torch.widths import OF_CLASSIFIER, Stale, Widths, find_feature_info, show
 from lilliput.graph.collect import find_groups
 from lilliput.graph.cuts import balance, find_cuts, in_order
@@ -125,6 +125,7 @@ class _Work:
         self.outdated: Stale = {}
         self._parts: Parts = {}
         self._is_steady = False  # looked at when outputs differ
+        self._elsewhere_in_double: Reference | None = None  # made when outputs with noise differ
         check_copies(unwrapped(model), example_inputs)
         self.plain = plain_copy(model, share=not extend_masks)
         self.groups = find_known_groups(model, self.plain, example_inputs)
@@ -234,7 +235,9 @@ class _Work:
         """Return a plan that sets no attribute but widths, if one check finds all of it right."""
         try:
             found = self._find_widths(plan)
-        except Exception as failure:  # the model does not run on fewer channels; it is seen why later
+        except (
+            Exception
+        ) as failure:  # the model does not run on fewer channels; it is seen why later
             log.debug("speedup: no widths: %s", describe(failure))
             return None
         if not found:
@@ -328,8 +331,7 @@ class _Work:
 
     def _takes_other_batches(self, plan: Plan) -> bool:
         others = self.reference.with_other_batches(self.masked)
-        built = build(self.plain, plan, self.example_inputs, self._parts)
-        twin = Twin(built, self.reference.precision).model
+        twin = self._twin(plan).model
         try:
             return bool(others) and all(x.error(twin) <= x.tolerance for x in others or ())
         except Exception as failure:
@@ -344,8 +346,7 @@ class _Work:
 
     def _try(self, plan: Plan, failures: list[Failure]) -> float:
         try:
-            built = build(self.plain, plan, self.example_inputs, self._parts)
-            twin = Twin(built, self.reference.precision)
+            twin = self._twin(plan)
         except Exception as failure:
             failures.append(Failure("", describe(failure)))
             return float("inf")
@@ -354,12 +355,8 @@ class _Work:
             error = reference.error(twin.model)
             if error <= reference.tolerance:
                 # With other weights, too: a head of zeros, say, would hide any difference.
-                if twin.keeps_tables():
-                    built = build(self.plain, plan, self.example_inputs, self._parts)
-                    twin = Twin(built, reference.precision)
-                twin.use(self.noise.add_cut)
                 reference = self.elsewhere
-                error = max(error, reference.error(twin.model))
+                error = max(error, self._error_elsewhere(plan, twin))
         except Exception as failure:
             path = failing_module(twin.model, reference.error)
             failures.append(Failure(path, describe(failure)))
@@ -371,6 +368,28 @@ class _Work:
             cause = find_cause(self.edits) if not plan.graphs else ""
             failures.append(Failure("", f"its outputs differ by {error:.1e} of the largest{cause}"))
         return error
+
+    def _error_elsewhere(self, plan: Plan, twin: Twin) -> float:
+        """Return the error with noise on the weights; in double precision if there may be one."""
+        reference = self.elsewhere
+        if twin.keeps_tables():
+            twin = self._twin(plan)
+        twin.use(self.noise.add_cut, reference.dtype)
+        error = reference.error(twin.model)
+        if reference.dtype != torch.float32:
+            return error
+        if error <= reference.tolerance:
+            return 0.0
+        if self._elsewhere_in_double is None:
+            model = unwrapped(self.masked)
+            self._elsewhere_in_double = run_with_noise(model, self.reference, self.noise.add)
+        twin = self._twin(plan)
+        twin.use(self.noise.add_cut)
+        return self._elsewhere_in_double.error(twin.model)
+
+    def _twin(self, plan: Plan) -> Twin:
+        built = build(self.plain, plan, self.example_inputs, self._parts)
+        return Twin(built, self.reference.precision)
 
     def carry_out(self, plan: Plan, optimizer: Any) -> nn.Module:
         """Change the user's model according to a plan that passed."""

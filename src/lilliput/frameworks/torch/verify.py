@@ -40,6 +40,7 @@ class Reference:
     outputs: list[list[Tensor]]  # with torch's fused kernels, and without if it has some
     precision: Precision
     tolerance: float
+    dtype: torch.dtype = torch.float64
 
     def error(self, model: nn.Module) -> float:
         """Return the largest relative error of a model in eval mode; it may raise."""
@@ -53,15 +54,15 @@ class Reference:
         for size in (1, 7):
             inputs = tree_map(lambda x, size=size: _batch(x, size), self.inputs)
             try:
-                twin = Twin(shared_copy(model).eval(), self.precision)
-                found.append(_run(twin.model, inputs, self.precision, self.tolerance))
+                twin = _twin(model, self.precision)
+                found.append(_run(twin, inputs, self.precision, self.tolerance))
             except Exception:
                 return None
         return found
 
     def check_steady(self, model: nn.Module) -> None:
         """Raise if the masked model, called twice, gives different outputs for the same inputs."""
-        twin = Twin(shared_copy(model).eval(), self.precision)
+        twin = _twin(model, self.precision)
         if max(self.error(twin.model) for _ in range(2)) > self.tolerance:
             raise UnsupportedModelError(
                 f"{type(model).__name__} runs on the same inputs twice and answers differently, in "
@@ -83,8 +84,9 @@ class Twin:
     def __init__(self, model: nn.Module, precision: Precision) -> None:
         self.model, self.precision = model, precision
         self._load: Load = keep
+        self._dtype = torch.float64
         if precision == "parts":
-            load_in_parts(model, lambda name, tensor: self._load(name, tensor))
+            load_in_parts(model, lambda *named: self._load(*named), lambda: self._dtype)
             return
         for tensor in model.parameters():
             tensor.data = tensor.data.clone()
@@ -96,10 +98,12 @@ class Twin:
         """Whether something that was made of the weights stays with the model after a run."""
         return any(True for module in self.model.modules() for _ in cached_tensors(module))
 
-    def use(self, load: Load) -> None:
-        """Go over to other weights: what a function makes of each."""
-        self._load = load
+    def use(self, load: Load, dtype: torch.dtype = torch.float64) -> None:
+        """Go over to other weights: what a function makes of each, in a precision."""
+        self._load, self._dtype = load, dtype
         if self.precision != "parts":
+            if self.precision == "double":
+                self.model.to(dtype)
             for name, tensor in self.model.named_parameters():
                 tensor.data = load(name, tensor.data)
             drop_caches(self.model)
@@ -195,53 +199,74 @@ def _has_fast_path(model: nn.Module) -> bool:
 def make_references(
     model: nn.Module, example_inputs: Any, has_casts: bool, noise: Load | None = None
 ) -> list[Reference]:
-    """Run the masked model, in double precision if it can, and again with noise if there is some."""
+    """Run the masked model, in double precision if it can, and again with noise if there is some.
+
+    What noise shows is not small, so single precision is enough to see that there is nothing;
+    :func:`run_with_noise` tells in double precision where it is not.
+    """
     given = as_inputs(example_inputs)
     precisions: tuple[Precision, ...] = ("double",) if has_tables(model) else ("parts", "double")
     for precision in precisions:
         try:
             tolerance = 1e-5 if has_casts else 1e-10
-            return _references(model, _as_double(given), precision, tolerance, noise)
+            own = _run(twin := _twin(model, precision), _as_double(given), precision, tolerance)
+            if noise is None:
+                return [own]
+            quick = Reference(given, [], precision, 1e-5, torch.float32)
+            like = quick if _is_single(model, given) else own
+            return [own, run_with_noise(model, like, noise, twin)]
         except UnsupportedModelError:
             raise
         except Exception as error:
             log.debug("speedup: %s precision: %s", precision, error)
-    return _references(model, given, "own", 1e-5, noise)  # which it insists on
+    own = _run(twin := _twin(model, "own"), given, "own", 1e-5)  # which it insists on
+    return [own] if noise is None else [own, run_with_noise(model, own, noise, twin)]
 
 
-def _references(
-    model: nn.Module, inputs: Inputs, precision: Precision, tolerance: float, noise: Load | None
-) -> list[Reference]:
-    twin = Twin(shared_copy(model).eval(), precision)
-    own = _run(twin.model, inputs, precision, tolerance)
-    if noise is None:
-        return [own]
-    if twin.keeps_tables():
-        twin = Twin(shared_copy(model).eval(), precision)
-    twin.use(noise)
-    return [own, _run_varied(twin.model, inputs, precision, tolerance)]
+def _twin(model: nn.Module, precision: Precision) -> Twin:
+    return Twin(shared_copy(model).eval(), precision)
 
 
-def _run_varied(
-    model: nn.Module, inputs: Inputs, precision: Precision, tolerance: float
+def run_with_noise(
+    model: nn.Module, like: Reference, noise: Load, twin: Twin | None = None
 ) -> Reference:
+    """Run the masked model on varied inputs, with noise on its weights, as another reference was run.
+
+    ``twin`` is a copy that has run, if there is one.
+    """
+    if twin is None or twin.keeps_tables():
+        twin = _twin(model, like.precision)
+    twin.use(noise, like.dtype)
     try:
-        found = _run(model, _varied(inputs), precision, tolerance)
+        found = _run(twin, _varied(like.inputs), like.precision, like.tolerance, like.dtype)
         if all(x.isfinite().all() for answer in found.outputs for x in answer):
             return found
     except Exception as error:
         log.debug("speedup: on other inputs: %s", error)
-    return _run(model, inputs, precision, tolerance)
+    return _run(twin, like.inputs, like.precision, like.tolerance, like.dtype)
 
 
-def _run(model: nn.Module, inputs: Inputs, precision: Precision, tolerance: float) -> Reference:
+def _is_single(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether all numbers that a model computes with are in single precision."""
+    tensors = [*model.parameters(), *model.buffers(), *tensors_of(inputs)]
+    return all(x.dtype == torch.float32 for x in tensors if x.is_floating_point())
+
+
+def _run(
+    twin: Twin,
+    inputs: Inputs,
+    precision: Precision,
+    tolerance: float,
+    dtype: torch.dtype = torch.float64,
+) -> Reference:
+    model = twin.model
     answers = _answers(model, inputs, 2 if _has_fast_path(model) else 1)
     if not any(x.is_floating_point() and x.isfinite().any() for x in answers[0]):
         raise UnsupportedModelError(
             f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
             "checked; pass realistic inputs."
         )
-    return Reference(inputs, answers, precision, tolerance)
+    return Reference(inputs, answers, precision, tolerance, dtype)
 
 
 def _batch(x: Any, size: int) -> Any:

@@ -128,7 +128,7 @@ def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tensors
         return
     step = max(1, _BLOCK // max(1, shape[1:].numel()))
-    yield from zip(*(tensor.split(step) for tensor in tensors), strict=True)
+    yield from zip(*(torch.split(tensor, step) for tensor in tensors), strict=True)
 
 
 def write_(tensor: Any, value: Tensor) -> None:
