@@ -361,6 +361,8 @@ class _Work:
             path = failing_module(twin.model, reference.error)
             failures.append(Failure(path, describe(failure)))
             return float("inf")
+        finally:
+            twin.free()
         if error > self.reference.tolerance:
             if not self._is_steady:
                 self.reference.check_steady(unwrapped(self.masked))

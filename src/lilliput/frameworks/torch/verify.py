@@ -6,7 +6,7 @@ import logging
 import zlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.caches import cached_tensors, drop_caches, has_tables
 from lilliput.frameworks.torch.capture import Inputs, as_inputs, fresh, quiet, shared_copy
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
-from lilliput.frameworks.torch.cutting import clear_, cut_all, part_of
+from lilliput.frameworks.torch.cutting import clear_, cut_all
 from lilliput.frameworks.torch.precision import Load, keep, load_in_parts
 from lilliput.frameworks.torch.sidecar import is_ours, mask_of
 from lilliput.frameworks.torch.weights import zero_
@@ -98,6 +98,11 @@ class Twin:
         """Whether something that was made of the weights stays with the model after a run."""
         return any(True for module in self.model.modules() for _ in cached_tensors(module))
 
+    def free(self) -> None:
+        """Give the memory of the weights back: modules and hooks refer to each other, and live on."""
+        for tensor in self.model.parameters():
+            tensor.data = tensor.data.new_empty(0)
+
     def use(self, load: Load, dtype: torch.dtype = torch.float64) -> None:
         """Go over to other weights: what a function makes of each, in a precision."""
         self._load, self._dtype = load, dtype
@@ -105,7 +110,7 @@ class Twin:
             if self.precision == "double":
                 self.model.to(dtype)
             for name, tensor in self.model.named_parameters():
-                tensor.data = load(name, tensor.data)
+                tensor.data = load(name, tensor.data, 0)
             drop_caches(self.model)
 
 
@@ -125,46 +130,50 @@ class Noise:
         longest = max([p[0].numel() for p in self.parameters.values() if p.dim()], default=1)
         self._table = table.repeat((_CHUNK + longest) // _PERIOD + 2)
 
-    def add(self, name: str, tensor: Tensor) -> Tensor:
-        """Add noise to a weight of the masked model, zero where it is masked or cut."""
+    def add(self, name: str, tensor: Tensor, first: int = 0) -> Tensor:
+        """Add noise to rows of a weight of the masked model, zero where it is masked or cut."""
         if name not in self.parameters:
             return tensor
         table, start, width, step = self._noise(name, tensor)
-        for first in range(0, len(tensor) if tensor.dim() else 1, step):
-            part = tensor[first : first + step] if tensor.dim() else tensor
-            at = (start + first * width) % _PERIOD
+        for row in range(0, len(tensor) if tensor.dim() else 1, step):
+            part = tensor[row : row + step] if tensor.dim() else tensor
+            at = (start + (first + row) * width) % _PERIOD
             part.add_(table[at : at + part.numel()].view(part.shape), alpha=self._spread(name))
-        cuts = self.cuts.get(name, [])
-        for cut in cuts:
+        for cut in self.cuts.get(name, ()):
+            if cut.dim == 0 and cut.keep.ndim == 1:
+                kept = cut.keep[(cut.keep >= first) & (cut.keep < first + len(tensor))] - first
+                cut = replace(cut, keep=kept)
             clear_(cut, tensor)
-        self._clear_masked(name, tensor, [])
+        mask = self._mask(name)
+        if mask is not None:
+            zero_(tensor, mask[first : first + len(tensor)] if tensor.dim() else mask)
         return tensor
 
-    def add_cut(self, name: str, tensor: Tensor) -> Tensor:
-        """Add to a weight of a shrunk model what is left of the noise."""
+    def add_cut(self, name: str, tensor: Tensor, first: int = 0) -> Tensor:
+        """Add to rows of a weight of a shrunk model what is left of the noise."""
         if name not in self.parameters:
             return tensor
         cuts, shape = self.cuts.get(name, []), self.parameters[name].shape
-        if not shape or any(cut.keep.ndim > 1 for cut in cuts):
+        mask = self._mask(name)
+        if not shape or any(cut.keep.ndim > 1 for cut in cuts):  # never a part of one
             noise = self.add(name, tensor.new_zeros(shape))
             return tensor.add_(cut_all(noise, cuts))
         table, start, width, step = self._noise(name, tensor)
         kept = next((cut.keep for cut in cuts if cut.dim == 0), np.arange(shape[0]))
-        for first in range(0, len(kept), step):  # rows: all of the noise is as large as the weight
-            at = torch.from_numpy((start + kept[first : first + step] * width) % _PERIOD)
+        others = [cut for cut in cuts if cut.dim != 0]
+        for row in range(0, len(tensor), step):  # in steps: all of the noise is a large weight
+            rows = torch.from_numpy(kept[first + row : first + min(row + step, len(tensor))])
+            at = (start + rows * width) % _PERIOD
             noise = table.unfold(0, width, 1)[at.to(table.device)].view(-1, *shape[1:])
-            for cut in cuts:
-                noise = noise if cut.dim == 0 else part_of(cut, noise)
-            tensor[first : first + step].add_(noise, alpha=self._spread(name))
-        self._clear_masked(name, tensor, cuts)
+            part = tensor[row : row + step]
+            part.add_(cut_all(noise, others), alpha=self._spread(name))
+            if mask is not None:
+                zero_(part, cut_all(mask[rows.to(mask.device)], others))
         return tensor
 
-    def _clear_masked(self, name: str, tensor: Tensor, cuts: list[Cut]) -> None:
-        """Set to zero what is masked of a weight of which some cuts are done."""
+    def _mask(self, name: str) -> Tensor | None:
         path, _, leaf = name.rpartition(".")
-        mask = mask_of(self.model.get_submodule(path), leaf)
-        if mask is not None:
-            zero_(tensor, cut_all(mask, cuts) if cuts else mask)
+        return mask_of(self.model.get_submodule(path), leaf)
 
     def _noise(self, name: str, tensor: Tensor) -> tuple[Tensor, int, int, int]:
         """Return the noise, where that of a parameter starts, the length of a row, and rows per step."""
@@ -237,6 +246,13 @@ def run_with_noise(
     if twin is None or twin.keeps_tables():
         twin = _twin(model, like.precision)
     twin.use(noise, like.dtype)
+    try:
+        return _run_varied(twin, like)
+    finally:
+        twin.free()
+
+
+def _run_varied(twin: Twin, like: Reference) -> Reference:
     try:
         found = _run(twin, _varied(like.inputs), like.precision, like.tolerance, like.dtype)
         if all(x.isfinite().all() for answer in found.outputs for x in answer):
