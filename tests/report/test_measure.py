@@ -1,5 +1,7 @@
 """What is counted and timed, against formulas; files are executed by their runtime."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,8 @@ from torch import nn
 
 from lilliput.errors import ConfigError, StateError, UnsupportedModelError
 from lilliput.frameworks.torch.measure import count_macs
+from lilliput.measure.latency import readings_of
+from lilliput.measure.timing import time_calls
 from lilliput.torch import (
     L1NormPruner,
     LevelPruner,
@@ -158,3 +162,31 @@ def test_the_number_of_inputs_is_checked(exported):
     _, result = exported
     with pytest.raises(ConfigError, match="takes 1 inputs, received 2"):
         open_file(result.path)(X, X)
+
+
+def test_a_call_that_takes_long_is_made_as_seldom_as_it_may_be():
+    made = []
+
+    def slow():
+        made.append(1)
+        time.sleep(0.02)
+
+    (times,) = time_calls([slow], 20, seconds=0.01, warm_up=0, fewest=2)
+    assert len(times) == len(made) == 2
+    assert len(readings_of(times)) == 2  # so that a busy machine shows
+
+
+def test_the_receipt_of_a_cut_has_two_readings_of_both_models():
+    class Slow(torch.nn.Sequential):
+        def forward(self, x):
+            time.sleep(0.03)
+            return super().forward(x)
+
+    model = Slow(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+    x = torch.randn(2, 4)
+    L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], example_inputs=x).compress()
+    receipt = speedup(model, x).receipt
+    for side in (receipt.before, receipt.after):
+        assert len(side.readings) == 2
+        assert side.runs == 2
+        assert side.p50 >= 30

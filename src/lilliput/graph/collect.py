@@ -67,23 +67,39 @@ def form_groups(analysis: Any, columns: dict[Dimension, list[Indices]]) -> list[
     units: list[tuple[Indices, Stage | None]] = [(roots, None) for roots in chosen]
     units += [(stage.roots, stage) for stage in stages]
     named: set[str] = set()
+    units.sort(key=lambda x: int(x[0][0]))
     listed = [(place, column) for place, found in columns.items() for column in found]
-    where: dict[int, list[int]] = {}  # from a class to the columns that it is in
-    for i, (_, column) in enumerate(listed):
-        for root in np.unique(column).tolist():
-            where.setdefault(root, []).append(i)
+    where = _find_columns([column for _, column in listed], [roots for roots, _ in units])
     groups = [
-        _group(
-            analysis,
-            [
-                listed[i]
-                for i in sorted({i for root in roots.tolist() for i in where.get(root, ())})
-            ],
-            *(roots, stage, named),
-        )
-        for roots, stage in sorted(units, key=lambda x: int(x[0][0]))
+        _group(analysis, [listed[i] for i in found], roots, stage, named)
+        for found, (roots, stage) in zip(where, units, strict=True)
     ]
     return [group for group in groups if any(piece.is_output for piece in group.slices)]
+
+
+def _find_columns(columns: list[Indices], units: list[Indices]) -> list[list[int]]:
+    """Return, for each unit, the columns that one of its classes is in."""
+    roots = np.concatenate([np.zeros(0, np.int64), *units])
+    numbers = np.repeat(np.arange(len(units)), [len(unit) for unit in units])
+    order = np.argsort(roots, kind="stable")
+    roots, numbers = roots[order], numbers[order]
+    found: list[list[int]] = [[] for _ in units]
+    for i, column in enumerate(columns):
+        seen = np.unique(column)
+        first, last = (np.searchsorted(roots, seen, side) for side in ("left", "right"))
+        for unit in np.unique(numbers[_spans(first, last)]).tolist():
+            found[unit].append(i)
+    return found
+
+
+def _spans(first: Indices, last: Indices) -> Indices:
+    """Return all positions from each first up to its last."""
+    lengths = last - first
+    ends = np.cumsum(lengths)
+    inside: Indices = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+        first - ends + lengths, lengths
+    )
+    return inside
 
 
 def _families(columns: dict[Dimension, list[Indices]]) -> list[Indices]:
@@ -101,7 +117,10 @@ def _families(columns: dict[Dimension, list[Indices]]) -> list[Indices]:
     for seen, code in pairs:
         footprint[np.searchsorted(roots, seen)] += np.uint64(code)
     _, first, inverse = np.unique(footprint, return_index=True, return_inverse=True)
-    return [roots[inverse == k] for k in np.argsort(first)]
+    parts = np.split(
+        roots[np.argsort(inverse, kind="stable")], np.cumsum(np.bincount(inverse))[:-1]
+    )
+    return [parts[k] for k in np.argsort(first)]
 
 
 def _choose(
@@ -112,15 +131,17 @@ def _choose(
     Removing half of the rows and half of the columns of a grid would remove three quarters of it.
     """
     walk = analysis.walk
-    family_of = {int(root): i for i, roots in enumerate(families) for root in roots}
+    products = [listed for listed in columns.values() if len(listed) > 1]
+    family_of: dict[int, int] = {}
+    if products:
+        family_of = {int(root): i for i, roots in enumerate(families) for root in roots}
     rivals: dict[int, set[int]] = {}
-    for listed in columns.values():
-        if len(listed) > 1:
-            present = [{family_of[int(r)] for r in np.unique(c) if r in family_of} for c in listed]
-            for i, ours in enumerate(present):
-                others = set().union(*present[:i], *present[i + 1 :])
-                for family in ours:
-                    rivals.setdefault(family, set()).update(others - {family})
+    for listed in products:
+        present = [{family_of[int(r)] for r in np.unique(c) if r in family_of} for c in listed]
+        for i, ours in enumerate(present):
+            others = set().union(*present[:i], *present[i + 1 :])
+            for family in ours:
+                rivals.setdefault(family, set()).update(others - {family})
     features, copies = (
         {
             int(r)

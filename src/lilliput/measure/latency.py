@@ -23,7 +23,7 @@ _UNSTEADY = 1.5  # two readings of one model that are further apart than this
 _UNSTEADY_RATIO = 1.25  # the same of a ratio: both sides meet the same load, so less is forgiven
 SAME_RATIO = 1.05  # closer than this is called the same: timings are not that exact
 _SPREAD = 3.0  # p95 over p50
-_FEWEST = 4  # calls that make two readings
+_FEWEST = 2  # calls that make two readings
 
 
 def readings_of(times: Sequence[float]) -> tuple[float, ...]:

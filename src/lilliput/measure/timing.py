@@ -118,11 +118,12 @@ def time_calls(
     seconds: float = _SECONDS,
     warm_up: int = _WARM_UP,
     clock: Callable[[], float] = time.perf_counter,
+    fewest: int = _FEWEST,
 ) -> list[list[float]]:
     """Return milliseconds of each call; the calls take turns.
 
-    It ends after ``seconds`` per call, but not before a few were made. The clock may be one that stands
-    still while other processes run, such as ``time.thread_time``.
+    It ends after ``seconds`` per call, but not before the ``fewest`` were made. The clock may be one that
+    stands still while other processes run, such as ``time.thread_time``.
 
     Examples
     --------
@@ -137,7 +138,7 @@ def time_calls(
             call()
     end = time.perf_counter() + seconds * len(calls)
     for done in range(runs):
-        if done >= _FEWEST and time.perf_counter() > end:
+        if done >= fewest and time.perf_counter() > end:
             break
         for call, own in zip(calls, times, strict=True):
             start = clock()

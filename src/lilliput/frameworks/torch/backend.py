@@ -215,6 +215,10 @@ class TorchBackend(Backend):
         mask: Tensor = wrapper.weight_mask  # type: ignore[assignment]
         return torch.from_numpy(keep).to(mask.device)
 
+    def to_flags(self, mask: Tensor) -> Tensor:
+        """Return a mask as booleans, a copy; comparing booleans with zero makes integers of them."""
+        return mask.clone() if mask.dtype == torch.bool else mask != 0
+
     def sum_over_processes(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor over the default process group, if there is one."""
         return statistics.sum_over_processes(tensor)

@@ -19,7 +19,7 @@ from lilliput.frameworks.torch.layer_sizes import fix_sizes
 from lilliput.graph.cuts import Cut, by_tensor
 from lilliput.graph.plan import Plan
 
-Parts = dict[tuple[str, bool], nn.Module]  # by path, and whether sizes are left open
+Parts = dict[tuple[str, bool], nn.Module]  # by path ("" is all), and whether sizes are left open
 
 
 def build(
@@ -29,11 +29,15 @@ def build(
 
     Parameters that are not cut lie in the same memory as those of the plain model.
     """
-    model = shared_copy(plain)
+    known = {} if known is None else known
     if plan.kind == "graph":
-        graph = capture_whole(model, plan.cuts, example_inputs, plan.any_size)
-        keep_unsaved(model, graph)
-        return graph
+        if ("", plan.any_size) not in known:
+            model = shared_copy(plain)
+            graph = capture_whole(model, plan.cuts, example_inputs, plan.any_size)
+            keep_unsaved(model, graph)
+            known["", plan.any_size] = graph
+        return shared_copy(known["", plan.any_size])
+    model = shared_copy(plain)
     build_in_place(model, plan, capture_parts(plain, plan, example_inputs, known))
     return model
 

@@ -7,7 +7,6 @@ import functools
 import inspect
 import logging
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,8 +29,10 @@ from lilliput.frameworks.torch.caches import (
     without_shortcuts,
 )
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
+from lilliput.frameworks.torch.copies import copy_tree
 from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.record import Recorder, is_simple
+from lilliput.frameworks.torch.weights import is_zero_at
 
 _one_capture = RLock()
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -98,14 +99,6 @@ class Exported(Captured):
     ranges: dict[Any, Any]
 
 
-_CONSTANTS = frozenset({bool, int, float, str, type(None), torch.dtype})
-_COPIED = [  # by which methods modules are copied, unless their class has its own
-    (name, getattr(nn.Module, name, None))
-    for name in (
-        *("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__"),
-        *("__getnewargs__", "__getnewargs_ex__"),
-    )
-]
 AnyCaptured = TypeVar("AnyCaptured", bound=Captured)
 
 
@@ -164,7 +157,7 @@ def _as_masked(model: nn.Module) -> Iterator[nn.Parameter]:
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
         mask = mask_of(module, leaf)
-        is_other = mask is not None and bool(((mask == 0) & (parameter.detach() != 0)).any())
+        is_other = mask is not None and not is_zero_at(parameter.detach(), mask)
         if is_other or is_computed(module, leaf):
             masked.add(id(parameter))
     yield from (p for p in model.parameters() if id(p) not in masked)
@@ -218,7 +211,7 @@ def whole_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modul
     """Return a copy of a model with all that it keeps; ``memo`` is that of copy.deepcopy."""
     cached = [t for module in model.modules() for t in cached_tensors(module)]
     try:
-        twin: nn.Module = _deepcopy(model, (memo or {}) | _computed(cached))
+        twin: nn.Module = copy_tree(model, (memo or {}) | _computed(cached))
     except Exception as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be copied, which its analysis needs: {type(error).__name__}: "
@@ -231,29 +224,6 @@ def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     twin = whole_copy(model, memo)
     drop_caches(twin)
     forget_states(twin)
-    return twin
-
-
-def _deepcopy(value: Any, memo: dict[int, Any]) -> Any:
-    """Do what copy.deepcopy does with a tree of modules, in a fraction of its time.
-
-    Most of a module are constants, which need no copy, and dicts and sets that hold little or nothing.
-    """
-    kind: Any = type(value)
-    if kind in _CONSTANTS or (kind is tuple and all(type(x) in _CONSTANTS for x in value)):
-        return value
-    if id(value) in memo:
-        return memo[id(value)]
-    if kind is dict or (kind is OrderedDict and not value):
-        copied = memo[id(value)] = kind()
-        copied.update((_deepcopy(k, memo), _deepcopy(x, memo)) for k, x in value.items())
-        return copied
-    if kind is set and all(type(x) in _CONSTANTS for x in value):
-        return memo.setdefault(id(value), set(value))
-    if not isinstance(value, nn.Module) or any(getattr(kind, x, None) is not f for x, f in _COPIED):
-        return copy.deepcopy(value, memo)
-    twin = memo[id(value)] = kind.__new__(kind)
-    twin.__setstate__({name: _deepcopy(x, memo) for name, x in vars(value).items()})
     return twin
 
 

@@ -14,7 +14,7 @@ from lilliput.graph.cuts import Cut, by_tensor, in_turn
 
 def part_of(cut: Cut, tensor: Tensor) -> Tensor:
     """Return the part of a tensor that stays."""
-    keep = torch.from_numpy(np.ascontiguousarray(cut.keep)).to(tensor.device)
+    keep = _indices(cut, tensor)
     if keep.dim() == 1:
         return tensor.index_select(cut.dim, keep)
     groups, count = keep.shape
@@ -23,6 +23,10 @@ def part_of(cut: Cut, tensor: Tensor) -> Tensor:
     shape = (groups, parts.shape[1], count, *tensor.shape[2:])
     taken: Tensor = parts.gather(2, keep.view(view).expand(shape))
     return taken.flatten(0, 1)
+
+
+def _indices(cut: Cut, tensor: Tensor) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(cut.keep)).to(tensor.device)
 
 
 def clear_(cut: Cut, tensor: Tensor) -> None:
@@ -61,9 +65,13 @@ def cut_all(tensor: Tensor, cuts: list[Cut]) -> Tensor:
     layout = torch.contiguous_format
     if not tensor.is_contiguous() and tensor.dim() in (4, 5):
         layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    first = sorted(cuts, key=lambda cut: cut.dim)
+    if [(cut.dim, cut.keep.ndim) for cut in first] == [(0, 1), (1, 1)]:  # at once: less in memory
+        rows, columns = (_indices(cut, tensor) for cut in first)
+        return tensor[rows[:, None], columns].contiguous(memory_format=layout)
     for cut in in_turn(cuts):
         tensor = part_of(cut, tensor)
-    return tensor.clone(memory_format=layout)
+    return tensor.contiguous(memory_format=layout) if cuts else tensor.clone(memory_format=layout)
 
 
 def named_tensors(module: nn.Module) -> dict[str, Any]:

@@ -29,13 +29,20 @@ def zeros_in(parameters: Mapping[str, Tensor]) -> Zeros:
 
 
 def _dead_indices(piece: Slice, tensor: Tensor) -> Flags:
-    zero = tensor.detach() == 0
+    values = tensor.detach()
     if piece.units.ndim == 2:
+        zero = values == 0
         parts = zero.reshape(len(piece.units), -1, zero.shape[1], zero[0, 0].numel())
         flags: Flags = parts.all(dim=3).all(dim=1).cpu().numpy()
         return flags
-    rows = zero.movedim(piece.dim, 0).reshape(zero.shape[piece.dim], -1)
-    flags = rows.all(dim=1).cpu().numpy()
+    size = values.shape[piece.dim]
+    blocks = values.reshape(values.shape[: piece.dim].numel(), size, -1)
+    if not blocks.numel():
+        return np.ones(size, bool)
+    # The largest and the smallest: several times faster than comparing every number with zero.
+    high, low = (blocks.amax(0), blocks.amin(0)) if len(blocks) > 1 else (blocks[0], blocks[0])
+    largest, smallest = high.amax(1), low.amin(1)
+    flags = ((largest == 0) & (smallest == 0)).cpu().numpy()
     return flags
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,23 +11,25 @@ from torch import Tensor, fx, nn
 
 from lilliput.frameworks.torch.compare import tensors_of
 from lilliput.frameworks.torch.sidecar import is_ours
+from lilliput.frameworks.torch.weights import unshadowed
 
-Load = Callable[[str, Tensor], Tensor]  # from the name of a tensor and itself to what is used
+# From the name of a tensor, rows of it, and which one is the first, to what is used.
+Load = Callable[[str, Tensor, int], Tensor]
 _SHARE = 16  # a module is loaded as a whole if it has at most so small a part of all numbers,
 _SMALL = 250_000  # or no more than these
 
 
 class MixedPrecisionError(Exception):
-    """A part of the model did not compute in double precision."""
+    """A part of the model did not compute in the precision that was asked for."""
 
 
-def keep(name: str, tensor: Tensor) -> Tensor:
+def keep(name: str, tensor: Tensor, first: int = 0) -> Tensor:
     """Use a tensor as it is."""
     return tensor
 
 
-def load_in_parts(model: nn.Module, load: Load) -> nn.Module:
-    """Let each module of a model have its tensors in double precision while it runs; return it.
+def load_in_parts(model: nn.Module, load: Load, dtype: Callable[[], torch.dtype]) -> nn.Module:
+    """Let each module of a model have its tensors in a precision while it runs; return it.
 
     Tensors are replaced for the time of a call, so the model should be a copy; their memory may be
     shared, since it is never written to. Where a module reads tensors of another one that is not
@@ -40,19 +43,44 @@ def load_in_parts(model: nn.Module, load: Load) -> nn.Module:
         inside = _tensors(module)
         if sum(t.numel() for _, t in inside) > limit and not isinstance(module, fx.GraphModule):
             inside = _tensors(module, recurse=False)
+            if unshadowed(type(module)) is nn.Linear and "weight" in module._parameters:
+                large: Any = module._parameters["weight"]
+                inside = [(name, t) for name, t in inside if t is not large]
+                rows = max(1, limit // large.shape[1])
+                module.forward = functools.partial(
+                    _run_by_rows, module, names[id(large)], load, dtype, rows
+                )
         own = [(names[id(t)], t) for _, t in inside if id(t) in names]
-        part = _Part(own, load, loaded)
+        part = _Part(own, load, loaded, dtype)
         if own:
             module.register_forward_pre_hook(part.enter, prepend=True)
         module.register_forward_hook(part.leave, always_call=True)
     return model
 
 
+def _run_by_rows(
+    module: Any, name: str, load: Load, dtype: Callable[[], torch.dtype], rows: int, x: Tensor
+) -> Tensor:
+    """Do what nn.Linear does, with a part of its weight in memory at a time."""
+    parts = [
+        nn.functional.linear(x, load(name, part.to(dtype(), copy=True), i * rows))
+        for i, part in enumerate(torch.split(module.weight.detach(), rows))
+    ]
+    output = torch.cat(parts, -1)
+    return output if module.bias is None else output + module.bias
+
+
 class _Part:
     """What a module brings into memory when it is called."""
 
-    def __init__(self, tensors: list[tuple[str, Tensor]], load: Load, loaded: set[int]) -> None:
-        self.tensors, self.load, self.loaded = tensors, load, loaded
+    def __init__(
+        self,
+        tensors: list[tuple[str, Tensor]],
+        load: Load,
+        loaded: set[int],
+        dtype: Callable[[], torch.dtype],
+    ) -> None:
+        self.tensors, self.load, self.loaded, self.dtype = tensors, load, loaded, dtype
         self.before: list[list[tuple[Tensor, Tensor]]] = []
 
     def enter(self, module: nn.Module, args: Any) -> None:
@@ -61,14 +89,14 @@ class _Part:
         self.before.append([(t, t.data) for _, t in own])
         self.loaded |= {id(t) for _, t in own}
         for name, tensor in own:
-            tensor.data = self.load(name, tensor.data.to(torch.float64, copy=True))
+            tensor.data = self.load(name, tensor.data.to(self.dtype(), copy=True), 0)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Put back what was there before."""
         for tensor, before in self.before.pop() if self.before else ():
             tensor.data = before
             self.loaded.discard(id(tensor))
-        if any(x.is_floating_point() and x.dtype != torch.float64 for x in tensors_of(output)):
+        if any(x.is_floating_point() and x.dtype != self.dtype() for x in tensors_of(output)):
             raise MixedPrecisionError(type(module).__name__)
 
 

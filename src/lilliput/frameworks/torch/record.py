@@ -121,8 +121,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         is_new = func._schema.name == "aten::lift_fresh"  # what torch.tensor() has made
-        given = tree_map(lambda x: self._argument(x, is_new), (args, kwargs))
-        node = self.graph.call_function(func, given[0], given[1])
+        given, named = self._argument(args, is_new), self._argument(kwargs, is_new)
+        node = self.graph.call_function(func, given, named)
         node.meta["nn_module_stack"] = dict(self._stack)
         node.meta["stack_trace"] = _line_of_the_user()
         sources = node.all_input_nodes
@@ -146,7 +146,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._refuse(f"its code looks at numbers in tensors ({func.__name__})")
 
     def _argument(self, value: Any, is_new: bool) -> Any:
-        return self._node_of(value, is_new) if isinstance(value, Tensor) else value
+        """Return an argument with nodes in the place of tensors."""
+        if isinstance(value, Tensor):
+            return self._node_of(value, is_new)
+        if type(value) in (tuple, list):
+            return type(value)(self._argument(x, is_new) for x in value)
+        if type(value) is dict:
+            return {key: self._argument(x, is_new) for key, x in value.items()}
+        return value
 
     def _node_of(self, tensor: Tensor, is_new: bool = False) -> fx.Node:
         noted: tuple[object, int] | None = getattr(tensor, "_lilliput_node", None)

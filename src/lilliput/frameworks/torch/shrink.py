@@ -52,7 +52,7 @@ from lilliput.frameworks.torch.release import (
 )
 from lilliput.frameworks.torch.rewrite import Edit, find_cause, find_edits, has_casts
 from lilliput.frameworks.torch.track import Failure, describe, failing_module
-from lilliput.frameworks.torch.verify import Noise, Twin, make_references
+from lilliput.frameworks.torch.verify import Noise, Reference, Twin, make_references, run_with_noise
 from lilliput.frameworks.torch.widths import OF_CLASSIFIER, Stale, Widths, find_feature_info, show
 from lilliput.graph.collect import find_groups
 from lilliput.graph.cuts import balance, find_cuts, in_order
@@ -126,6 +126,7 @@ class _Work:
         self.outdated: Stale = {}
         self._parts: Parts = {}
         self._is_steady = False  # looked at when outputs differ
+        self._elsewhere_in_double: Reference | None = None  # made when outputs with noise differ
         check_copies(unwrapped(model), example_inputs)
         self.plain = plain_copy(model, share=not extend_masks)
         self.groups = find_known_groups(model, self.plain, example_inputs)
@@ -196,6 +197,8 @@ class _Work:
         failures: list[Failure] = []
         remembered = find_remembered(self.plain, self.cuts)
         left = choices(self.plain, attributes, remembered)
+        if not left[0] and (found := self._try_with_widths(Plan(self.cuts, {}))):
+            return found
         while left:
             plan = Plan(self.cuts, left.pop(0))
             error = self._try(plan, failures)
@@ -234,23 +237,29 @@ class _Work:
                     plan, error = trial, found
         return plan, error
 
+    def _try_with_widths(self, plan: Plan) -> tuple[Plan, float] | None:
+        """Return a plan that sets no attribute but widths, if one check finds all of it right."""
+        try:
+            found = self._find_widths(plan)
+        except (
+            Exception
+        ) as failure:  # the model does not run on fewer channels; it is seen why later
+            log.debug("speedup: no widths: %s", describe(failure))
+            return None
+        if not found:
+            return None
+        trial = replace(plan, attributes=found)
+        error = self._try(trial, [])
+        if error > self.reference.tolerance:
+            return None
+        self.remembered |= found
+        return trial, error
+
     def _with_widths(self, plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a plan that also sets the widths which modules remember, where they are certain."""
         if plan.kind == "graph":
             return plan, error
-        known = {(path, name.partition(".")[0]) for path, name in plan.attributes}
-        inside = tuple(f"{x}." for x in plan.graphs)
-        outputs = {x.tensor: x.dim for x in self.groups.pinned if x.reason == IS_OUTPUT}
-        found, self.outdated = Widths(self.plain, plan.cuts, outputs).find(
-            lambda key: (
-                (key[0], key[1].partition(".")[0]) in known or f"{key[0]}.".startswith(inside)
-            )
-        )
-        found |= find_feature_info(
-            self.plain,
-            lambda: build(self.plain, plan, self.example_inputs, self._parts),
-            self._run,
-        )
+        found = self._find_widths(plan)
         names = sorted({name for _, name in found})
         left = dict(found)
         for chosen in [names, *([name] for name in names[:_MOST_WIDTHS] if len(names) > 1)]:
@@ -265,6 +274,22 @@ class _Work:
                 left = {k: v for k, v in left.items() if k not in new}
         self.outdated |= {k: held_value(self.plain.get_submodule(k[0]), k[1]) for k in left}
         return plan, error
+
+    def _find_widths(self, plan: Plan) -> Attributes:
+        """Return the widths that modules remember, beside the attributes of a plan; note stale ones."""
+        known = {(path, name.partition(".")[0]) for path, name in plan.attributes}
+        inside = tuple(f"{x}." for x in plan.graphs)
+        outputs = {x.tensor: x.dim for x in self.groups.pinned if x.reason == IS_OUTPUT}
+        found, self.outdated = Widths(self.plain, plan.cuts, outputs).find(
+            lambda key: (
+                (key[0], key[1].partition(".")[0]) in known or f"{key[0]}.".startswith(inside)
+            )
+        )
+        return found | find_feature_info(
+            self.plain,
+            lambda: build(self.plain, plan, self.example_inputs, self._parts),
+            self._run,
+        )
 
     def _run(self, model: nn.Module) -> None:
         args, kwargs = as_inputs(self.example_inputs)
@@ -312,8 +337,7 @@ class _Work:
 
     def _takes_other_batches(self, plan: Plan) -> bool:
         others = self.reference.with_other_batches(self.masked)
-        built = build(self.plain, plan, self.example_inputs, self._parts)
-        twin = Twin(built, self.reference.precision).model
+        twin = self._twin(plan).model
         try:
             return bool(others) and all(x.error(twin) <= x.tolerance for x in others or ())
         except Exception as failure:
@@ -328,8 +352,7 @@ class _Work:
 
     def _try(self, plan: Plan, failures: list[Failure]) -> float:
         try:
-            built = build(self.plain, plan, self.example_inputs, self._parts)
-            twin = Twin(built, self.reference.precision)
+            twin = self._twin(plan)
         except Exception as failure:
             failures.append(Failure("", describe(failure)))
             return float("inf")
@@ -338,16 +361,14 @@ class _Work:
             error = reference.error(twin.model)
             if error <= reference.tolerance:
                 # With other weights, too: a head of zeros, say, would hide any difference.
-                if twin.keeps_tables():
-                    built = build(self.plain, plan, self.example_inputs, self._parts)
-                    twin = Twin(built, reference.precision)
-                twin.use(self.noise.add_cut)
                 reference = self.elsewhere
-                error = max(error, reference.error(twin.model))
+                error = max(error, self._error_elsewhere(plan, twin))
         except Exception as failure:
             path = failing_module(twin.model, reference.error)
             failures.append(Failure(path, describe(failure)))
             return float("inf")
+        finally:
+            twin.free()
         if error > self.reference.tolerance:
             if not self._is_steady:
                 self.reference.check_steady(unwrapped(self.masked))
@@ -356,12 +377,35 @@ class _Work:
             failures.append(Failure("", f"its outputs differ by {error:.1e} of the largest{cause}"))
         return error
 
+    def _error_elsewhere(self, plan: Plan, twin: Twin) -> float:
+        """Return the error with noise on the weights; in double precision if there may be one."""
+        reference = self.elsewhere
+        if twin.keeps_tables():
+            twin = self._twin(plan)
+        twin.use(self.noise.add_cut, reference.dtype)
+        error = reference.error(twin.model)
+        if reference.dtype != torch.float32:
+            return error
+        if error <= reference.tolerance:
+            return 0.0
+        if self._elsewhere_in_double is None:
+            model = unwrapped(self.masked)
+            self._elsewhere_in_double = run_with_noise(model, self.reference, self.noise.add)
+        twin = self._twin(plan)
+        twin.use(self.noise.add_cut)
+        return self._elsewhere_in_double.error(twin.model)
+
+    def _twin(self, plan: Plan) -> Twin:
+        built = build(self.plain, plan, self.example_inputs, self._parts)
+        return Twin(built, self.reference.precision)
+
     def carry_out(self, plan: Plan, optimizer: Any) -> nn.Module:
         """Change the user's model according to a plan that passed."""
         model = unwrapped(self.model)
         modes = {name: module.training for name, module in model.named_modules()}
         parts = capture_parts(self.plain, plan, self.example_inputs, self._parts)
-        graph = build(self.plain, plan, self.example_inputs) if plan.kind == "graph" else None
+        is_graph = plan.kind == "graph"
+        graph = build(self.plain, plan, self.example_inputs, self._parts) if is_graph else None
         for parameter in () if graph is None else graph.parameters():
             parameter.data = parameter.data.clone()  # what was not cut is the model's own still
         release(model)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -26,7 +27,7 @@ from lilliput.graph.cuts import Cut, by_tensor
 
 log = logging.getLogger("lilliput")
 _SEED = 20_230
-_ROWS = 256  # of a weight that are added to at once
+_CHUNK = 131_072  # numbers of a weight that are added to at once: as many as stay in a cache
 _PERIOD = 65_537  # of noise: a prime, so that neighbouring rows and channels get other numbers
 
 Precision = Literal["parts", "double", "own"]  # of which "parts" is double, with less in memory
@@ -40,6 +41,7 @@ class Reference:
     outputs: list[list[Tensor]]  # with torch's fused kernels, and without if it has some
     precision: Precision
     tolerance: float
+    dtype: torch.dtype = torch.float64
 
     def error(self, model: nn.Module) -> float:
         """Return the largest relative error of a model in eval mode; it may raise."""
@@ -53,15 +55,15 @@ class Reference:
         for size in (1, 7):
             inputs = tree_map(lambda x, size=size: _batch(x, size), self.inputs)
             try:
-                twin = Twin(shared_copy(model).eval(), self.precision)
-                found.append(_run(twin.model, inputs, self.precision, self.tolerance))
+                twin = _twin(model, self.precision)
+                found.append(_run(twin, inputs, self.precision, self.tolerance))
             except Exception:
                 return None
         return found
 
     def check_steady(self, model: nn.Module) -> None:
         """Raise if the masked model, called twice, gives different outputs for the same inputs."""
-        twin = Twin(shared_copy(model).eval(), self.precision)
+        twin = _twin(model, self.precision)
         if max(self.error(twin.model) for _ in range(2)) > self.tolerance:
             raise UnsupportedModelError(
                 f"{type(model).__name__} runs on the same inputs twice and answers differently, in "
@@ -102,8 +104,9 @@ class Twin:
     def __init__(self, model: nn.Module, precision: Precision) -> None:
         self.model, self.precision = model, precision
         self._load: Load = keep
+        self._dtype = torch.float64
         if precision == "parts":
-            load_in_parts(model, lambda name, tensor: self._load(name, tensor))
+            load_in_parts(model, lambda *named: self._load(*named), lambda: self._dtype)
             return
         for tensor in model.parameters():
             tensor.data = tensor.data.clone()
@@ -115,12 +118,19 @@ class Twin:
         """Whether something that was made of the weights stays with the model after a run."""
         return any(True for module in self.model.modules() for _ in cached_tensors(module))
 
-    def use(self, load: Load) -> None:
-        """Go over to other weights: what a function makes of each."""
-        self._load = load
+    def free(self) -> None:
+        """Give the memory of the weights back: modules and hooks refer to each other, and live on."""
+        for tensor in self.model.parameters():
+            tensor.data = tensor.data.new_empty(0)
+
+    def use(self, load: Load, dtype: torch.dtype = torch.float64) -> None:
+        """Go over to other weights: what a function makes of each, in a precision."""
+        self._load, self._dtype = load, dtype
         if self.precision != "parts":
+            if self.precision == "double":
+                self.model.to(dtype)
             for name, tensor in self.model.named_parameters():
-                tensor.data = load(name, tensor.data)
+                tensor.data = load(name, tensor.data, 0)
             drop_caches(self.model)
 
 
@@ -136,43 +146,68 @@ class Noise:
             if not is_ours(name) and p.is_floating_point()
         }
         self._spreads: dict[str, float] = {}
-        self._table = torch.rand(_PERIOD, generator=torch.Generator().manual_seed(_SEED)) - 0.5
+        table = torch.rand(_PERIOD, generator=torch.Generator().manual_seed(_SEED)) - 0.5
+        longest = max([p[0].numel() for p in self.parameters.values() if p.dim()], default=1)
+        self._table = table.repeat((_CHUNK + longest) // _PERIOD + 2)
 
-    def add(self, name: str, tensor: Tensor) -> Tensor:
-        """Add noise to a weight of the masked model, zero where it is masked or cut."""
+    def add(self, name: str, tensor: Tensor, first: int = 0) -> Tensor:
+        """Add noise to rows of a weight of the masked model, zero where it is masked or cut."""
         if name not in self.parameters:
             return tensor
-        for rows, noise in self._rows(name):
-            tensor[rows] += noise  # in parts: the noise of all of a large weight is a large weight
+        table, start, width, step = self._noise(name, tensor)
+        for row in range(0, len(tensor) if tensor.dim() else 1, step):
+            part = tensor[row : row + step] if tensor.dim() else tensor
+            at = (start + (first + row) * width) % _PERIOD
+            part.add_(table[at : at + part.numel()].view(part.shape), alpha=self._spread(name))
         for cut in self.cuts.get(name, ()):
+            if cut.dim == 0 and cut.keep.ndim == 1:
+                kept = cut.keep[(cut.keep >= first) & (cut.keep < first + len(tensor))] - first
+                cut = replace(cut, keep=kept)
             clear_(cut, tensor)
-        path, _, leaf = name.rpartition(".")
-        mask = mask_of(self.model.get_submodule(path), leaf)
+        mask = self._mask(name)
         if mask is not None:
-            zero_(tensor, mask)
+            zero_(tensor, mask[first : first + len(tensor)] if tensor.dim() else mask)
         return tensor
 
-    def add_cut(self, name: str, tensor: Tensor) -> Tensor:
-        """Add to a weight of a shrunk model what is left of the noise."""
+    def add_cut(self, name: str, tensor: Tensor, first: int = 0) -> Tensor:
+        """Add to rows of a weight of a shrunk model what is left of the noise."""
         if name not in self.parameters:
             return tensor
-        parameter = self.parameters[name]
-        noise = self.add(name, torch.zeros(parameter.shape, device=parameter.device))
-        return tensor.add_(cut_all(noise, self.cuts.get(name, [])))
+        cuts, shape = self.cuts.get(name, []), self.parameters[name].shape
+        mask = self._mask(name)
+        if not shape or any(cut.keep.ndim > 1 for cut in cuts):  # never a part of one
+            noise = self.add(name, tensor.new_zeros(shape))
+            return tensor.add_(cut_all(noise, cuts))
+        table, start, width, step = self._noise(name, tensor)
+        kept = next((cut.keep for cut in cuts if cut.dim == 0), np.arange(shape[0]))
+        others = [cut for cut in cuts if cut.dim != 0]
+        for row in range(0, len(tensor), step):  # in steps: all of the noise is a large weight
+            rows = torch.from_numpy(kept[first + row : first + min(row + step, len(tensor))])
+            at = (start + rows * width) % _PERIOD
+            noise = table.unfold(0, width, 1)[at.to(table.device)].view(-1, *shape[1:])
+            part = tensor[row : row + step]
+            part.add_(cut_all(noise, others), alpha=self._spread(name))
+            if mask is not None:
+                zero_(part, cut_all(mask[rows.to(mask.device)], others))
+        return tensor
 
-    def _rows(self, name: str) -> Iterator[tuple[Any, Tensor]]:
-        """Yield the noise of a parameter, and the rows that it is for."""
-        parameter = self.parameters[name]
+    def _mask(self, name: str) -> Tensor | None:
+        path, _, leaf = name.rpartition(".")
+        return mask_of(self.model.get_submodule(path), leaf)
+
+    def _noise(self, name: str, tensor: Tensor) -> tuple[Tensor, int, int, int]:
+        """Return the noise, where that of a parameter starts, the length of a row, and rows per step."""
+        if (self._table.dtype, self._table.device) != (tensor.dtype, tensor.device):
+            self._table = self._table.to(tensor.device, tensor.dtype)
+        width = max(1, self.parameters[name].shape[1:].numel())
+        return self._table, zlib.crc32(name.encode()), width, max(1, _CHUNK // width)
+
+    def _spread(self, name: str) -> float:
+        """Return the scale of the noise of a parameter: a tenth of how far its numbers spread."""
         if name not in self._spreads:
+            parameter = self.parameters[name]
             self._spreads[name] = float(parameter.std()) if parameter.numel() > 1 else 0.0
-        table = self._table * (0.35 * self._spreads[name] or 0.35)  # a tenth of the spread
-        start = zlib.crc32(name.encode())
-        for first in range(0, len(parameter) if parameter.dim() else 1, _ROWS):
-            rows = slice(first, first + _ROWS) if parameter.dim() else ()
-            shape = parameter[rows].shape
-            noise = table.roll(-(start % _PERIOD)).repeat(shape.numel() // _PERIOD + 1)
-            yield rows, noise[: shape.numel()].view(shape).to(parameter.device)
-            start += shape.numel()
+        return 0.35 * self._spreads[name] or 0.35
 
 
 def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]:
@@ -193,53 +228,81 @@ def _has_fast_path(model: nn.Module) -> bool:
 def make_references(
     model: nn.Module, example_inputs: Any, has_casts: bool, noise: Load | None = None
 ) -> list[Reference]:
-    """Run the masked model, in double precision if it can, and again with noise if there is some."""
+    """Run the masked model, in double precision if it can, and again with noise if there is some.
+
+    What noise shows is not small, so single precision is enough to see that there is nothing;
+    :func:`run_with_noise` tells in double precision where it is not.
+    """
     given = as_inputs(example_inputs)
     precisions: tuple[Precision, ...] = ("double",) if has_tables(model) else ("parts", "double")
     for precision in precisions:
         try:
             tolerance = 1e-5 if has_casts else 1e-10
-            return _references(model, _as_double(given), precision, tolerance, noise)
+            own = _run(twin := _twin(model, precision), _as_double(given), precision, tolerance)
+            if noise is None:
+                return [own]
+            quick = Reference(given, [], precision, 1e-5, torch.float32)
+            like = quick if _is_single(model, given) else own
+            return [own, run_with_noise(model, like, noise, twin)]
         except UnsupportedModelError:
             raise
         except Exception as error:
             log.debug("speedup: %s precision: %s", precision, error)
-    return _references(model, given, "own", 1e-5, noise)  # which it insists on
+    own = _run(twin := _twin(model, "own"), given, "own", 1e-5)  # which it insists on
+    return [own] if noise is None else [own, run_with_noise(model, own, noise, twin)]
 
 
-def _references(
-    model: nn.Module, inputs: Inputs, precision: Precision, tolerance: float, noise: Load | None
-) -> list[Reference]:
-    twin = Twin(shared_copy(model).eval(), precision)
-    own = _run(twin.model, inputs, precision, tolerance)
-    if noise is None:
-        return [own]
-    if twin.keeps_tables():
-        twin = Twin(shared_copy(model).eval(), precision)
-    twin.use(noise)
-    return [own, _run_varied(twin.model, inputs, precision, tolerance)]
+def _twin(model: nn.Module, precision: Precision) -> Twin:
+    return Twin(shared_copy(model).eval(), precision)
 
 
-def _run_varied(
-    model: nn.Module, inputs: Inputs, precision: Precision, tolerance: float
+def run_with_noise(
+    model: nn.Module, like: Reference, noise: Load, twin: Twin | None = None
 ) -> Reference:
+    """Run the masked model on varied inputs, with noise on its weights, as another reference was run.
+
+    ``twin`` is a copy that has run, if there is one.
+    """
+    if twin is None or twin.keeps_tables():
+        twin = _twin(model, like.precision)
+    twin.use(noise, like.dtype)
     try:
-        found = _run(model, _varied(inputs), precision, tolerance)
+        return _run_varied(twin, like)
+    finally:
+        twin.free()
+
+
+def _run_varied(twin: Twin, like: Reference) -> Reference:
+    try:
+        found = _run(twin, _varied(like.inputs), like.precision, like.tolerance, like.dtype)
         if all(x.isfinite().all() for answer in found.outputs for x in answer):
             return found
     except Exception as error:
         log.debug("speedup: on other inputs: %s", error)
-    return _run(model, inputs, precision, tolerance)
+    return _run(twin, like.inputs, like.precision, like.tolerance, like.dtype)
 
 
-def _run(model: nn.Module, inputs: Inputs, precision: Precision, tolerance: float) -> Reference:
+def _is_single(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether all numbers that a model computes with are in single precision."""
+    tensors = [*model.parameters(), *model.buffers(), *tensors_of(inputs)]
+    return all(x.dtype == torch.float32 for x in tensors if x.is_floating_point())
+
+
+def _run(
+    twin: Twin,
+    inputs: Inputs,
+    precision: Precision,
+    tolerance: float,
+    dtype: torch.dtype = torch.float64,
+) -> Reference:
+    model = twin.model
     answers = _answers(model, inputs, 2 if _has_fast_path(model) else 1)
     if not any(x.is_floating_point() and x.isfinite().any() for x in answers[0]):
         raise UnsupportedModelError(
             f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
             "checked; pass realistic inputs."
         )
-    return Reference(inputs, answers, precision, tolerance)
+    return Reference(inputs, answers, precision, tolerance, dtype)
 
 
 def _batch(x: Any, size: int) -> Any:
