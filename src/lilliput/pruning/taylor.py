@@ -71,7 +71,7 @@ class TaylorFOWeightPruner(CollectingPruner):
         forward: Callable[..., Any] | None = None,
         loss: Callable[..., Any] | None = None,
     ) -> None:
-        """As in :meth:`CollectingPruner.calibrate`; the result of ``loss(model, batch)`` is differentiated."""
+        """As in :meth:`CollectingPruner.calibrate`; ``loss(model, batch)`` is differentiated."""
         if loss is None and forward is None:
             raise ConfigError(
                 "calibrate() needs a loss: calibrate(batches, loss=lambda model, batch: ...)."
