@@ -225,4 +225,4 @@ def test_a_private_attribute_that_cannot_be_carried_over_is_noted():
     kernel[:, :4] = bias[:4] = 0
     model.layers[0].set_weights([kernel, bias])
     (note,) = speedup(model, extend_masks=True).notes
-    assert "were not carried over: _odd;" in note and not hasattr(model, "_odd")
+    assert "were not copied: _odd;" in note and not hasattr(model, "_odd")
