@@ -168,7 +168,7 @@ def _input_check(exported: Exported, analysis: Analysis, removed: Flags) -> Inpu
             if limits is None:
                 bounds.append((kept, kept))
             else:
-                # torch says "from 2" of every open size, and means any
+                # torch reports "from 2" for every dynamic size, and means any
                 low = int(limits.lower)
                 bounds.append((low if low > 2 else 1, float(limits.upper)))
         found.append(Sizes(tuple(bounds)))
@@ -176,7 +176,7 @@ def _input_check(exported: Exported, analysis: Analysis, removed: Flags) -> Inpu
 
 
 def _record_call(model: nn.Module, path: str, example_inputs: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return what a module is called with when the model runs."""
+    """Return the arguments of a module when the model runs."""
     calls: list[tuple[Any, Any]] = []
     module = model.get_submodule(path)
     handle = module.register_forward_pre_hook(
@@ -190,7 +190,7 @@ def _record_call(model: nn.Module, path: str, example_inputs: tuple[Any, Any]) -
         handle.remove()
     if len(calls) != 1:
         raise UnsupportedModelError(
-            f"{path} is called {len(calls)} times; only once can be captured."
+            f"{path} is called {len(calls)} times; only a module that is called once can be captured."
         )
     return calls[0]
 

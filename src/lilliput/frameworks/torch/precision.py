@@ -1,4 +1,4 @@
-"""Run a model in double precision, of which only the part that runs is in memory."""
+"""Run a model in double precision with only the running part in memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, fx, nn
 from lilliput.frameworks.torch.compare import tensors_of
 from lilliput.frameworks.torch.sidecar import is_ours
 
-Load = Callable[[str, Tensor], Tensor]  # from the name of a tensor and itself to what is used
-_SHARE = 16  # a module is loaded as a whole if it has at most so small a part of all numbers,
-_SMALL = 250_000  # or no more than these
+Load = Callable[[str, Tensor], Tensor]  # (name, tensor) -> the tensor to use
+_SHARE = 16  # a module is loaded as a whole if it has at most 1/16 of all numbers,
+_SMALL = 250_000  # or at most this many
 
 
 class MixedPrecisionError(Exception):
@@ -21,15 +21,15 @@ class MixedPrecisionError(Exception):
 
 
 def keep(name: str, tensor: Tensor) -> Tensor:
-    """Use a tensor as it is."""
+    """Return a tensor unchanged."""
     return tensor
 
 
 def load_in_parts(model: nn.Module, load: Load) -> nn.Module:
-    """Let each module of a model have its tensors in double precision while it runs; return it.
+    """Make each module of a model load its tensors in double precision while it runs; return the model.
 
-    Tensors are replaced for the time of a call, so the model should be a copy; their memory may be
-    shared, since it is never written to. Where a module reads tensors of another one that is not
+    Tensors are replaced during a call, so the model should be a copy; their memory may be
+    shared, since it is never written to. If a module reads tensors of another one that is not
     running, torch raises an error about their types.
     """
     named = [(name, x) for name, x in reversed(_tensors(model)) if not _is_mask(name)]
@@ -49,14 +49,14 @@ def load_in_parts(model: nn.Module, load: Load) -> nn.Module:
 
 
 class _Part:
-    """What a module brings into memory when it is called."""
+    """The tensors that a module loads when it is called."""
 
     def __init__(self, tensors: list[tuple[str, Tensor]], load: Load, loaded: set[int]) -> None:
         self.tensors, self.load, self.loaded = tensors, load, loaded
         self.before: list[list[tuple[Tensor, Tensor]]] = []
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        """Load what is not loaded."""
+        """Load the tensors that are not loaded."""
         own = [(name, t) for name, t in self.tensors if id(t) not in self.loaded]
         self.before.append([(t, t.data) for _, t in own])
         self.loaded |= {id(t) for _, t in own}
@@ -64,7 +64,7 @@ class _Part:
             tensor.data = self.load(name, tensor.data.to(torch.float64, copy=True))
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Put back what was there before."""
+        """Restore the previous tensors."""
         for tensor, before in self.before.pop() if self.before else ():
             tensor.data = before
             self.loaded.discard(id(tensor))

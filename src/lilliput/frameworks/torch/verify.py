@@ -25,15 +25,15 @@ from lilliput.graph.cuts import Cut, by_tensor
 
 log = logging.getLogger("lilliput")
 _SEED = 20_230
-_ROWS = 256  # of a weight that are added to at once
+_ROWS = 256  # of a weight that noise is added to at once
 _PERIOD = 65_537  # of noise: a prime, so that neighbouring rows and channels get other numbers
 
-Precision = Literal["parts", "double", "own"]  # of which "parts" is double, with less in memory
+Precision = Literal["parts", "double", "own"]  # "parts" is double precision with less memory
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What the masked model answers to some inputs."""
+    """The outputs of the masked model for some inputs."""
 
     inputs: Inputs
     outputs: list[list[Tensor]]  # with torch's fused kernels, and without if it has some
@@ -47,7 +47,7 @@ class Reference:
         return max(relative_error(expected, received) for expected, received in pairs)
 
     def with_other_batches(self, model: nn.Module) -> list[Reference] | None:
-        """Return what the masked model answers to one input and to many, None if it cannot."""
+        """Return the masked model's outputs for batches of one and of seven, or None if it does not run."""
         found = []
         for size in (1, 7):
             inputs = tree_map(lambda x, size=size: _batch(x, size), self.inputs)
@@ -59,12 +59,12 @@ class Reference:
         return found
 
     def check_steady(self, model: nn.Module) -> None:
-        """Raise if the masked model, called twice, gives different outputs for the same inputs."""
+        """Raise if the masked model returns different outputs for the same inputs."""
         twin = Twin(shared_copy(model).eval(), self.precision)
         if max(self.error(twin.model) for _ in range(2)) > self.tolerance:
             raise UnsupportedModelError(
-                f"{type(model).__name__} runs on the same inputs twice and answers differently, in "
-                "evaluation; without a stable answer nothing can be checked."
+                f"{type(model).__name__} returns different outputs for the same inputs in "
+                "evaluation; without stable outputs nothing can be checked."
             )
 
 
@@ -74,7 +74,7 @@ class Twin:
     Parameters
     ----------
     model : torch.nn.Module
-        A copy of its own, since its tensors are replaced.
+        Its own copy, since its tensors are replaced.
     precision : str
         Which precision.
     """
@@ -89,14 +89,14 @@ class Twin:
             tensor.data = tensor.data.clone()
         if precision == "double":
             model.double()
-        drop_caches(model)  # tables are made of other numbers
+        drop_caches(model)  # tables were computed from other numbers
 
     def keeps_tables(self) -> bool:
-        """Whether something that was made of the weights stays with the model after a run."""
+        """Whether the model keeps something computed from the weights after a run."""
         return any(True for module in self.model.modules() for _ in cached_tensors(module))
 
     def use(self, load: Load) -> None:
-        """Go over to other weights: what a function makes of each."""
+        """Use other weights: the result of a function for each."""
         self._load = load
         if self.precision != "parts":
             for name, tensor in self.model.named_parameters():
@@ -105,7 +105,7 @@ class Twin:
 
 
 class Noise:
-    """Noise for every weight that stays, so that no zero or one hides what it does."""
+    """Noise for every kept weight, so that no zero or one hides an error."""
 
     def __init__(self, model: nn.Module, cuts: Sequence[Cut]) -> None:
         self.cuts = by_tensor(cuts)
@@ -123,7 +123,7 @@ class Noise:
         if name not in self.parameters:
             return tensor
         for rows, noise in self._rows(name):
-            tensor[rows] += noise  # in parts: the noise of all of a large weight is a large weight
+            tensor[rows] += noise  # in parts: noise for all of a large weight would be as large
         for cut in self.cuts.get(name, ()):
             clear_(cut, tensor)
         path, _, leaf = name.rpartition(".")
@@ -133,7 +133,7 @@ class Noise:
         return tensor
 
     def add_cut(self, name: str, tensor: Tensor) -> Tensor:
-        """Add to a weight of a shrunk model what is left of the noise."""
+        """Add the kept part of the noise to a weight of a shrunk model."""
         if name not in self.parameters:
             return tensor
         parameter = self.parameters[name]
@@ -141,11 +141,11 @@ class Noise:
         return tensor.add_(cut_all(noise, self.cuts.get(name, [])))
 
     def _rows(self, name: str) -> Iterator[tuple[Any, Tensor]]:
-        """Yield the noise of a parameter, and the rows that it is for."""
+        """Yield the noise of a parameter, and its rows."""
         parameter = self.parameters[name]
         if name not in self._spreads:
             self._spreads[name] = float(parameter.std()) if parameter.numel() > 1 else 0.0
-        table = self._table * (0.35 * self._spreads[name] or 0.35)  # a tenth of the spread
+        table = self._table * (0.35 * self._spreads[name] or 0.35)  # a tenth of the deviation
         start = zlib.crc32(name.encode())
         for first in range(0, len(parameter) if parameter.dim() else 1, _ROWS):
             rows = slice(first, first + _ROWS) if parameter.dim() else ()
@@ -156,7 +156,7 @@ class Noise:
 
 
 def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]:
-    """Return what a model answers, and if ``count`` is 2 again without torch's fused kernels."""
+    """Return the outputs of a model, and if ``count`` is 2 again without torch's fused kernels."""
     found = []
     for context in (nullcontext(), quiet())[:count]:
         args, kwargs = fresh(inputs)
@@ -166,14 +166,14 @@ def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]
 
 
 def _has_fast_path(model: nn.Module) -> bool:
-    """Whether torch may run parts of a model by fused kernels in evaluation."""
+    """Whether torch may run parts of a model with fused kernels in evaluation."""
     return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
 
 
 def make_references(
     model: nn.Module, example_inputs: Any, has_casts: bool, noise: Load | None = None
 ) -> list[Reference]:
-    """Run the masked model, in double precision if it can, and again with noise if there is some."""
+    """Run the masked model, in double precision if possible, and again with noise if there is some."""
     given = as_inputs(example_inputs)
     precisions: tuple[Precision, ...] = ("double",) if has_tables(model) else ("parts", "double")
     for precision in precisions:
@@ -184,7 +184,7 @@ def make_references(
             raise
         except Exception as error:
             log.debug("speedup: %s precision: %s", precision, error)
-    return _references(model, given, "own", 1e-5, noise)  # which it insists on
+    return _references(model, given, "own", 1e-5, noise)  # which it requires
 
 
 def _references(
@@ -216,7 +216,7 @@ def _run(model: nn.Module, inputs: Inputs, precision: Precision, tolerance: floa
     answers = _answers(model, inputs, 2 if _has_fast_path(model) else 1)
     if not any(x.is_floating_point() and x.isfinite().any() for x in answers[0]):
         raise UnsupportedModelError(
-            f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
+            f"{type(model).__name__} returns no finite number for the example inputs, so nothing can be "
             "checked; pass realistic inputs."
         )
     return Reference(inputs, answers, precision, tolerance)
@@ -239,7 +239,7 @@ def _double(x: Any) -> Any:
 
 
 def _varied(inputs: Inputs) -> Inputs:
-    """Return inputs with other numbers where they are floating point, for inputs that show little."""
+    """Return inputs with other floating-point numbers, in case the given ones reveal little."""
     generator = torch.Generator().manual_seed(_SEED)
 
     def vary(x: Any) -> Any:
