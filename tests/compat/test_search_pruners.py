@@ -164,7 +164,7 @@ def test_the_trials_are_as_many_as_the_temperatures_say():
         (lambda: first("NetAdaptPruner")(net(), RULES, evaluator=None), "evaluator is missing"),
         (
             lambda: first("SimulatedAnnealingPruner")(net(), RULES, len, base_algo="taylor"),
-            "received 'taylor' .*expected one that looks at nothing but weights: level",
+            "received 'taylor' .*expected one that uses only weights: level",
         ),
         (
             lambda: first("SimulatedAnnealingPruner")(net(), RULES, len, optimize_mode="max"),

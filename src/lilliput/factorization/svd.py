@@ -1,12 +1,12 @@
-"""SVDFactorizer: replace a layer by two smaller ones whose product is the best of its rank.
+"""SVDFactorizer: replace a layer by two smaller ones whose product is its best low-rank approximation.
 
 A ``Linear`` of ``n`` inputs and ``m`` outputs becomes one from ``n`` to ``r`` and one from ``r`` to ``m``; a
-convolution becomes one with ``r`` outputs and a 1×1 convolution. By the singular value decomposition no
+convolution becomes one with ``r`` outputs and a 1×1 convolution. With the singular value decomposition, no
 matrix of rank ``r`` is closer to the weight (Eckart & Young, 1936). Denil et al., "Predicting parameters in
 deep learning", 2013; Denton et al., "Exploiting linear structure within convolutional networks", 2014.
 
-The result is an ordinary model: smaller and faster at once, ready to be trained, pruned, quantized or
-exported. Nothing is left to strip.
+The result is an ordinary model, immediately smaller and faster, ready to be trained, pruned, quantized or
+exported. There is nothing to strip.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
@@ -42,11 +42,11 @@ from lilliput.registry import register_factorizer
 
 log = logging.getLogger("lilliput")
 
-_CLOSE = 1e-4  # of the largest weight: how far the product may be from the truncated weight
+_CLOSE = 1e-4  # of the largest weight: tolerance between the product and the truncated weight
 
 
 class SVDRule(Rule):
-    """How large a rank to keep: as a number, or by what it costs or keeps."""
+    """The rank to keep: as a number, or by the share of weights or energy."""
 
     rank: Count | None = Field(None, description="Outputs of the first of the two layers.")
     energy: Fraction | None = Field(
@@ -68,16 +68,16 @@ class SVDRule(Rule):
 
 @dataclass(frozen=True)
 class Factorization:
-    """What became of each layer; ``print`` it.
+    """The result for each layer; ``print`` shows it.
 
     Attributes
     ----------
     ranks : dict
         The rank of each layer that was replaced.
     energies : dict
-        The share of its squared weights that this keeps.
+        The share of its squared weights that is kept.
     left : dict
-        Layers that stay as they are, and why.
+        Layers that were not replaced, and why.
     receipt : Receipt
         Parameters and bytes before and after.
     """
@@ -88,14 +88,14 @@ class Factorization:
     receipt: Any = None
 
     def config_list(self) -> list[dict[str, Any]]:
-        """Return rules that give a new model of the original class the same layers.
+        """Return rules that create the same layers in a new model of the original class.
 
         Compress a new model with them, and load the state dict of the factorized one into it.
         """
         return [{"op_names": [name], "rank": rank} for name, rank in self.ranks.items()]
 
     def why_left(self) -> str:
-        """Return why layers stay as they are, in one line."""
+        """Return why layers were not replaced, in one line."""
         return "; ".join(f"{name}: {why}" for name, why in self.left.items())
 
     def __str__(self) -> str:
@@ -113,17 +113,18 @@ class Factorization:
 class SVDFactorizer(Compressor):
     """Replace each layer with two smaller ones, by singular value decomposition.
 
-    A layer stays as it is, and ``result.left`` says why, where two layers would not have fewer weights, or
-    cannot take its place: grouped convolutions, tied weights, subclasses of these layers. Make the
-    optimizer afterwards: the parameters are new ones. ``strip()`` has nothing to do, and there is no
-    ``state()``; ``result.config_list()`` makes the same layers in a new model, for a state dict to be loaded.
+    A layer is not replaced, with the reason in ``result.left``, if two layers would not have fewer
+    weights, or cannot replace it: grouped convolutions, tied weights, subclasses of these layers.
+    Create the optimizer afterwards, because the parameters are new. ``strip()`` has nothing to do, and
+    there is no ``state()``; ``result.config_list()`` creates the same layers in a new model, for
+    loading a state dict.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model; its layers are replaced in place.
     config_list : list of dict, or path of a YAML or JSON file
-        Rules select ``Linear``, ``Conv1d``, ``Conv2d`` and ``Conv3d``, and hold one of ``rank``, ``energy``
+        Rules select ``Linear``, ``Conv1d``, ``Conv2d`` and ``Conv3d``, and have one of ``rank``, ``energy``
         and ``parameters``.
 
     Attributes
@@ -165,13 +166,13 @@ class SVDFactorizer(Compressor):
         return self.bound_model
 
     def strip(self) -> Any:
-        """Return the model, which is a plain one already."""
+        """Return the model, which is already a plain one."""
         return self.bound_model
 
     def state(self) -> Any:
-        """Refuse: there is nothing but the model, whose state dict is what to save."""
+        """Raise: there is no state besides the model, whose state dict is what to save."""
         raise StageError(
-            "SVDFactorizer has no state beside the model: save its state dict, and load it into a new model "
+            "SVDFactorizer has no state besides the model: save its state dict, and load it into a new model "
             "that was compressed with result.config_list()."
         )
 
@@ -180,7 +181,7 @@ class SVDFactorizer(Compressor):
         return self._backend.factoring()
 
     def _bind(self) -> None:
-        """Check the config against the model; there are no wrappers to make."""
+        """Match the config with the model; there are no wrappers to create."""
         self._backend = backend_of(self.bound_model)
         self._selection = select_layers(self, self._backend)
 
@@ -193,8 +194,8 @@ class SVDFactorizer(Compressor):
         ]
 
     def _factorize(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return the pairs of layers to put in, and what there is to say of them."""
-        from lilliput.ops.low_rank import Decomposition  # here: importing Lilliput is to be quick
+        """Return the pairs of layers to insert, and the results for them."""
+        from lilliput.ops.low_rank import Decomposition  # here to keep imports fast
 
         pairs, ranks, energies, left = [], {}, {}, {}
         for layer in self.selection.chosen:
@@ -223,7 +224,7 @@ class SVDFactorizer(Compressor):
         return array.reshape(len(array), -1)
 
     def _verify(self, layer: LayerInfo, truncated: Any, first: Any, second: Any) -> None:
-        """Raise unless the two layers multiply to the truncated weight."""
+        """Raise unless the product of the two layers is the truncated weight."""
         matrices = []
         for made in (first, second):
             array = namespace(made.weight).to_numpy(made.weight)
@@ -243,7 +244,7 @@ def _figures(name: str, counts: tuple[int, int]) -> Figures:
 
 
 def _rank(parts: Any, config: dict[str, Any]) -> int:
-    """Return the rank that a rule asks for."""
+    """Return the rank that a rule requests."""
     if config.get("rank") is not None:
         return min(int(config["rank"]), int(parts.full))
     if config.get("energy") is not None:
