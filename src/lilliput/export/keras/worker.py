@@ -1,4 +1,4 @@
-"""The process in which models of Keras on JAX and torch are exported; see :mod:`transfer`."""
+"""The process that exports models of Keras on JAX and torch; see :mod:`transfer`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRITERS = {"litert": write_litert, "onnx": write_onnx}
 
 
 class HeldMasks(Pruner):
-    """Prune by masks that are known beforehand."""
+    """Prune by given masks."""
 
     def __init__(self, model: Any, masks: dict[str, Array]) -> None:
         self.masks = masks
@@ -36,7 +36,7 @@ class HeldMasks(Pruner):
 
 
 def main(folder: Path) -> None:
-    """Do the job in a folder, and leave the result there."""
+    """Do the job in a folder, and write the result there."""
     try:
         report = _work(folder)
     except LilliputError as error:
