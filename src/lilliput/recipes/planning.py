@@ -186,8 +186,8 @@ def _copy_to_factorize(session: Session) -> Any:
             [
                 Problem(
                     "factorize",
-                    "the run that it starts from has pruners or quantizers attached; expected a model without "
-                    "any. Factorize before them, or cut the pruned channels out by a speedup step.",
+                    "the run that it starts from has pruners or quantizers attached; expected a model "
+                    "without any. Factorize before them, or cut the pruned channels out by a speedup step.",
                 )
             ]
         )
