@@ -4,11 +4,11 @@
 
 Sensitivities, calibration and exchanges use inputs that are not in the test. Nothing is trained.
 
-- ``bits``: EfficientNet-Lite0 on photographs, weights of 4 or 8 bits, 5 on average; how often the class
-is   that of the float network. For comparison, the same average chosen in other ways: at random, by the
-noise of   each weight alone, and by other tools, if ``search_peers.py`` has stored their choices. -
-``scores``: the sensitivities of all layers and choices, compared with trying them one at a time: CPU
-time, and   rank correlation with the actual change of the outputs; on Lite0 and on all-MiniLM-L6-v2.
+- ``bits``: EfficientNet-Lite0 on photographs, weights of 4 or 8 bits, 5 on average; how often the class is
+  that of the float network. For comparison, the same average chosen in other ways: at random, by the noise
+  of each weight alone, and by other tools, if ``search_peers.py`` has stored their choices.
+- ``scores``: the sensitivities of all layers and choices, compared with trying them one at a time: CPU
+  time, and rank correlation with the actual change of the outputs; on Lite0 and on all-MiniLM-L6-v2.
 """
 
 from __future__ import annotations
