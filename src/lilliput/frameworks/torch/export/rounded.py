@@ -18,7 +18,7 @@ class RoundedWeights:
         self._held: dict[Key, tuple[Tensor, int, tuple[Tensor, ...]]] = {}
 
     def __call__(self, wrapper: Any, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return a weight rounded by its quantizer; a weight that a pruner or torch computes is not cached."""
+        """Return a weight rounded by its quantizer; weights computed by a pruner or torch are not cached."""
         (raw,) = tensors
         key = key_of(wrapper, QuantType.WEIGHT)
         version = -1 if raw.is_inference() else raw._version
