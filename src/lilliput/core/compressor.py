@@ -67,9 +67,7 @@ class Compressor:
     default_types: ClassVar[frozenset[str] | None] = None  # None: the backend's own list
     backends: ClassVar[tuple[str, ...]] = ("torch", "keras")
     tracked: ClassVar[tuple[str, ...]] = ()  # attributes that are part of the saved state
-    _first_epoch: ClassVar[int] = (
-        1  # of a recipe; 0: masks come to weights that were trained before
-    )
+    _first_epoch: ClassVar[int] = 1  # of a recipe; 0 if training precedes the first masks
     paper: ClassVar[str] = ""  # origin of the algorithm, for ``lilliput list``
     adapts: ClassVar[type | None] = None  # the algorithm that this class provides in an older form
     _strict_names: ClassVar[bool] = True  # False: only log a name that matches no layer

@@ -278,7 +278,7 @@ class BaseDistiller(Projecting):
         try:
             if self.example_inputs is not None:
                 self._probe()
-            self._adopt_projections()  # of a state loaded before
+            self._train_projections()  # of a state loaded before
         except BaseException:
             self._detach_all()
             raise
@@ -316,4 +316,4 @@ class BaseDistiller(Projecting):
                 "the state was saved with another teacher. The teacher is the model before compression: "
                 "create the distiller with the original weights, and load the trained ones afterwards."
             )
-        self._adopt_projections()
+        self._train_projections()

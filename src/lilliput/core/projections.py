@@ -64,13 +64,13 @@ class Projecting(Compressor):
         add_up = functools.partial(self._backend.reduce, how="sum")
         fitted = Projection.fit(xp.detach(student), teacher, axis, add_up)
         wrapper.set_attribute("projection", self._backend.learned(fitted, like=student))
-        self._adopt_projections()
+        self._train_projections()
         found = self._projection_of(wrapper)
         if found is None:
             raise StageError(f"layer {wrapper.name!r}: its projection could not be created.")
         return found
 
-    def _adopt_projections(self) -> None:
+    def _train_projections(self) -> None:
         """Add new projections to the optimizer, in the same way in all processes."""
         if not self.is_wrapped:
             return

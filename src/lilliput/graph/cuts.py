@@ -111,7 +111,7 @@ def balance(analysis: Analysis, removed: Flags) -> Flags:
                     changed = True
                     break
     for stage in analysis.stages:
-        removed = stage.settle(removed)
+        removed = stage.fit_width(removed)
     return removed
 
 

@@ -165,7 +165,7 @@ class Stage:
         """Whether there is a smaller width at all."""
         return any(self.kept(step) is not None for step in range(self.size - 1, 0, -1))
 
-    def settle(self, removed: Flags) -> Flags:
+    def fit_width(self, removed: Flags) -> Flags:
         """Undo removals until the number of kept channels fits a width exactly."""
         _, counts = self._fit(self._alive(removed))
         removed = removed.copy()
@@ -194,7 +194,7 @@ class Stage:
         step, counts = self._fit(alive)
         slots = self.route.follow(Fraction(step, self.size))
         if slots is None or not np.array_equal(counts, alive):
-            raise ValueError("the removal was not settled")
+            raise ValueError("the removal does not fit a width; call fit_width() first")
         families, class_of = slots.families(), np.zeros(slots.labels.count, np.int64)
         for row, code in enumerate(self._codes):
             roots = self.roots[self.rows == row]

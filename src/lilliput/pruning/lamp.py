@@ -8,7 +8,7 @@ energy relative to that of all weights of its layer that are at least as large::
 Among equal weights, the first counts as the largest. Within a layer this is the order of magnitude;
 between layers, the score measures how much a weight contributes to the output of its layer, independent
 of the layer's scale. The largest weight of each layer has a score of 1, so no layer loses everything as
-long as at least one weight per layer remains.
+long as at least as many weights remain as there are layers.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(20, 10), torch.nn.ReLU(), torch.nn.Linear(10, 2))

@@ -37,7 +37,7 @@ class LevelPruner(OneShotPruner):
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``sparsity`` (per layer), or
+        See :class:`~lilliput.core.compressor.Compressor`. Rules have ``sparsity`` (per layer), or
         ``total_sparsity`` with ``max_sparsity_per_layer`` (ranked over all the rule's layers).
     mode : {"normal", "balance"}
         ``"balance"``: every block of a weight loses the same number of its smallest entries:

@@ -1,6 +1,6 @@
 """Files of a sensitivity scan and a pruning run: CSV, JSON and safetensors, each written atomically.
 
-A checkpoint folder holds, for round n,
+A checkpoint folder contains, for round n,
 
 - ``sensitivity_before_round_n.json``: every metric measured so far, written immediately;
 - ``sensitivity_before_round_n.csv``: the finished scan, in NNI's format;

@@ -94,7 +94,7 @@ class DoReFaRule(BitsRule):
     """Bits of weights and activations, and of gradients."""
 
     gradient_bits: Bits | None = Field(
-        None, description="Bits of the gradient of the layer's output; None leaves it as it is."
+        None, description="Bits of the gradient of the layer's output; None does not quantize it."
     )
 
 

@@ -107,9 +107,7 @@ def repair(
             f"config_list: the channels of {search.space.narrowed[0]} are removed together, but their rules "
             "have different sparsities; use one sparsity."
         )
-    search.limits[cost] = Limit(
-        cost, math.inf, False
-    )  # it is measured, and there is no limit to it
+    search.limits[cost] = Limit(cost, math.inf, False)  # measured without a limit
     place: Path = make_folder(folder)
     task = search.start(place)
     return search.finish(task, _find(task, cost, task.baseline - drop), place)

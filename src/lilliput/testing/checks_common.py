@@ -55,7 +55,7 @@ def check_bad_config(subject: Subject) -> None:
         "an unknown layer type": subject.rules(op_types=["Conv9d"]),
         "an unknown layer name": subject.rules(op_names=["no.such.layer"]),
         "an empty list": [],
-        "a rule that is no dict": [5],
+        "a rule that is not a dict": [5],
     }
     if subject.cls.validate_config is Compressor.validate_config:
         bad["an unknown key"] = subject.rules(no_such_key=1)

@@ -34,7 +34,7 @@ from lilliput.frameworks.keras.functions import retrace
 from lilliput.frameworks.keras.grad import with_gradient
 from lilliput.frameworks.keras.graph import function_of
 from lilliput.frameworks.keras.learned import Parameter
-from lilliput.frameworks.keras.learning import Adopted, reconcile
+from lilliput.frameworks.keras.learning import AddedVariables, reconcile
 from lilliput.frameworks.keras.masks import (
     apply_masks,
     check_quantizers,
@@ -109,7 +109,7 @@ class KerasBackend(Backend):
                 )
             if getattr(owner.module, "lora_enabled", False):
                 raise UnsupportedModelError(
-                    f"layer {layer.name!r} has LoRA weights beside its own; save and load the model, "
+                    f"layer {layer.name!r} has LoRA weights besides its own; save and load the model, "
                     "which merges them, before compressing."
                 )
             if kind == "quantizer" and owner.module.compute_dtype == "float64":
@@ -234,7 +234,7 @@ class KerasBackend(Backend):
         """Add the wrappers' learned variables to the optimizer; see :mod:`learning`."""
         if not any(wrapper.learned() for wrapper in wrappers):
             return []
-        added = Adopted(optimizer, wrappers[0].compressor.bound_model)
+        added = AddedVariables(optimizer, wrappers[0].compressor.bound_model)
         for wrapper in wrappers:
             wrapper.put_slots()
         return [added]

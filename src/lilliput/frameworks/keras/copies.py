@@ -51,9 +51,7 @@ def copy_operation(
     is_layer = isinstance(old, keras.Layer)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # a config is made for no file, so a lambda does no harm
+            warnings.simplefilter("ignore")  # a lambda is harmless if no file is written
             config = edit(old.get_config())
         if dtype is not None and is_layer and "float" in str(old.compute_dtype):
             config["dtype"] = dtype

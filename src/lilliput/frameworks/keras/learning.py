@@ -31,7 +31,7 @@ def parts_of(optimizer: Any) -> Iterator[Any]:
             yield from parts_of(part)
 
 
-class Adopted:
+class AddedVariables:
     """An optimizer that trains the learned variables of a model, until this is removed."""
 
     def __init__(self, optimizer: Any, model: Any) -> None:

@@ -214,9 +214,7 @@ class PrunerModuleWrapper(ModuleWrapper):
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         super().__init__(layer, compressor)
         self.roles = ("weight", "bias")
-        self._shows_gradient = (
-            False  # of pruned entries, too; so in a step that an algorithm looks at
-        )
+        self._shows_gradient = False  # also of pruned entries, if an algorithm reads it
         self.register_buffer("weight_mask", torch.ones_like(self.weight.detach()))
         self.register_buffer("bias_mask", None)
         self._fix()

@@ -42,7 +42,7 @@ class MovementForm(SecondStackPruner):
     def follow_targets(self, targets: Sequence[Target | None]) -> None:
         """Raise for targets that require a ranking."""
         raise ConfigError(
-            "MovementPruner: rules hold 'sparse_ratio' or 'sparse_threshold' for the weights of each layer; "
+            "MovementPruner: rules have 'sparse_ratio' or 'sparse_threshold' for the weights of each layer; "
             "groups, other targets and granularities are not available."
         )
 

@@ -70,7 +70,7 @@ def finish(captured: Captured) -> None:
     _quantize_earlier(graph)
     _carry_integers(graph)
     _give_room(captured)
-    _settle_weights(captured)
+    _resolve_weights(captured)
     _one_reader_each(graph)
     graph.eliminate_dead_code()
     captured.module.recompile()
@@ -243,7 +243,7 @@ def _give_room(captured: Captured) -> None:
             _set_weight(captured, weight, coarser, wanted, axis)
 
 
-def _settle_weights(captured: Captured) -> None:
+def _resolve_weights(captured: Captured) -> None:
     """Keep integer weights where a layer computes with them; elsewhere they become float constants.
 
     XNNPACK's partitioner accepts an integer Linear without an integer output, but computes garbage.
