@@ -14,7 +14,7 @@ Zeros = Callable[[Slice], Flags | None]
 
 
 def find_dead(groups: ChannelGroups, zeros: Zeros, only_outputs: bool = False) -> dict[str, Flags]:
-    """Return, per group, the units whose slices are all zero, or only those that produce them."""
+    """Return, per group, the units whose slices (or, with ``only_outputs``, output slices) are all zero."""
     return {group.name: _dead_units(group, zeros, only_outputs) for group in groups.groups}
 
 

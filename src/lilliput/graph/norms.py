@@ -37,7 +37,7 @@ def find_norms(analysis: Analysis) -> list[Norm]:
 
 
 def find_norm(analysis: Analysis, statistic: Statistic) -> Norm | None:
-    """Return the module that computes a statistic, or None if it has several inputs or outputs."""
+    """Return the module that computes a statistic, or None if it is not a simple one."""
     if not statistic.op.scopes:
         return None
     key, path = statistic.op.scopes[-1]
