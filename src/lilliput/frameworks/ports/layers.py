@@ -108,7 +108,7 @@ class Masks(ABC):
 
     @abstractmethod
     def apply_masks(self, wrappers: Sequence[Any], optimizer: Any = None) -> None:
-        """Set pruned weights and their optimizer state to zero, in place."""
+        """Set pruned weights to zero and reset their optimizer state, in place."""
 
     @abstractmethod
     def harden(self, wrappers: Sequence[Any], optimizer: Any = None) -> None:
@@ -116,7 +116,7 @@ class Masks(ABC):
 
     @abstractmethod
     def hold_masks(self, wrappers: Sequence[Any]) -> None:
-        """Reset pruned weights that an optimizer step has moved to zero, in place."""
+        """Set pruned weights back to zero after an optimizer step has moved them, in place."""
 
     @abstractmethod
     def write_zeros(self, wrappers: Sequence[Any]) -> None:

@@ -394,7 +394,7 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def apply_masks(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
-        """Set pruned weights and their optimizer state to zero, in place."""
+        """Set pruned weights to zero and reset their optimizer state, in place."""
         for parameter, mask in _masked_parameters(wrappers):
             zero_(parameter, mask)
             if optimizer is not None:
@@ -568,7 +568,7 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Reset pruned weights that an optimizer step has moved to zero, in place."""
+        """Set pruned weights back to zero after an optimizer step has moved them, in place."""
         hold_(list(_masked_parameters(wrappers)))
 
     def narrow_to_masks(self, pruner: Any) -> None:
