@@ -149,8 +149,10 @@ def decode_cifar10(archive: Path, target: Path) -> None:
 
 def read_png(picture: IO[bytes] | Path) -> np.ndarray:
     """Read images of 32×32 pixels from a picture with one of them in each row."""
-    from PIL import Image
-
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise SystemExit("pictures are read by Pillow: pip install '.[bench]'") from None
     with Image.open(picture) as opened:
         rows = np.asarray(opened.convert("RGB"))
     return rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)

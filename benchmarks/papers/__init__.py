@@ -19,4 +19,7 @@ PAPERS = (
     "lottery2019",
     "rigl2020",
     "movement2020",
+    "st3_2023",
+    "filters2017",
+    "chita2023",
 )

@@ -20,7 +20,7 @@ from torch import nn, optim
 from lilliput.torch import LevelPruner, LSQQuantizer, load, save
 from papers import han2015
 from papers.harness import Budget, Paper, Row, Task, sparse_figures
-from papers.lenets import NETWORKS
+from papers.networks import NETWORKS
 
 BIAS_BITS = 6
 KEPT = han2015.papers_shares("lenet-300-100")

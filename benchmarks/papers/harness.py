@@ -31,7 +31,8 @@ from torch.nn import functional as F
 
 from lilliput.torch import Distiller
 from papers.datasets import DataSet
-from papers.lenets import NETWORKS
+from papers.networks import NETWORKS, ONE_DENSE
+from papers.training import augmentation, new_optimizer, normalised, precision
 
 CONTROL = "control"  # among the names of rows
 TICKS = 4  # calls of a pruner's schedule in an epoch
@@ -73,6 +74,8 @@ class Row:
         By how much the error may exceed that of the control.
     limits : dict
         Figures that must not be exceeded, such as ``bytes``.
+    bar : callable, optional
+        Given the mean errors of all rows and of ``dense``; returns a bar in words and whether it is met.
     note : str
         What was tried, and what limits it.
     """
@@ -82,6 +85,7 @@ class Row:
     most: float | None = None
     above_control: float | None = None
     limits: dict[str, float] = field(default_factory=dict)
+    bar: Callable[[dict[str, float]], tuple[str, bool]] | None = None
     note: str = ""
 
 
@@ -114,16 +118,21 @@ class Task:
     is_valid: bool = False
 
     def dense(self) -> nn.Module:
-        """Return the trained network of this seed."""
+        """Return the trained network of this seed, or of all seeds."""
+        if self.network in ONE_DENSE and self.seed:
+            return replace(self, seed=0).dense()
         budget = self.budget
 
         def make() -> nn.Module:
             model = NETWORKS[self.network]()
-            optimizer = torch.optim.Adam(model.parameters(), budget.dense_rate, fused=True)
-            self.train(model, optimizer, budget.dense_epochs)
+            self.train(model, self.optimizer(model, budget.dense_rate), budget.dense_epochs)
             return model
 
         return self.kept("dense", [budget.dense_epochs, budget.dense_rate, budget.batch], make)[0]
+
+    def optimizer(self, model: nn.Module, rate: float) -> torch.optim.Optimizer:
+        """Return the optimizer that this data set's networks are trained with."""
+        return new_optimizer(model, self.data, rate)
 
     def kept(
         self, what: str, settings: Any, make: Callable[[], nn.Module]
@@ -135,7 +144,7 @@ class Task:
         if not path.is_file():
             torch.manual_seed(self.seed)
             start = time.process_time()
-            state = make().state_dict()
+            state = {name: x.contiguous() for name, x in make().state_dict().items()}
             seconds = torch.tensor(time.process_time() - start)
             path.parent.mkdir(exist_ok=True)
             unfinished = path.with_suffix(".partial")
@@ -154,13 +163,14 @@ class Task:
         epochs: int,
         loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
         on_tick: Callable[[int], None] | None = None,
-        teacher: Answers | None = None,
+        teacher: nn.Module | None = None,
     ) -> None:
         """Train, with the learning rate on a cosine down to 0."""
         images, labels = self.train_set
         generator = torch.Generator().manual_seed(self.seed)
         steps = len(labels) // self.budget.batch
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
+        forward_precision, augment = precision(model), augmentation(self.data)
         model.train()
         for epoch in range(epochs):
             order = torch.randperm(len(labels), generator=generator)
@@ -170,10 +180,13 @@ class Task:
                 tick, is_old = divmod(step * TICKS, steps)
                 if on_tick is not None and is_old < TICKS:  # the first step of a tick
                     on_tick(epoch * TICKS + tick)
-                if teacher is not None:
+                if isinstance(teacher, Answers):
                     teacher.rows = rows
+                batch = images[rows] if augment is None else augment(images[rows])
                 optimizer.zero_grad()
-                loss(model(images[rows]), labels[rows]).backward()
+                with forward_precision:
+                    error = loss(model(batch), labels[rows])
+                error.backward()
                 optimizer.step()
                 scheduler.step()
 
@@ -189,17 +202,19 @@ class Task:
         What the labels and the teacher count in the loss is the budget's, if ``says`` is not given.
         """
         of_labels, of_teacher = says or (self.budget.labels, 1.0)
-        teacher = Answers(self.dense(), self.train_set[0])
+        is_fixed = augmentation(self.data) is None
+        teacher = Answers(self.dense(), self.train_set[0]) if is_fixed else self.dense()
         student = self.dense() if model is None else model
-        optimizer = torch.optim.Adam(student.parameters(), self.budget.rate, fused=True)
+        optimizer = self.optimizer(student, self.budget.rate)
         rules = [{"temperature": self.budget.temperature}]
         distiller = Distiller(student, rules, optimizer, teacher=teacher)
-        student = distiller.compress()
+        if of_teacher:
+            student = distiller.compress()
         compressor = attach(student, optimizer) if attach is not None else None
 
         def loss(logits: Tensor, labels: Tensor) -> Tensor:
             total: Tensor = of_labels * F.cross_entropy(logits, labels)
-            return total + of_teacher * distiller.loss()
+            return total + of_teacher * distiller.loss() if of_teacher else total
 
         tick = getattr(compressor, "update_epoch", None)
         torch.manual_seed(self.seed)
@@ -289,7 +304,7 @@ class Paper:
         if not is_valid:
             both = zip(data.train, data.valid, strict=True)
             train, test = tuple(np.concatenate(x) for x in both), data.test  # type: ignore[assignment]
-        sets = [normalised(*part) for part in (train, test)]
+        sets = [normalised(*part, self.data) for part in (train, test)]
         return Task(self.network, self.data, self.budget, seed, *sets, is_valid)
 
     def run_seed(self, task: Task, record: Record, names: list[str]) -> Record:
@@ -324,9 +339,3 @@ class Paper:
             if not task.is_valid:
                 write_json(self.path, record, read_json(self.path))
         return record
-
-
-def normalised(images: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return float images of mean 0 and deviation 1 over MNIST, and labels."""
-    pixels = torch.from_numpy(images).float().div_(255)
-    return pixels.sub_(0.1307).div_(0.3081), torch.from_numpy(labels)

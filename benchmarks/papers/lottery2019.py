@@ -18,7 +18,7 @@ from torch import nn
 
 from lilliput.torch import LevelPruner, LotteryTicketPruner
 from papers.harness import TICKS, Budget, Paper, Row, Task, sparse_figures
-from papers.lenets import lenet_300_100
+from papers.networks import lenet_300_100
 
 EPOCHS = 2  # of each round
 

@@ -30,8 +30,9 @@ The protocol is the same for every row:
 - Figures are the mean over seeds ± the standard deviation of a single seed. The rate counts weights without
   biases, as the papers do. With 10,000 test images, one seed has a standard error of about 0.13 point at an
   error of 1.6 %.
-- Training after the dense stage distils from the dense network; papers before 2018 did not do this. No data
-  augmentation is used.
+- Training after the dense stage distils from the dense network unless a row says otherwise; papers before
+  2018 did not do this. Images of CIFAR-10 are shifted and mirrored in training; those of MNIST are not
+  augmented. Convolutional networks train in bfloat16; all errors are measured in float32.
 """
 MISSING = "Not measured yet; the script is available."
 
@@ -73,7 +74,9 @@ def cost(paper: Paper, record: Record) -> str:
         sum(found[seed]["cpu_seconds"] for found in record["rows"].values() if seed in found)
         for seed in record["dense"]
     ]
+    network, data = record["settings"]["network"], record["settings"]["data"]
+    optimizer = "SGD with augmentation" if data == "cifar-10" else "Adam"
     return (
-        f"{record['settings']['network']} on {record['settings']['data']}; {epochs}{after}, Adam, batches of "
-        f"{first['batch']}. The rows of a seed took {max(seconds):,.0f} CPU seconds."
+        f"{network} on {data}; {epochs}{after}, {optimizer}, batches of {first['batch']}. The rows "
+        f"of a seed took {max(seconds):,.0f} CPU seconds."
     )

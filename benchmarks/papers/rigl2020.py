@@ -16,7 +16,7 @@ import torch
 
 from lilliput.torch import RandomPruner, RigLPruner
 from papers.harness import Budget, Paper, Row, Task, sparse_figures
-from papers.lenets import lenet_300_100
+from papers.networks import lenet_300_100
 
 RULES = [{"op_names": ["1"], "sparsity": 0.99}, {"op_names": ["3"], "sparsity": 0.89}]
 

@@ -23,9 +23,9 @@ def spread(seeds: Record) -> str:
     return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f} %"
 
 
-def verdict(row: Row, seeds: Record, control: Record, wanted: int) -> str:
+def verdict(row: Row, seeds: Record, record: Record, wanted: int) -> str:
     """Return the bar of a row and whether it is met, and by how many seeds; nothing without a bar."""
-    error = mean_of(seeds)
+    error, control = mean_of(seeds), record["control"]
     checks = [
         (f"{key} ≤ {limit:,}", mean_of(seeds, key) <= limit) for key, limit in row.limits.items()
     ]
@@ -38,6 +38,9 @@ def verdict(row: Row, seeds: Record, control: Record, wanted: int) -> str:
         far = mean_of(seeds) - statistics.fmean(control[seed]["error"] for seed in seeds)
         text = f"≤ control + {row.above_control:.2f} ({far:+.2f})"
         checks.insert(0, (text, far <= row.above_control))
+    if row.bar is not None:
+        measured = record["rows"] | {"dense": record["dense"]}
+        checks.append(row.bar({name: mean_of(found) for name, found in measured.items() if found}))
     if not checks:
         return ""
     result = "met" if all(met for _, met in checks) else "**missed**"
@@ -64,5 +67,5 @@ def table(paper: Paper, record: Record) -> Iterator[str]:
         rate = f"{mean_of(seeds, 'rate'):.1f} ×" if "rate" in first else ""
         size = f"{mean_of(seeds, 'bytes'):,.0f}" if "bytes" in first else ""
         cells = [name, shown(row.paper), f"**{spread(seeds)}**", str(len(seeds)), rate, size]
-        cells += [spread(dense), spread(control), verdict(row, seeds, control, paper.seeds)]
+        cells += [spread(dense), spread(control), verdict(row, seeds, record, paper.seeds)]
         yield f"| {' | '.join(cells)} |"

@@ -14,7 +14,7 @@ import torch
 from lilliput.torch import AGPPruner
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from papers import PAPERS, datasets, harness, tables
+from papers import PAPERS, datasets, harness, tables, training
 from papers.harness import Budget, Paper, Row
 
 rng = np.random.default_rng(0)
@@ -206,6 +206,15 @@ def test_every_tick_of_a_schedule_comes_once_in_order(data):
     assert seen == list(range(3 * harness.TICKS))
 
 
+def photos():
+    """Return random images of CIFAR-10's shape, as many as a batch of example inputs has."""
+    parts = [
+        (rng.integers(0, 256, (count, 3, 32, 32), np.uint8), rng.integers(0, 10, count))
+        for count in (90, 10, 20)
+    ]
+    return datasets.DataSet(*parts)
+
+
 def shrunk(budget):
     if budget is None:
         return None
@@ -221,10 +230,15 @@ def test_every_row_of_every_paper_runs_and_is_shown(name, data, monkeypatch):
         monkeypatch.setattr(script, "load", lambda _: data)
     known = script.PAPER
     one = replace(known, budget=shrunk(known.budget))
-    record = one.run_seed(one.task(data, 0, False), {}, one.names)
+    images = photos() if one.data == "cifar-10" else data
+    record = one.run_seed(one.task(images, 0, False), {}, one.names)
     assert all(0 <= found["0"]["error"] <= 100 for found in record["rows"].values())
     lines = list(tables.table(one, record))
     assert len(lines) == 2 + len(one.rows)
+
+
+def recorded(control, **rows):
+    return {"control": control, "dense": {"0": {"error": 1.0}}, "rows": rows}
 
 
 @pytest.mark.parametrize(
@@ -241,17 +255,57 @@ def test_every_row_of_every_paper_runs_and_is_shown(name, data, monkeypatch):
 def test_a_bar_is_compared_with_the_mean_over_seeds(bars, expected):
     seeds = {"0": {"error": 1.4, "bytes": 100}, "1": {"error": 1.6, "bytes": 101}}
     control = {"0": {"error": 1.3}, "1": {"error": 1.3}, "2": {"error": 9.0}}
-    assert tables.verdict(Row(pruned, **bars), seeds, control, 2) == expected
+    assert tables.verdict(Row(pruned, **bars), seeds, recorded(control), 2) == expected
 
 
 def test_a_bar_above_a_control_that_was_not_measured_is_not_met():
     row = Row(pruned, above_control=0.1)
-    assert tables.verdict(row, {"0": {"error": 1.0}}, {}, 1) == "≤ control + 0.10: not measured"
+    assert (
+        tables.verdict(row, {"0": {"error": 1.0}}, recorded({}), 1)
+        == "≤ control + 0.10: not measured"
+    )
 
 
 def test_a_bar_met_by_fewer_seeds_than_wanted_says_so():
     seeds, control = {"0": {"error": 1.0}, "1": {"error": 5.0}}, {"0": {"error": 1.0}}
     row = Row(pruned, above_control=0.1)
-    assert tables.verdict(row, seeds, control, 5).endswith(
+    assert tables.verdict(row, seeds, recorded(control), 5).endswith(
         "(+0.00): met so far, mean of 1 of 5 seeds"
     )
+
+
+@pytest.mark.parametrize(("other", "verdict"), [(3.0, "met"), (1.9, "**missed**")])
+def test_a_bar_may_compare_rows_with_each_other(other, verdict):
+    def bar(means):
+        return "≤ half of what the other loses", means["ours"] - 1.0 <= (means["other"] - 1.0) / 2
+
+    seeds = {"0": {"error": 1.5}}
+    record = recorded({}, ours=seeds, other={"0": {"error": other}})
+    found = tables.verdict(Row(pruned, bar=bar), seeds, record, 1)
+    assert found == f"≤ half of what the other loses: {verdict}"
+
+
+def test_augmented_images_are_shifted_or_mirrored_and_nothing_else():
+    torch.manual_seed(0)
+    image = torch.arange(3 * 32 * 32.0).reshape(1, 3, 32, 32)
+    padded = np.pad(image[0].numpy(), ((0, 0), (4, 4), (4, 4)), mode="reflect")
+    windows = [padded[:, i : i + 32, j : j + 32] for i in range(9) for j in range(9)]
+    expected = {x.tobytes() for window in windows for x in (window, window[:, :, ::-1])}
+    found = {x.numpy().tobytes() for x in training.shift_and_flip(image.repeat(400, 1, 1, 1))}
+    assert found <= expected
+    assert len(found) > 100, "of 162"
+
+
+def test_convolutions_train_in_half_precision_with_weights_in_single():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten())
+    with training.precision(model):
+        assert model(torch.ones(1, 3, 8, 8)).dtype == torch.bfloat16
+    assert model[0].weight.dtype == torch.float32
+    with training.precision(torch.nn.Linear(3, 4)) as _:
+        assert torch.nn.Linear(3, 4)(torch.ones(1, 3)).dtype == torch.float32
+
+
+def test_seeds_of_resnet_20_share_the_dense_network(data):
+    one = replace(paper(), network="resnet-20", data="cifar-10", budget=shrunk(BUDGET))
+    states = [one.task(photos(), seed, False).dense().state_dict() for seed in (0, 1)]
+    torch.testing.assert_close(*states, rtol=0, atol=0)

@@ -1,7 +1,8 @@
-"""The two networks of the papers on MNIST."""
+"""The networks of the papers: two on MNIST, and ResNet-20 on CIFAR-10."""
 
 from __future__ import annotations
 
+from networks import resnet
 from torch import nn
 
 
@@ -26,4 +27,15 @@ def normed_mlp() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), *first, *second, nn.Linear(100, 10))
 
 
-NETWORKS = {"lenet-300-100": lenet_300_100, "lenet-5": lenet_5, "normed-mlp": normed_mlp}
+def resnet_20() -> nn.Sequential:
+    """Return He's ResNet of 20 layers for images of 32×32 pixels: 270,000 weights."""
+    return resnet((3, 3, 3), 1, width=16, classes=10, small=True)
+
+
+NETWORKS = {
+    "lenet-300-100": lenet_300_100,
+    "lenet-5": lenet_5,
+    "normed-mlp": normed_mlp,
+    "resnet-20": resnet_20,
+}
+ONE_DENSE = {"resnet-20"}  # trained once: seeds differ in what follows
