@@ -396,7 +396,7 @@ def test_a_bias_mask_for_a_layer_without_bias_is_refused():
         ),
         (
             lambda s: s.layers["0"]["values"].update(updated_epoch=-2),
-            "expected a whole number from -1",
+            "expected an integer from -1",
         ),
         (lambda s: s.layers["0"]["values"].update(updated_epoch=True), "expected a int"),
         (lambda s: s.layers["0"]["values"].update(evil=1), "0 → evil: unknown here"),

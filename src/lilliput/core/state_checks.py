@@ -101,7 +101,7 @@ def _fault_of_number(name: str, value: Any) -> str:
         return ""
     if least <= value <= _MOST:
         return ""
-    return f"received {shown(value)}, expected a whole number from {least} to 2**53"
+    return f"received {shown(value)}, expected an integer from {least} to 2**53"
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:

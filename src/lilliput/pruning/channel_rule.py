@@ -16,7 +16,7 @@ def _check_budget(value: Any) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         is_share, is_number = 0 < value < 1, 1 < value < _MOST and value == int(value)
         if not is_share and not is_number:
-            raise ValueError("expected a fraction in (0, 1), or a whole number from 2 to 2**53.")
+            raise ValueError("expected a fraction in (0, 1), or an integer from 2 to 2**53.")
     return value
 
 

@@ -68,8 +68,8 @@ class RigLRule(PatternRule):
             )
         if implied is not None and self.total_sparsity is not None:
             raise ValueError(
-                f"'granularity' {self.granularity!r} has a sparsity of {implied:g} in each layer; leave "
-                "'total_sparsity' out."
+                f"'granularity' {self.granularity!r} has a sparsity of {implied:g} in each layer; omit "
+                "'total_sparsity'."
             )
         return self
 

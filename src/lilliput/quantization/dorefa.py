@@ -187,7 +187,7 @@ class DoReFaQuantizer(Quantizer):
             if is_chosen and layer.is_bypassed and "gradient_bits" in layer.config:
                 text = (
                     f"layer {layer.name!r} is computed by its parent without being called, so its "
-                    "gradient cannot be quantized; leave the key out for this layer."
+                    "gradient cannot be quantized; omit the key for this layer."
                 )
                 problems.append(Problem(f"rule {decision.rule} → gradient_bits", text))
         return problems

@@ -193,9 +193,7 @@ class PTQQuantizer(RangeQuantizer):
             "weight" in self.targets_of(layer) for layer in selection.chosen
         ):
             option = "adaround" if self.adaround is not None else "weights='mse'"
-            text = (
-                "no rule quantizes a weight; add 'weight' to quant_types, or leave the option out."
-            )
+            text = "no rule quantizes a weight; add 'weight' to quant_types, or omit the option."
             problems.append(Problem(option, text))
         return problems
 

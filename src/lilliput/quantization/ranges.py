@@ -44,7 +44,7 @@ ObserverName = Annotated[str, AfterValidator(_check_observer)]
 def check_count(name: str, value: Any) -> None:
     """Raise unless an argument is an integer of 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{name}: received {value!r}, expected a whole number, 0 or more.")
+        raise ConfigError(f"{name}: received {value!r}, expected an integer, 0 or more.")
 
 
 class RangeRule(QuantRule):

@@ -341,7 +341,7 @@ def _first_inputs(batch: Any) -> Any:
 
 def _check_time(hours: Any, epochs: Any) -> float | None:
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
-        raise ConfigError(f"epochs: received {epochs!r}, expected a whole number from 0.")
+        raise ConfigError(f"epochs: received {epochs!r}, expected an integer from 0.")
     if hours is None:
         return None
     is_number = isinstance(hours, (int, float)) and not isinstance(hours, bool)

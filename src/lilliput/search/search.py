@@ -259,7 +259,7 @@ def _check(evaluate: Any, recover: Any, trials: Any, networks: Any) -> None:
         )
     for name, value in (("trials", trials), ("networks", networks)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name}: received {value!r}, expected a whole number from 1.")
+            raise ConfigError(f"{name}: received {value!r}, expected an integer from 1.")
 
 
 def _check_bits(limits: Mapping[str, Any], space: Space) -> None:

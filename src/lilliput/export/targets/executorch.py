@@ -88,7 +88,7 @@ def export_executorch(
     place = checked_path(path, ExecuTorch.suffix)
     check_options(min_sqnr, calibration)
     if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
-        raise ExportError(f"max_batch: received {max_batch!r}, expected a whole number from 1 on.")
+        raise ExportError(f"max_batch: received {max_batch!r}, expected an integer from 1.")
     if not all(is_installed(name) for name in ExecuTorch.writers[0].modules):
         raise MissingExtraError(_NEEDS)
     return write_program(

@@ -493,7 +493,7 @@ class KerasBackend(Backend):
     ) -> Any:
         """Raise for options that change parameters in calibration."""
         raise UnsupportedModelError(
-            "equalize, smooth, adaround and bias_correction are for torch models; leave them out."
+            "equalize, smooth, adaround and bias_correction are for torch models; omit them."
         )
 
     # -- one process -----------------------------------------------------------------------------------

@@ -305,6 +305,6 @@ def _touched(analysis: Analysis, paths: set[str]) -> Indices:
 def _check(error: float, tolerance: float) -> None:
     if not error <= tolerance:
         raise UnsupportedModelError(
-            f"the shrunk model does not give the outputs of the masked one: they differ by {error:.1e} "
+            f"the shrunk model does not reproduce the outputs of the masked one: they differ by {error:.1e} "
             f"of the largest, at most {tolerance:.0e} is expected. The model is unchanged."
         )

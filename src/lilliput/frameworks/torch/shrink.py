@@ -214,7 +214,7 @@ class _Work:
                 )
                 return self._with_widths(*found)
         raise UnsupportedModelError(
-            f"no shrunk form of the model gives the outputs of the masked one: {failures[-1]}"
+            f"no shrunk form of the model reproduces the outputs of the masked one: {failures[-1]}"
         )
 
     def _without_needless(self, plan: Plan, error: float) -> tuple[Plan, float]:

@@ -105,7 +105,7 @@ class OlderNames(Compressor):
         # On the torch backend a Keras model does have one, with names that only Keras understands.
         if backend_of(self.bound_model).name == "keras":
             raise UnsupportedModelError(
-                "a Keras model has no state dict; give its weights to the model itself, before it is "
+                "a Keras model has no state dict; load its weights into the model itself, before it is "
                 "compressed: model.load_weights(path) or model.set_weights(arrays)."
             )
 
