@@ -232,7 +232,7 @@ def test_a_buffer_of_another_shape_is_refused_instead_of_broadcast():
     source, target = make_pruner(), make_pruner()
     source.set_wrappers_attribute("range", torch.zeros(1))
     target.set_wrappers_attribute("range", torch.zeros(4))
-    with pytest.raises(StateError, match=r"0 → range: shape \[1\], here it is \[4\]"):
+    with pytest.raises(StateError, match=r"0 → range: shape \[1\], expected \[4\]"):
         target.load_state(source.state())
 
 
