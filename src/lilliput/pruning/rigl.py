@@ -1,7 +1,7 @@
 """RigLPruner: train a sparse network from the start, and move its connections during training.
 
 Evci et al., "Rigging the lottery: making all tickets winners", 2020. The network is sparse from the first
-step. Every ``update_every`` steps, the smallest connections of each layer are dropped (a share of them), and
+step. Every ``update_every`` steps, a share of each layer's connections is dropped, the smallest ones, and
 as many are grown where the gradient of the loss is largest::
 
     share = drop_fraction / 2 * (1 + cos(pi * t / t_end))        t_end = stop_at * training_steps
