@@ -6,6 +6,9 @@ Soft thresholds with a straight-through gradient against AGP's masks, on the sam
 many epochs; with the labels alone, with the dense network as the only teacher, and with both. The first
 convolution and the classifier stay dense, as in AGP's paper, and 95 % of all weights are zero. The paper has
 ResNet-50 on ImageNet at 90 %: 76.0 % top-1, against 73.9 % for gradual magnitude pruning.
+
+Beside them, a start for those who have little time to train: the weights are removed before the first epoch,
+by `SecondOrderPruner`, which sees 1,000 training images, and all epochs train what is left.
 """
 
 from __future__ import annotations
@@ -15,48 +18,73 @@ from typing import Any
 
 from torch import nn, optim
 
-from lilliput.torch import AGPPruner
+from lilliput.torch import AGPPruner, SecondOrderPruner
 from papers.harness import Budget, Paper, Row, Task, sparse_figures
 
+STEM = {"op_names": ["0"], "exclude": True}
 SPARSITY = 0.9538  # of the layers that are pruned: 0.95 of all weights
 MARGIN = 1.0  # points below AGP's error
+SEEN = 1000  # images
 AGP, ST3 = "AGP, labels", "ST-3, labels and teacher"
+SECOND = "second order first, labels and teacher"
 
 
-def pruned(soft: bool, labels: float, teacher: float) -> Callable[[Task], dict[str, Any]]:
+def gradually(soft: bool) -> Callable[..., AGPPruner]:
+    """Return what attaches a pruner on AGP's schedule, with masks or soft thresholds."""
+
+    def attach(task: Task, model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
+        end = int(0.6 * task.budget.ticks)
+        rules = [{"op_types": ["Conv2d"], "final_sparsity": SPARSITY, "end_epoch": end}, STEM]
+        pruner = AGPPruner(model, rules, optimizer, soft=soft)
+        pruner.compress()
+        return pruner
+
+    return attach
+
+
+def at_once(task: Task, model: nn.Module, optimizer: optim.Optimizer) -> SecondOrderPruner:
+    """Remove all weights before the first epoch, and refit those that are left."""
+    rules = [{"op_types": ["Conv2d"], "total_sparsity": SPARSITY}, STEM]
+    pruner = SecondOrderPruner(model.eval(), rules, optimizer)
+    pruner.calibrate(list(task.train_set[0][:SEEN].split(100)))
+    pruner.compress()
+    return pruner
+
+
+def pruned(
+    attach: Callable[..., Any], labels: float, teacher: float
+) -> Callable[[Task], dict[str, Any]]:
     """Return a row's function, given the weights of labels and teacher in the loss."""
 
     def run(task: Task) -> dict[str, Any]:
-        def attach(model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
-            end = int(0.6 * task.budget.ticks)
-            rules = [
-                {"op_types": ["Conv2d"], "final_sparsity": SPARSITY, "end_epoch": end},
-                {"op_names": ["0"], "exclude": True},
-            ]
-            pruner = AGPPruner(model, rules, optimizer, soft=soft)
-            pruner.compress()
-            return pruner
-
-        model = task.retrain(attach, says=(labels, teacher))[1].strip()
+        says = (labels, teacher)
+        model = task.retrain(lambda *both: attach(task, *both), says=says)[1].strip()
         return {"error": task.error(model)} | sparse_figures(model)
 
     return run
 
 
-def beats_agp(means: dict[str, float]) -> tuple[str, bool]:
-    """Return the bar and whether it is met, given the mean errors of all rows."""
-    gain = means[AGP] - means[ST3]
-    return f"≤ AGP − {MARGIN:.1f} ({-gain:+.2f})", gain >= MARGIN
+def beats_agp(row: str) -> Callable[[dict[str, float]], tuple[str, bool]]:
+    """Return the bar of a row: a point below the error of AGP."""
+
+    def bar(means: dict[str, float]) -> tuple[str, bool]:
+        gain = means[AGP] - means[row]
+        return f"≤ AGP − {MARGIN:.1f} ({-gain:+.2f})", gain >= MARGIN
+
+    return bar
 
 
 PAPER = Paper(
     "st3_2023",
     "Vanderschueren & De Vleeschouwer 2023, ST-3, on ResNet-20",
     {
-        AGP: Row(pruned(False, 1.0, 0.0), {"claim": "ResNet-50: 73.9 %"}),
-        ST3: Row(pruned(True, 0.1, 1.0), bar=beats_agp),
-        "ST-3, labels": Row(pruned(True, 1.0, 0.0), {"claim": "ResNet-50: 76.0 %"}),
-        "ST-3, teacher": Row(pruned(True, 0.0, 1.0)),
+        AGP: Row(pruned(gradually(soft=False), 1.0, 0.0), {"claim": "ResNet-50: 73.9 %"}),
+        ST3: Row(pruned(gradually(soft=True), 0.1, 1.0), bar=beats_agp(ST3)),
+        "ST-3, labels": Row(pruned(gradually(soft=True), 1.0, 0.0), {"claim": "ResNet-50: 76.0 %"}),
+        "ST-3, teacher": Row(pruned(gradually(soft=True), 0.0, 1.0)),
+        SECOND: Row(pruned(at_once, 0.1, 1.0), bar=beats_agp(SECOND)),
+        "second order first, labels": Row(pruned(at_once, 1.0, 0.0)),
+        "second order first, teacher": Row(pruned(at_once, 0.0, 1.0)),
     },
     network="resnet-20",
     data="cifar-10",
